@@ -387,6 +387,42 @@ inline bool claims_conv_tiles(TileSize tile, bool computes_norms, bool differ = 
   return computes_norms || differ || tile == TileSize::kLarge;
 }
 
+// A convolution of Hopper's kernel of boxes.
+struct ConvWork {
+  ConvKernel kernel;
+  int64_t out_channels;
+  int64_t pixels;     // of the whole batch's output
+  int64_t steps;      // 64 deep
+  int64_t boxes;      // of 64 output pixels
+  bool by_pixel;      // each pixel of a box is judged by itself
+  bool has_segments;  // it may have several
+  bool skips_nothing;
+  bool computes_norms, tiles_differ;  // see claims_conv_tiles()
+};
+
+struct ConvChoice {
+  TileSize tile;
+  int segments;
+  bool claims_tiles;
+};
+
+inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
+                                   std::optional<TileSize> forced_tile,
+                                   std::optional<int> forced_segments) {
+  ConvChoice found{};
+  found.segments = !work.has_segments
+                       ? 1
+                       : choose_conv_segments(work.out_channels, work.pixels, work.steps,
+                                              multiprocessors, forced_segments);
+  found.tile = work.by_pixel ? choose_by_pixel_tile(work.out_channels, work.boxes, multiprocessors)
+                             : choose_conv_tile_sm90(
+                                   work.kernel, work.out_channels, work.boxes, multiprocessors,
+                                   work.skips_nothing && found.segments == 1, forced_tile);
+  found.claims_tiles =
+      !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms, work.tiles_differ);
+  return found;
+}
+
 // Whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in blocks
 // of 64 images x 64 channels; with fewer than 32 channels, most of a block is padding.
 inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }

@@ -243,6 +243,34 @@ TEST(Heuristics, SegmentsAreAPowerOfTwoAndRunAtOnce) {
   }
 }
 
+TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
+  ConvWork work = {.kernel = ConvKernel::kSm90F16,
+                   .out_channels = 512,
+                   .pixels = 128 * 4,
+                   .steps = 72,
+                   .boxes = 128,
+                   .by_pixel = false,
+                   .has_segments = true,
+                   .skips_nothing = true,
+                   .computes_norms = false,
+                   .tiles_differ = false};
+  const auto chosen = [&] { return choose_conv_sm90(work, 132, std::nullopt, std::nullopt); };
+  EXPECT_EQ(chosen().segments, 4);
+  EXPECT_EQ(chosen().tile, TileSize::kSmall);
+  work.has_segments = false;
+  EXPECT_EQ(chosen().segments, 1);
+  EXPECT_EQ(chosen().tile, TileSize::kLarge);  // by waves, as nothing is skipped
+  EXPECT_FALSE(chosen().claims_tiles);
+  work.skips_nothing = false;
+  EXPECT_EQ(chosen().tile, TileSize::kSmall);
+  EXPECT_FALSE(chosen().claims_tiles);
+  work.computes_norms = true;
+  EXPECT_TRUE(chosen().claims_tiles);
+  work.by_pixel = true;
+  work.out_channels = 64;
+  EXPECT_EQ(chosen().tile, TileSize::kSmall);  // narrow where pixels share no box
+}
+
 TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
   constexpr int kMultiprocessors = 132;
   const auto choose = [](int64_t out_channels, int64_t pixels, int64_t steps) {

@@ -1,9 +1,11 @@
-// The parameters of a Hopper convolution's kernel: norms first, then the threshold from them.
+// The parameters of a Hopper convolution's kernel, and which pixels share a box of it.
 #include "cuda/conv/arguments_sm90.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "conv/partial_blocks.h"
 #include "cuda/conv/channels_last.h"
@@ -11,9 +13,9 @@
 #include "cuda/device.h"
 #include "cuda/forced_segments.h"
 #include "cuda/forced_tile.h"
-#include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/tau_argument.h"
+#include "stage_range.h"
 #include "threshold.h"
 
 namespace spamm::cuda {
@@ -30,19 +32,50 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
   return threshold_from_knob(norm_weight, map, knob, scale(map, 0));
 }
 
-// The logarithm of the number of segments of a tile's steps.
-int choose_log2_segments(const Convolution& conv, bool dense, int multiprocessors) {
+constexpr int64_t kPixels = 64;  // of a box
+
+// The box of which the fewest cover the output. Among equal ones, that with the most images: where
+// a box is one pixel of several images, steps in the padding are not multiplied.
+Box best_box(const spamm::ConvShape& shape) {
+  const int log2_pixels = log2_of(kPixels);
+  const Extent grid = extent(shape.images, shape.output);
+  const kernels::Size2 stride = size2(shape.stride);
+  Log2Block best = {log2_pixels, 0, 0};
+  int64_t fewest = -1;
+  for (int images = log2_pixels; images >= 0; --images) {
+    for (int rows = 0; rows + images <= log2_pixels; ++rows) {
+      const Log2Block box = {images, rows, log2_pixels - images - rows};
+      if (!strides_fit(box, stride)) continue;
+      const Extent boxes = count(grid, box);  // by shifts
+      const int64_t number = int64_t{1} * boxes.images * boxes.rows * boxes.columns;
+      if (fewest < 0 || number < fewest) {
+        fewest = number;
+        best = box;
+      }
+    }
+  }
+  return {int64_t{1} << best.images, int64_t{1} << best.rows, int64_t{1} << best.columns};
+}
+
+// What choose_conv_sm90() goes by.
+ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* use) {
+  const spamm::ConvShape& shape = conv.shape;
   // Pixel blocks of one image promise that no bit of an image depends on its batch.
   const int64_t block = conv.blocks.edge[0];
-  if (block == 1 || !is_half(conv.input.scalar_type())) return 0;
-  const spamm::ConvShape& shape = conv.shape;
+  const bool dense = use == nullptr;
   // Missing images change no bit where images are skipped by the block.
   const int64_t images = dense ? conv.whole_images : blocks_of(conv.whole_images, block) * block;
-  static_assert(kMostSegments == 1 << kLog2MostSegments);
-  return log2_of(choose_conv_segments(
-      shape.out_channels, images * shape.output.height * shape.output.width,
-      shape.kernel.height * shape.kernel.width * blocks_of(shape.in_channels, 64), multiprocessors,
-      forced_segments()));
+  const Extent grid = count(p.shape.output, p.box);
+  return {.kernel = choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true),
+          .out_channels = shape.out_channels,
+          .pixels = images * shape.output.height * shape.output.width,
+          .steps = shape.kernel_positions() * blocks_of(shape.in_channels, 64),
+          .boxes = int64_t{1} * grid.images * grid.rows * grid.columns,
+          .by_pixel = p.by_pixel,
+          .has_segments = block != 1 && is_half(conv.input.scalar_type()),
+          .skips_nothing = dense,
+          .computes_norms = !dense && (!use->input || !conv.norm_weight || use->by_block),
+          .tiles_differ = !dense && use->tiles_differ};
 }
 
 }  // namespace
@@ -77,18 +110,97 @@ bool fits_boxes(const Convolution& conv) {
   return strides_fit(log2_block(conv.blocks.edge), size2(conv.shape.stride)) && fits_hopper(conv);
 }
 
-Arguments::Arguments(const Convolution& conv, const at::TensorOptions& options, int64_t channels)
-    : conv_(conv),
-      output_options_(options),
+Convolution in_dense_mode(Convolution conv) {
+  spamm::ConvShape& shape = conv.shape;
+  // Output norms are those of 64 images, so a box of these computes them on the way.
+  const bool keeps_images = conv.wants_output_norms && shape.images >= kLayerNormBlock;
+  const bool in_order =
+      kernels::conv::sm90::reads_pixels_in_order(kernel_shape(shape, shape.in_channels));
+  if (in_order && !keeps_images) {
+    const int64_t pixels = shape.images * shape.input.height * shape.input.width;
+    shape.images = 1;
+    shape.input = shape.output = {1, pixels};
+  }
+  conv.blocks = {.grid = {shape.images, shape.output.height, shape.output.width},
+                 .edge = keeps_images ? Box{kLayerNormBlock, 1, 1} : best_box(shape)};
+  conv.block.n = kPixels;
+  if (!supports_channels(conv.block, shape.out_channels, shape.in_channels)) {
+    conv.block.m = conv.block.k = 64;
+    conv.norm_weight.reset();
+  }
+  return conv;
+}
+
+std::optional<Box> box_of_several_pixels(const Convolution& conv) {
+  const Box& edge = conv.blocks.edge;
+  if (edge[1] * edge[2] > 1 || 2 * conv.shape.images > edge[0]) return std::nullopt;
+  const Box box = best_box(conv.shape);
+  return box[1] * box[2] > 1 ? std::optional<Box>(box) : std::nullopt;
+}
+
+Arguments::Arguments(const Convolution& conv, Tensor input, Tensor weight)
+    : input(std::move(input)),
+      weight(std::move(weight)),
+      conv_(conv),
       bias_(conv.bias ? conv.bias->contiguous() : Tensor()),
       residual_(conv.residual ? readable_pixels(*conv.residual) : Tensor()) {
-  params.shape = kernel_shape(conv.shape, channels);
+  params.shape = kernel_shape(conv.shape, this->input.size(1));
   params.block = log2_block(conv.blocks.edge);
+  params.box = box_of(params.block);
   params.log2_block_m = log2_of(conv.block.m);
   params.log2_block_k = log2_of(conv.block.k);
   params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
   params.residual = conv.residual ? residual_.const_data_ptr() : nullptr;
   params.activation = conv.activation;
+  // A copy of the weight is made in this call and so is not complete before it.
+  params.weight_is_ready = conv.weight_is_ready && this->weight.is_same(conv.weight);
+}
+
+void Arguments::choose(const Convolution& conv, const NormUse* use, int multiprocessors) {
+  choice = choose_conv_sm90(work_of(conv, params, use), multiprocessors, forced_tile(),
+                            forced_segments());
+  static_assert(kMostSegments == 1 << kLog2MostSegments);
+  params.log2_segments = log2_of(choice.segments);
+}
+
+void Arguments::take_norms(const NormUse& use, const Knob& knob, cudaStream_t stream) {
+  set(norms_of(use, stream), use, knob, stream);
+}
+
+ConvNorms Arguments::norms_of(const NormUse& use, cudaStream_t stream) const {
+  // The last norm kernel before the convolution sets the counter to zero.
+  if (!choice.claims_tiles) {
+    return {conv_.norm_weight->contiguous(), use.input->contiguous(), {}, nullptr};
+  }
+  const StageRange stage(kNormMapStage);
+  const auto options = input.options().dtype(at::kFloat);
+  const int64_t pixels = conv_.shape.input.height * conv_.shape.input.width;
+  const int64_t groups = blocks_of(input.size(1), int64_t{1} << log2_group(conv_.block));
+  const int64_t count =
+      use.input ? 0 : blocks_of(conv_.shape.images, conv_.blocks.edge[0]) * pixels * groups;
+  ConvNorms norms;
+  norms.own_pixels = at::empty({count + 1}, options);
+  norms.pixels = use.input ? use.input->contiguous() : norms.own_pixels;
+  norms.weight = conv_.norm_weight
+                     ? conv_.norm_weight->contiguous()
+                     : at::empty(weight_norms_shape(conv_.weight, conv_.block), options);
+  auto* const own_pixels = norms.own_pixels.mutable_data_ptr<float>();
+  norms.next_tile = reinterpret_cast<int*>(own_pixels + count);
+
+  PixelNormsParams p{};
+  p.zeroed = use.by_block ? nullptr : norms.next_tile;
+  if (!use.input) {
+    p.jobs[0] = pixel_norms_job(input.const_data_ptr(), conv_.shape.images, pixels, input.size(1),
+                                log2_of(conv_.blocks.edge[0]), log2_group(conv_.block), own_pixels,
+                                static_cast<int>(input.element_size()));
+  }
+  if (!conv_.norm_weight) p.jobs[1] = weight_job(weight, conv_.block, norms.weight);
+  if (!use.input || !conv_.norm_weight) {
+    C10_CUDA_CHECK(launch_norms_of_pixels(input.scalar_type(), p, stream));
+  } else if (!use.by_block) {
+    C10_CUDA_CHECK(launch_clear_counter(norms.next_tile, stream));
+  }
+  return norms;
 }
 
 void Arguments::set(const ConvNorms& norms, const NormUse& use, const Knob& knob,
@@ -114,20 +226,14 @@ void Arguments::set_dense(const Knob& knob) {
   params.tau = tau_argument<float>(tau_);
 }
 
-TileSize Arguments::choose(const Convolution& conv, bool dense, int multiprocessors) {
-  params.log2_segments = choose_log2_segments(conv, dense, multiprocessors);
-  const Extent grid = count(params.shape.output, params.box);
-  const int64_t boxes = int64_t{1} * grid.images * grid.rows * grid.columns;
-  if (params.by_pixel) return choose_by_pixel_tile(conv.shape.out_channels, boxes, multiprocessors);
-  const ConvKernel kernel =
-      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
-  return choose_conv_tile_sm90(kernel, conv.shape.out_channels, boxes, multiprocessors,
-                               dense && params.log2_segments == 0, forced_tile());
+void Arguments::set_output(at::IntArrayRef sizes) {
+  output = at::empty(sizes, input.options(), at::MemoryFormat::ChannelsLast);
+  params.output = output.mutable_data_ptr();
 }
 
-void Arguments::set_output(at::IntArrayRef sizes) {
-  output = at::empty(sizes, output_options_, at::MemoryFormat::ChannelsLast);
-  params.output = output.mutable_data_ptr();
+ConvNormMaps Arguments::norm_maps(cudaStream_t stream) {
+  choice.claims_tiles = true;  // norms of blocks are computed
+  return conv_norm_maps(conv_, params, norms_of(norm_use(conv_, /*knob=*/{}), stream), stream);
 }
 
 }  // namespace spamm::cuda

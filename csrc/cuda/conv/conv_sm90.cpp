@@ -9,7 +9,6 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
-#include "cuda/conv/boxes_sm90.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
@@ -25,72 +24,49 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-// Starts the kernel, whose parameters are complete but for the output norms.
-template <class Element>
-ConvolutionResult start(const Convolution& conv, Arguments& arguments, const Tensor& input,
-                        const Tensor& weight, TileSize tile, const OnDevice& device) {
-  const StageRange stage(kMultiplyStage);
+ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+  const OnDevice device(conv.input);
+  const bool dense = skips_nothing(knob);
+  // The same convolution, in the boxes of dense mode.
+  const Convolution boxed = dense ? in_dense_mode(conv) : conv;
+  Arguments arguments(boxed, readable_pixels(conv.input), readable_pixels(conv.weight));
   ConvParams& p = arguments.params;
+  if (!dense && is_half(conv.input.scalar_type()) && knob.tau) {
+    const auto box = box_of_several_pixels(conv);
+    p.by_pixel = box.has_value();
+    if (box) p.box = log2_block(*box);
+  }
+  if (dense) {
+    arguments.choose(conv, /*use=*/nullptr, device.multiprocessors());
+    arguments.set_dense(knob);
+  } else {
+    const NormUse use = norm_use(conv, knob);
+    arguments.choose(conv, &use, device.multiprocessors());
+    arguments.take_norms(use, knob, device.stream());
+  }
+  arguments.set_output(conv.output_sizes());
+
+  const StageRange stage(kMultiplyStage);
   Tensor norms;
   if (conv.wants_output_norms) {
     norms =
         at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
-                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+                  conv.input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
   // If a box covers the images of its output norms, the kernel computes them.
   const bool in_kernel =
       norms.defined() && (p.box.images == log2_of(kLayerNormBlock) ||
                           (p.by_pixel && takes_norms_of_pixels(p.box, conv.shape.images)));
   if (in_kernel) p.norm_output = norms.mutable_data_ptr<float>();
-  C10_CUDA_CHECK(launch_conv<Element>(
-      p, input.const_data_ptr(), weight.const_data_ptr(),
-      {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = device.stream()}));
-  if (norms.defined() && !in_kernel) {
-    output_norms<Element>(arguments.output, norms, device.stream());
-  }
+  const auto launch = of_type(conv.input.scalar_type(), launch_conv<__half>,
+                              launch_conv<__nv_bfloat16>, launch_conv<float>);
+  C10_CUDA_CHECK(launch(p, arguments.input.const_data_ptr(), arguments.weight.const_data_ptr(),
+                        arguments.launch(device.multiprocessors(), device.stream())));
+  if (norms.defined() && !in_kernel) output_norms(arguments.output, norms, device.stream());
   return {arguments.output, norms};
 }
 
-template <class Element>
-ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
-  const OnDevice device(conv.input);
-  const bool dense = skips_nothing(knob);
-  // The same convolution, in the boxes of dense mode.
-  const Convolution boxed = dense ? in_dense_mode(conv) : conv;
-  const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  Arguments arguments(boxed, input.options(), input.size(1));
-  ConvParams& p = arguments.params;
-  p.box = box_of(p.block);
-  if (!dense && is_half(conv.input.scalar_type()) && knob.tau) {
-    const auto box = box_of_several_pixels(conv);
-    p.by_pixel = box.has_value();
-    if (box) p.box = log2_block(*box);
-  }
-  const TileSize tile = arguments.choose(conv, dense, device.multiprocessors());
-  ConvNorms norms;
-  if (dense) {
-    arguments.set_dense(knob);
-  } else {
-    const NormUse use = norm_use(conv, knob);
-    norms = conv_norms<Element>(conv, input, weight, tile, use, device.stream());
-    arguments.set(norms, use, knob, device.stream());
-  }
-  arguments.set_output(conv.output_sizes());
-  // A copy of the weight is made in this call and so is not complete before it.
-  p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
-  return start<Element>(conv, arguments, input, weight, tile, device);
-}
-
-template <class Element>
-ConvNormMaps find_norm_maps(const Convolution& conv) {
-  const OnDevice device(conv.input);
-  const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  const Arguments arguments(conv, input.options(), input.size(1));
-  const ConvNorms norms = conv_norms<Element>(conv, input, weight, TileSize::kSmall,
-                                              norm_use(conv, /*knob=*/{}), device.stream());
-  return conv_norm_maps(conv, arguments.params, norms, device.stream());
-}
-
+// For TF32, the norms of the weight are norm_map's.
 Convolution with_norm_weight(Convolution conv) {
   if (!conv.norm_weight) conv.norm_weight = norm_map_of_weight(conv.weight, conv.block);
   return conv;
@@ -109,31 +85,61 @@ bool fuses_epilogue(const Convolution& conv) {
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
-  switch (conv.input.scalar_type()) {
-    case at::kHalf:
-      return convolve<__half>(conv, knob);
-    case at::kBFloat16:
-      return convolve<__nv_bfloat16>(conv, knob);
-    default:
-      return convolve<float>(skips_nothing(knob) ? conv : with_norm_weight(conv), knob);
-  }
+  const bool is_float = conv.input.scalar_type() == at::kFloat;
+  return convolve(is_float && !skips_nothing(knob) ? with_norm_weight(conv) : conv, knob);
 }
 
-ConvNormMaps norm_maps(const Convolution& conv) {
-  switch (conv.input.scalar_type()) {
-    case at::kHalf:
-      return find_norm_maps<__half>(conv);
-    case at::kBFloat16:
-      return find_norm_maps<__nv_bfloat16>(conv);
-    default:
-      return find_norm_maps<float>(with_norm_weight(conv));
-  }
+ConvNormMaps norm_maps(const Convolution& given) {
+  const OnDevice device(given.input);
+  const Convolution conv =
+      given.input.scalar_type() == at::kFloat ? with_norm_weight(given) : given;
+  Arguments arguments(conv, readable_pixels(conv.input), readable_pixels(conv.weight));
+  return arguments.norm_maps(device.stream());
+}
+
+// ---- With max pooling ---------------------------------------------------------------------------
+
+// The kernel has boxes of 64 images: fewer would leave them empty. Behind ReLU no zero has a sign,
+// so that the largest value has the bits of torch's, the first of equal ones. few_channels.cuh is
+// faster for less than 8 channels.
+bool pools(const Convolution& conv, const Knob&) {
+  const spamm::ConvShape& shape = conv.shape;
+  const int64_t unit = kAlignment / conv.input.element_size();
+  return is_half(conv.input.scalar_type()) && conv.activation == Activation::kRelu &&
+         !conv.residual && shape.images >= kLayerNormBlock && shape.output.height % 2 == 0 &&
+         shape.output.width % 2 == 0 && shape.in_channels >= unit &&
+         shape.out_channels % unit == 0 && sizes_fit_hopper(conv);
+}
+
+// In dense mode, in boxes of one pixel. Output norms ask for them, too.
+Convolution in_boxes_of_a_pixel(Convolution conv) {
+  conv.wants_output_norms = true;
+  return in_dense_mode(std::move(conv));
+}
+
+Tensor run_and_pool(const Convolution& conv, const Knob& knob) {
+  const StageRange stage(kMultiplyStage);
+  const OnDevice device(conv.input);
+  const Convolution boxed = in_boxes_of_a_pixel(conv);
+  Arguments arguments(boxed, readable_pixels(conv.input), readable_pixels(conv.weight));
+  arguments.choose(conv, /*use=*/nullptr, device.multiprocessors());
+  arguments.set_dense(knob);
+  const auto sizes = conv.output_sizes();
+  arguments.set_output({sizes[0], sizes[1], sizes[2] / 2, sizes[3] / 2});
+  const auto launch = conv.input.scalar_type() == at::kHalf ? launch_conv_pool<__half>
+                                                            : launch_conv_pool<__nv_bfloat16>;
+  C10_CUDA_CHECK(launch(arguments.params, arguments.input.const_data_ptr(),
+                        arguments.weight.const_data_ptr(),
+                        arguments.launch(device.multiprocessors(), device.stream())));
+  return arguments.output;
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
                                        {.convolve = {&supports, &run},
                                         .norm_maps = &norm_maps,
                                         .fuses_epilogue = &fuses_epilogue});
+const Backends<DenseBackend> pooling(at::kCUDA, Rank::kHopper,
+                                     {.convolve_and_pool = {&pools, &run_and_pool}});
 
 }  // namespace
 }  // namespace spamm::cuda

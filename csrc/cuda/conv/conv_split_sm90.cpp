@@ -78,19 +78,16 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, /*granules=*/1, device.stream()));
   stage.reset();
 
-  Arguments arguments(conv, input.options(), input.size(1));
+  Arguments arguments(conv, input, weight);
   arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),
                  .pixels = map_input,
                  .own_pixels = {},
                  .next_tile = counter.mutable_data_ptr<int>()},
                 use, knob, device.stream());
   arguments.set_output(conv.output_sizes());
-  arguments.params.a = a.source();
-  arguments.params.b = b.source();
   stage.emplace(kMultiplyStage);
-  C10_CUDA_CHECK(launch_conv_f32x3(arguments.params, {.tile = TileSize::kSmall,
-                                                      .multiprocessors = device.multiprocessors(),
-                                                      .stream = device.stream()}));
+  C10_CUDA_CHECK(launch_conv_f32x3({arguments.params, a.source(), b.source()},
+                                   arguments.launch(device.multiprocessors(), device.stream())));
   return {arguments.output, Tensor()};
 }
 
@@ -100,7 +97,7 @@ ConvNormMaps norm_maps(const Convolution& conv) {
   const Tensor input = readable_pixels(conv.input);
   const Tensor weight = readable_pixels(conv.weight, conv.block.k);
   const Tensor map_weight = pixel_map(by_pixel(weight), conv.block.m, conv.block.k);
-  const Arguments arguments(conv, input.options(), input.size(1));
+  const Arguments arguments(conv, input, weight);
   const ConvNorms norms = {
       .weight = map_weight.view({1, map_weight.size(0), -1}),
       .pixels = pixel_map(by_pixel(input), conv.blocks.edge[0], input_group(conv)),

@@ -10,7 +10,6 @@
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
-#include "kernels/conv/sm90/few_channels_params.h"
 #include "kernels/conv/sm90/few_channels_plan.h"
 #include "threshold.h"
 

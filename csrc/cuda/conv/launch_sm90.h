@@ -9,15 +9,10 @@
 
 namespace spamm::cuda {
 
-// The caller sets all of `params` but a and b; next_tile, if not null, points to zero.
+// The caller sets all of `params` but the maps; next_tile, if not null, points to zero.
 template <class Element>
 cudaError_t launch_conv(const kernels::conv::sm90::ConvParams& params, const void* input,
                         const void* weight, const kernels::Launch& how);
-
-// The same for deviations from a reference, in pixel blocks of one image.
-template <class Element>
-cudaError_t launch_deviation_conv(const kernels::conv::sm90::ConvParams& params, const void* input,
-                                  const void* weight, const kernels::Launch& how);
 
 // The same with ReLU and max pooling (kernels/conv/sm90/pool_windows.cuh), for half types.
 template <class Element>
@@ -27,13 +22,13 @@ cudaError_t launch_conv_pool(const kernels::conv::sm90::ConvParams& params, cons
 // Where nothing is skipped (kernels/conv/sm90/unskipped.cuh). `tile` is one of kUnskippedTiles. The
 // caller sets shape, bias, residual, activation, output, weight_is_ready and shares_weights.
 template <class Element>
-cudaError_t launch_unskipped(const kernels::conv::sm90::ConvParams& params, const void* input,
+cudaError_t launch_unskipped(const kernels::conv::sm90::UnskippedParams& params, const void* input,
                              const void* weight, const kernels::UnskippedTile& tile,
                              int multiprocessors, cudaStream_t stream);
 
 // For float32 in split parts. The caller also sets a and b of `params`. A pixel block is one pixel
 // of several images.
-cudaError_t launch_conv_f32x3(const kernels::conv::sm90::ConvParams& params,
+cudaError_t launch_conv_f32x3(const kernels::conv::sm90::SplitConvParams& params,
                               const kernels::Launch& how);
 
 }  // namespace spamm::cuda

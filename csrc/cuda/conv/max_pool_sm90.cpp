@@ -1,12 +1,12 @@
-// Hopper's max pooling with output norms: turns tensors into kernel parameters.
-#include <ATen/ops/empty.h>
+// Hopper's max pooling, with output norms or by single pixels: turns tensors into kernel
+// parameters.
 #include <c10/cuda/CUDAException.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "conv/backend.h"
-#include "cuda/conv/sizes_sm90.h"
-#include "cuda/device.h"
-#include "cuda/hopper.h"
-#include "cuda/operand.h"
+#include "cuda/conv/channels_last.h"
+#include "cuda/conv/pool_sm90.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
@@ -15,7 +15,7 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-bool supports(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
+bool supports_norms(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
   return wants_output_norms && is_half(input.scalar_type()) && input.numel() > 0 &&
          input.is_contiguous(at::MemoryFormat::ChannelsLast) &&
          input.size(1) * input.element_size() % kAlignment == 0 &&
@@ -27,11 +27,10 @@ bool supports(const Tensor& input, const MaxPool& pool, bool wants_output_norms)
              kMost;
 }
 
-ConvolutionResult run(const Tensor& input, const MaxPool& pool, bool) {
+ConvolutionResult run_with_norms(const Tensor& input, const MaxPool& pool, bool) {
   const OnDevice device(input);
   const int64_t images = input.size(0), channels = input.size(1);
-  const Tensor output = at::empty({images, channels, pool.output.height, pool.output.width},
-                                  input.options(), at::MemoryFormat::ChannelsLast);
+  const Tensor output = empty_pooled(input, pool);
   const Tensor norms = at::empty(layer_norms_shape(images, pool.output, channels),
                                  input.options().dtype(at::kFloat));
   const MaxPoolParams p = {
@@ -53,7 +52,25 @@ ConvolutionResult run(const Tensor& input, const MaxPool& pool, bool) {
   return {output, norms};
 }
 
-const Backends<DenseBackend> registered(at::kCUDA, Rank::kHopper, {.pool = {&supports, &run}});
+bool supports_plain(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
+  // Of one pixel an image, torch may take channels-last memory for contiguous.
+  return !wants_output_norms && input.suggest_memory_format() == at::MemoryFormat::ChannelsLast &&
+         pools_by_pixels(input, pool, input.size(1) * input.element_size() / kAlignment);
+}
+
+ConvolutionResult run_plain(const Tensor& input, const MaxPool& pool, bool) {
+  const OnDevice device(input);
+  const Tensor read = readable_pixels(input), output = empty_pooled(input, pool);
+  const auto launch = of_type(input.scalar_type(), launch_pixel_pool<__half>,
+                              launch_pixel_pool<__nv_bfloat16>, launch_pixel_pool<float>);
+  C10_CUDA_CHECK(launch(pixel_pool_params(read, output, pool), device.stream()));
+  return {output, Tensor()};
+}
+
+const Backends<DenseBackend> with_norms(at::kCUDA, Rank::kHopper,
+                                        {.pool = {&supports_norms, &run_with_norms}});
+const Backends<DenseBackend> plain(at::kCUDA, Rank::kHopper,
+                                   {.pool = {&supports_plain, &run_plain}});
 
 }  // namespace
 }  // namespace spamm::cuda

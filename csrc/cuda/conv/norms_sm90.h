@@ -4,10 +4,10 @@
 #include <ATen/core/Tensor.h>
 #include <cuda_runtime.h>
 
+#include <array>
 #include <optional>
 
 #include "conv/backend.h"
-#include "cuda/tiles.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
@@ -30,12 +30,15 @@ struct NormUse {
 };
 NormUse norm_use(const Convolution& conv, const Knob& knob);
 
-// Computes the norms that are not precomputed. One launch computes them all and sets the counter to
-// zero, which im2col_block_norms() does if it follows. `input` and `weight` are results of
-// readable_pixels(), with elements of type Element.
-template <class Element>
-ConvNorms conv_norms(const Convolution& conv, const at::Tensor& input, const at::Tensor& weight,
-                     TileSize tile, const NormUse& use, cudaStream_t stream);
+// The launch of the kernel that computes norms of pixels, for a type.
+cudaError_t launch_norms_of_pixels(at::ScalarType dtype,
+                                   const kernels::conv::sm90::PixelNormsParams& params,
+                                   cudaStream_t stream);
+
+// Its job for a weight, a result of readable_pixels(), and the shape of that one's norms.
+kernels::conv::sm90::PixelNormsJob weight_job(const at::Tensor& weight, const Block& block,
+                                              const at::Tensor& norms);
+std::array<int64_t, 3> weight_norms_shape(const at::Tensor& weight, const Block& block);
 
 // The norms of a weight for TF32: those of norm_map, so that pinned norms do not depend on
 // PyTorch's setting.
@@ -57,7 +60,6 @@ ConvNormMaps conv_norm_maps(const Convolution& conv, const kernels::conv::sm90::
                             const ConvNorms& norms, cudaStream_t stream);
 
 // Output norms by a norm pass, for convolutions whose kernel cannot compute them.
-template <class Element>
 void output_norms(const at::Tensor& output, const at::Tensor& norms, cudaStream_t stream);
 
 }  // namespace spamm::cuda

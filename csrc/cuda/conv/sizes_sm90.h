@@ -15,6 +15,12 @@ constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
 
 inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
+// The one of a kernel's launches for a type.
+template <class Launch>
+Launch* of_type(at::ScalarType dtype, Launch* f16, Launch* bf16, Launch* f32) {
+  return dtype == at::kHalf ? f16 : dtype == at::kBFloat16 ? bf16 : f32;
+}
+
 inline kernels::Size2 size2(const Size2& size) {
   return {static_cast<int>(size.height), static_cast<int>(size.width)};
 }

@@ -83,23 +83,21 @@ bool fuses_epilogue(const Convolution&) { return true; }
 ConvolutionResult run(const Convolution& conv, const Knob&) {
   const StageRange stage(kMultiplyStage);
   const OnDevice device(conv.input);
-  const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  Arguments arguments(conv, input.options(), input.size(1));
+  Arguments arguments(conv, readable_pixels(conv.input), readable_pixels(conv.weight));
   arguments.set_output(conv.output_sizes());
-  ConvParams& p = arguments.params;
-  // A copy of the weight is made in this call and so is not complete before it.
-  p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
   const auto forced = forced_unskipped();
   const UnskippedChoice choice =
       forced && forced->choice
           ? *forced->choice
           : choose_unskipped_tile(conv.shape.out_channels, output_pixels(conv.shape),
                                   steps_of(conv.shape), device.multiprocessors());
+  UnskippedParams p{};
+  static_cast<ConvOperands&>(p) = arguments.params;
   p.shares_weights = choice.shares_weights;
-  const auto launch =
-      input.scalar_type() == at::kHalf ? launch_unskipped<__half> : launch_unskipped<__nv_bfloat16>;
-  C10_CUDA_CHECK(launch(p, input.const_data_ptr(), weight.const_data_ptr(), choice.tile,
-                        device.multiprocessors(), device.stream()));
+  const auto launch = conv.input.scalar_type() == at::kHalf ? launch_unskipped<__half>
+                                                            : launch_unskipped<__nv_bfloat16>;
+  C10_CUDA_CHECK(launch(p, arguments.input.const_data_ptr(), arguments.weight.const_data_ptr(),
+                        choice.tile, device.multiprocessors(), device.stream()));
   return {arguments.output, Tensor()};
 }
 

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <limits>
+#include <utility>
 
 #include "conv/layers.h"
 #include "cuda/conv/arguments_sm90.h"
@@ -15,6 +16,7 @@
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
+#include "cuda/reference/launch_sm90.h"
 #include "reference/reference.h"
 #include "stage_range.h"
 #include "threshold.h"
@@ -24,6 +26,7 @@ namespace {
 
 using at::Tensor;
 using namespace kernels::conv::sm90;
+using namespace kernels::reference;
 
 constexpr int64_t kGroup = 64;  // channels that share a norm
 
@@ -31,7 +34,7 @@ constexpr int64_t kGroup = 64;  // channels that share a norm
 // convolutions are the plain kernel's.
 bool deviates(const Deviation& conv) { return conv.base || conv.wants_output_norms; }
 
-// Whether the kernel works by strips (kernels/conv/sm90/list_by_strip.cuh): with a tau on the host
+// Whether the kernel works by strips (kernels/reference/sm90/strips.cuh): with a tau on the host
 // that skips products of zeros alone.
 bool runs_by_strips(const Deviation& conv, const Knob& knob) {
   if (!knob.tau || !knob.tau->is_cpu() || !is_half(conv.input.scalar_type())) return false;
@@ -84,24 +87,26 @@ Deviation with_one_residual(Deviation conv) {
   return conv;
 }
 
-template <class Element>
 ConvolutionResult convolve(const Deviation& given, const Knob& knob) {
   const Deviation conv = with_one_residual(given);
   const OnDevice device(conv.input);
-  const cudaStream_t stream = device.stream();
-  const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  const bool is_one = conv.parts.size() == 1;
-  Arguments arguments(conv, input.options(), is_one ? input.size(1) : conv.shape.in_channels);
-  ConvParams& p = arguments.params;
-  p.box = box_of(p.block);
-  p.by_strips = runs_by_strips(conv, knob);
-  p.residual_is_shared = conv.residual && conv.residual->size(0) < given.residual->size(0);
-  const TileSize tile = arguments.choose(conv, /*dense=*/false, device.multiprocessors());
-  NormUse use = {.input = std::nullopt, .by_block = !p.by_strips, .tiles_differ = p.by_strips};
+  const at::ScalarType dtype = conv.input.scalar_type();
+  const bool is_one = conv.parts.size() == 1, by_strips = runs_by_strips(conv, knob);
+  Arguments arguments(conv, readable_pixels(conv.input), readable_pixels(conv.weight));
+  if (!is_one) arguments.params.shape.channels = static_cast<int>(conv.shape.in_channels);
+  NormUse use = {.input = std::nullopt, .by_block = !by_strips, .tiles_differ = by_strips};
   if (!conv.norms.empty() && log2_group(conv.block) == log2_of(kGroup)) use.input = conv.norms[0];
-  const ConvNorms norms = conv_norms<Element>(conv, input, weight, tile, use, stream);
-  arguments.set(norms, use, knob, stream);
-  Tensor base, second, norm_second;  // kept until the launch
+  arguments.choose(conv, &use, device.multiprocessors());
+  arguments.take_norms(use, knob, device.stream());
+  auto sizes = conv.output_sizes();
+  if (conv.in_phases) sizes = {sizes[0], sizes[1] / 4, sizes[2] * 2, sizes[3] * 2};
+  arguments.set_output(sizes);
+
+  DeviationParams p{};
+  static_cast<ConvParams&>(p) = arguments.params;
+  p.by_strips = by_strips;
+  p.residual_is_shared = conv.residual && conv.residual->size(0) < given.residual->size(0);
+  Tensor base, second, norm_second, output_norms;  // kept until the launch
   if (conv.base) {
     base = readable_pixels(*conv.base);
     p.base = base.const_data_ptr();
@@ -113,57 +118,44 @@ ConvolutionResult convolve(const Deviation& given, const Knob& knob) {
     p.second = {second.const_data_ptr(), static_cast<int>(second.size(1)),
                 norm_second.const_data_ptr<float>()};
   }
-  auto sizes = conv.output_sizes();
-  int64_t columns = 1;  // that share an output norm
-  if (conv.in_phases) {
-    sizes = {sizes[0], sizes[1] / 4, sizes[2] * 2, sizes[3] * 2};
-    p.phase_channels = static_cast<int>(sizes[1]);
-    columns = columns_of_norms(sizes[1]);
-  }
-  arguments.set_output(sizes);
-  Tensor output_norms;
+  if (conv.in_phases) p.phase_channels = static_cast<int>(sizes[1]);
   if (conv.wants_output_norms) {
+    const int64_t columns = conv.in_phases ? columns_of_norms(sizes[1]) : 1;  // that share a norm
     output_norms =
         at::empty(pixel_norms_shape(sizes[0], {sizes[2], sizes[3] / columns}, sizes[1] * columns),
-                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+                  conv.input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
     p.norm_pixels = output_norms.mutable_data_ptr<float>();
   }
   const StageRange stage(kMultiplyStage);
-  const auto launch = deviates(conv) ? launch_deviation_conv<Element> : launch_conv<Element>;
-  C10_CUDA_CHECK(
-      launch(p, input.const_data_ptr(), weight.const_data_ptr(),
-             {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = stream}));
+  const void *input = arguments.input.const_data_ptr(), *weight = arguments.weight.const_data_ptr();
+  const kernels::Launch how = arguments.launch(device.multiprocessors(), device.stream());
+  C10_CUDA_CHECK(deviates(conv) ? of_type(dtype, launch_deviation_conv<__half>,
+                                          launch_deviation_conv<__nv_bfloat16>,
+                                          launch_deviation_conv<float>)(p, input, weight, how)
+                                : of_type(dtype, launch_conv<__half>, launch_conv<__nv_bfloat16>,
+                                          launch_conv<float>)(p, input, weight, how));
   return {arguments.output, output_norms};
 }
 
-ConvolutionResult convolve_float(Deviation conv, const Knob& knob) {
+ConvolutionResult run(const Deviation& given, const Knob& knob) {
+  if (is_half(given.input.scalar_type())) return convolve(given, knob);
+  Deviation conv = given;
   if (!conv.norm_weight && !skips_nothing(knob)) {
     conv.norm_weight = norm_map_of_weight(conv.weight, conv.block);
   }
-  if (fuses_epilogue(conv)) return convolve<float>(conv, knob);
+  if (fuses_epilogue(conv)) return convolve(conv, knob);
   Deviation plain = conv;
   plain.residual.reset();
   plain.base.reset();
   plain.activation = Activation::kNone;
   plain.wants_output_norms = false;
-  const Tensor output = convolve<float>(plain, knob).output;
+  const Tensor output = convolve(plain, knob).output;
   if (conv.base) {
     apply_deviation_epilogue_(output, conv.residual, *conv.base, conv.activation);
   } else {
     apply_epilogue_(output, conv.residual, conv.activation);
   }
   return {output, Tensor()};
-}
-
-ConvolutionResult run(const Deviation& conv, const Knob& knob) {
-  switch (conv.input.scalar_type()) {
-    case at::kHalf:
-      return convolve<__half>(conv, knob);
-    case at::kBFloat16:
-      return convolve<__nv_bfloat16>(conv, knob);
-    default:
-      return convolve_float(conv, knob);
-  }
 }
 
 const Backends<ReferenceBackend> registered(at::kCUDA, Rank::kHopper,

@@ -3,9 +3,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
-#include "kernels/conv/deviation_epilogue_params.h"
+#include "kernels/reference/params.h"
 #include "reference/reference.h"
 
 namespace spamm::cuda {
@@ -35,23 +36,17 @@ Tensor run(const Tensor& output, const std::optional<Tensor>& residual, const Te
   if (output.numel() == 0) return output;
   const OnDevice device(output);
   const int64_t entries = kAlignment / output.element_size();
-  const kernels::DeviationEpilogueParams params = {
+  const kernels::reference::DeviationEpilogueParams params = {
       .output = output.mutable_data_ptr(),
       .residual = residual ? residual->const_data_ptr() : nullptr,
       .base = base.const_data_ptr(),
       .chunks = output.numel() / entries,
       .image_chunks = base.numel() / entries,
       .activation = activation};
-  const auto launch = [&] {
-    switch (output.scalar_type()) {
-      case at::kHalf:
-        return kernels::launch_deviation_epilogue<__half>;
-      case at::kBFloat16:
-        return kernels::launch_deviation_epilogue<__nv_bfloat16>;
-      default:
-        return kernels::launch_deviation_epilogue<float>;
-    }
-  }();
+  const auto launch =
+      of_type(output.scalar_type(), kernels::reference::launch_deviation_epilogue<__half>,
+              kernels::reference::launch_deviation_epilogue<__nv_bfloat16>,
+              kernels::reference::launch_deviation_epilogue<float>);
   C10_CUDA_CHECK(launch(params, device.multiprocessors(), device.stream()));
   return output;
 }

@@ -11,14 +11,14 @@
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
-#include "kernels/conv/sm90/join_deviations_params.h"
+#include "kernels/reference/params.h"
 #include "reference/reference.h"
 
 namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-using namespace kernels::conv::sm90;
+using namespace kernels::reference;
 
 int64_t channels_of(at::TensorList parts) {
   int64_t sum = 0;
@@ -65,16 +65,8 @@ ConvolutionResult run(at::TensorList parts) {
         p.count == 0 ? 0 : p.parts[p.count - 1].first + p.parts[p.count - 1].channels;
     p.parts[p.count++] = {read.back().const_data_ptr(), before, static_cast<int>(part.size(1))};
   }
-  const auto launch = [&] {
-    switch (first.scalar_type()) {
-      case at::kHalf:
-        return launch_join_deviations<__half>;
-      case at::kBFloat16:
-        return launch_join_deviations<__nv_bfloat16>;
-      default:
-        return launch_join_deviations<float>;
-    }
-  }();
+  const auto launch = of_type(first.scalar_type(), launch_join_deviations<__half>,
+                              launch_join_deviations<__nv_bfloat16>, launch_join_deviations<float>);
   C10_CUDA_CHECK(launch(p, device.stream()));
   return {output, norms};
 }

@@ -2,27 +2,22 @@
 // Convolution for Hopper (sm_90a), channels last: half types, and float32 with TF32's precision.
 // Weight matrix times im2col matrix, float32 sums. A step is one kernel position and one channel
 // group: its part of the im2col matrix is a shifted box of the input, one TMA load, 0 for padding.
-// By strips (list_by_strip.cuh) a step is one kernel column in three kernel rows, of one group.
 // Tile: kRows x 64 output channels of kBoxes boxes. Thread blocks are persistent, or segments.cuh.
 // Roles:  list warp   claims tiles, lists valid steps: one bit for every output block (list.cuh)
 //         load warps  fetch weights and pixels that some bit needs into the ring (load.cuh)
 //         warpgroups  multiply 64 channels of two boxes each; TMA stores the result (epilogue.cuh)
-// Skipping and the order of sums are those of multiply/sm90/multiply.cuh. By strips sums go by
-// channel group, then kernel column, then kernel row. Limits: ConvShape; counts below 2^31; block
-// edges of 64 or 128, or 32 for a single block. Design: docs/kernels/conv.md.
+// Skipping and the order of sums are those of multiply/sm90/multiply.cuh. Limits: ConvShape; counts
+// below 2^31; block edges of 64 or 128, or 32 for a single block. Design: docs/kernels/conv.md.
 // clang-format on
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
-#include "kernels/conv/sm90/deviation.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
 #include "kernels/conv/sm90/join_segments.cuh"
 #include "kernels/conv/sm90/list_by_pixel.cuh"
-#include "kernels/conv/sm90/list_by_strip.cuh"
 #include "kernels/conv/sm90/load.cuh"
-#include "kernels/conv/sm90/pool_windows.cuh"
 #include "kernels/conv/sm90/residual.cuh"
 #include "kernels/conv/sm90/wgmma.cuh"
 
@@ -91,64 +86,15 @@ __device__ __forceinline__ void multiply_mixed_step(uint32_t bits, const uint64_
   if (bits & 2) multiply_mixed_box<Config, 1>(valid[1], log2_pixels, weight, pixels, acc);
 }
 
-// acc += 64 output channels times two boxes in all kernel rows of a strip. `bits` has those of
-// multiply_step() for each kernel row. Calls look_ahead() while products run.
-template <class Config, class LookAhead>
-__device__ __forceinline__ void multiply_strip(uint32_t bits, uint64_t weight, uint64_t pixels,
-                                               float (&acc)[Config::kValues],
-                                               const LookAhead& look_ahead) {
-  using Operand = typename Config::Operand;
-  using kernels::sm90::kDescriptorUnit;
-  constexpr auto kK = kernels::sm90::Major::K;
-  constexpr int kDepth = kLineBytes / sizeof(Operand);
-  constexpr uint32_t kNextWeight = Config::kRows * sizeof(OperandBlock) / kDescriptorUnit;
-  constexpr uint32_t kNextPixels = Strip::kRowBytes / kDescriptorUnit;
-  constexpr uint32_t kAll = (1u << 2 * Config::kKernelRows) - 1;
-  if (bits == kAll) {  // one wait for all kernel rows
-    float wide[Config::kValues];
-    kernels::sm90::hand_over<Config::kValues>(acc, wide);
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int row = 0; row < Config::kKernelRows; ++row) {
-      kernels::sm90::multiply_columns<Operand, kK, kK, 0, 2 * kBlock, 0, kDepth>(
-          kernels::sm90::advance(weight, row * kNextWeight),
-          kernels::sm90::advance(pixels, row * kNextPixels), wide);
-    }
-    cute::warpgroup_commit_batch();
-    look_ahead();
-    cute::warpgroup_wait<0>();
-    kernels::sm90::hand_over<Config::kValues>(wide, acc);
-    return;
-  }
-#pragma unroll 1
-  for (; bits != 0; bits >>= 2) {
-    if ((bits & 3) != 0) multiply_step<Config>(bits & 3, weight, pixels, acc, [] {});
-    weight = kernels::sm90::advance(weight, kNextWeight);
-    pixels = kernels::sm90::advance(pixels, kNextPixels);
-  }
-  look_ahead();
-}
-
-// The bits of a warpgroup's two boxes, of each kernel row of the step.
-template <class Config>
-__device__ __forceinline__ uint32_t bits_of(const Notice& notice, int warpgroup) {
-  uint32_t bits = notice.mask(warpgroup);
-#pragma unroll
-  for (int row = 1; row < Config::kKernelRows; ++row) {
-    bits |= notice.mask(row * Config::kWarpgroups + warpgroup) << 2 * row;
-  }
-  return bits;
-}
-
 // Follows a warpgroup's operand from stage to stage.
 template <class Config, class Stage>
 using Descriptor = kernels::sm90::StagedDescriptor<kernels::sm90::Major::K, Stage, Config::kStages>;
 
 // Finds the operands of a step: both are in the stage.
-template <class Config>
+template <class Config, class Shared = Storage<Config>>
 class StagedOperands {
  public:
-  __device__ StagedOperands(Storage<Config>& storage, int warpgroup)
+  __device__ StagedOperands(Shared& storage, int warpgroup)
       : weight_(storage.stages[0].weight_of(warpgroup * 2 / Config::kBoxes)),
         pixels_(storage.stages[0].box(warpgroup * 2 % Config::kBoxes)) {}
 
@@ -160,30 +106,63 @@ class StagedOperands {
   }
 
  private:
-  Descriptor<Config, typename Storage<Config>::Stage> weight_, pixels_;
+  Descriptor<Config, typename Shared::Stage> weight_, pixels_;
 };
 
-// Fills the block that boxes of zeros are stored from. All multiplying warpgroups call it.
-template <class Config, class Shared>
-__device__ __forceinline__ void clear_zeros(Shared& storage) {
-  constexpr int kThreads = 128 * Config::kWarpgroups;
-  auto* const words = reinterpret_cast<uint4*>(storage.zeros.bytes);
-  for (int i = threadIdx.x % kThreads; i < sizeof(OperandBlock) / sizeof(uint4); i += kThreads) {
-    words[i] = {};
+// What a warpgroup does with its part of a tile. Kernels that do more have a class of their own.
+template <class Config>
+class BoxWork {
+ public:
+  using Params = typename Config::Params;
+
+  template <class Shared>
+  __device__ explicit BoxWork(Shared&) {}
+
+  // The bits of the products of a stage.
+  __device__ __forceinline__ uint32_t bits_of(const Notice& notice, int warpgroup) {
+    return notice.mask(warpgroup);
   }
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(kThreads, kFirstPairBarrier);
-}
+
+  // acc += those products. Calls look_ahead() while they run.
+  template <class LookAhead>
+  __device__ __forceinline__ void multiply(uint32_t bits, uint64_t weight, uint64_t pixels,
+                                           float (&acc)[Config::kValues],
+                                           const LookAhead& look_ahead) {
+    multiply_step<Config>(bits, weight, pixels, acc, look_ahead);
+  }
+
+  // acc += what a stage brings in place of operands.
+  template <class Stage>
+  __device__ __forceinline__ void add(const Params&, const Notice& notice, int warpgroup,
+                                      Stage& stage, int first_box, float (&acc)[Config::kValues]) {
+    if constexpr (Config::kAddsResidual) {
+      add_residual<Config>(notice.brought_mask(warpgroup), &stage.box(first_box), acc);
+    }
+  }
+
+  // Stores the sums, which are complete.
+  template <class Shared>
+  __device__ __forceinline__ void finish(const Params& p, int warpgroup, int channel,
+                                         const Box* boxes, Shared& storage,
+                                         float (&acc)[Config::kValues]) {
+    ChannelBias bias;
+    bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
+    if constexpr (Config::kSegmented) {
+      join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+    } else {
+      store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup], bias,
+                    acc);
+    }
+  }
+};
 
 // `warpgroup` counts the multiplying warpgroups.
-template <class Config, class Operands, class Shared>
-__device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& storage) {
+template <class Config, class Operands, class Work, class Shared>
+__device__ void multiply_stages(const typename Config::Params& p, int warpgroup, Shared& storage) {
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
   Operands operands(storage, warpgroup);
   float acc[Config::kValues] = {};
-  uint32_t computed = 0;  // bits of the boxes that got sums in this tile
-  HeldRow<Config> held;
-  if constexpr (Config::kStoresZeros) clear_zeros<Config>(storage);
+  Work work(storage);
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
   const auto notice_at = [&](const RingPosition<Config::kStages>& stage) -> Notice {
@@ -192,15 +171,8 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
   };
   Notice notice = notice_at(at);
   while (!notice.ends_work()) {
-    const uint32_t bits = bits_of<Config>(notice, warpgroup);
+    const uint32_t bits = work.bits_of(notice, warpgroup);
     const bool ends_tile = notice.ends_tile();
-    if constexpr (Config::kStoresZeros) {
-#pragma unroll
-      for (int kernel_row = 0; kernel_row < Config::kKernelRows; ++kernel_row) {
-        computed |= bits >> 2 * kernel_row & 3;
-      }
-      computed |= notice.brought_mask(warpgroup);
-    }
     RingPosition<Config::kStages> next = at;
     next.advance();
     Notice next_notice{};
@@ -209,26 +181,14 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     };
     // Most stages take the first way. Tests before it cost each of them.
     if (bits != 0 && !(Config::kByPixel && notice.is_mixed())) {
-      if constexpr (Config::kStrips) {
-        multiply_strip<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
-      } else {
-        multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
-      }
+      work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
     } else {
       if constexpr (Config::kByPixel) {
         const uint64_t* valid = &ring.notices[at.slot].pixels[warpgroup * 2];
         multiply_mixed_step<Config>(bits, valid, p.box.rows + p.box.columns,
                                     operands.weight(notice), operands.pixels(), acc);
       }
-      if constexpr (Config::kAddsResidual || Config::kDeviates) {
-        const uint32_t brought = notice.brought_mask(warpgroup);
-        const OperandBlock* blocks = &storage.stages[at.slot].box(first_box);
-        if (!is_base<Config>(notice)) {
-          if constexpr (Config::kAddsResidual) add_residual<Config>(brought, blocks, acc);
-        } else if constexpr (Config::kDeviates) {
-          deviate<Config>(p.base_activation, brought, notice.part(), blocks, acc);
-        }
-      }
+      work.add(p, notice, warpgroup, storage.stages[at.slot], first_box, acc);
       look_ahead();
     }
     Box boxes[2] = {};
@@ -243,20 +203,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     at = next;
     operands.advance(at.slot == 0);
     if (ends_tile) {
-      ChannelBias bias;
-      bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-      if constexpr (Config::kStoresZeros) {
-        store_deviations<Config>(p, channel, boxes, computed, storage.zeros,
-                                 storage.output[warpgroup], acc);
-        computed = 0;
-      } else if constexpr (Config::kPools) {
-        pool<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
-      } else if constexpr (Config::kSegmented) {
-        join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
-      } else {
-        store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup],
-                      bias, acc);
-      }
+      work.finish(p, warpgroup, channel, boxes, storage, acc);
 #pragma unroll
       for (float& value : acc) value = 0;
       next_notice = notice_at(at);
@@ -270,44 +217,67 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
 template <class Config>
 __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
   if (warp != 1 || threadIdx.x % 32 != 0) return;
-  cute::prefetch_tma_descriptor(&p.map_input[0]);
+  cute::prefetch_tma_descriptor(&p.map_input);
   if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
   cute::prefetch_tma_descriptor(&p.map_weight);
   cute::prefetch_tma_descriptor(&p.map_output);
 }
 
-template <class Config>
+// What a kernel is made of. Others replace some of it.
+template <class Config_>
+struct BoxKernel {
+  using Config = Config_;
+  using Storage = sm90::Storage<Config>;
+  template <bool kWeights>
+  using Loader = sm90::Loader<Config, kWeights>;
+  using List = BoxList<Config>;
+  using Operands = StagedOperands<Config>;
+  using Work = BoxWork<Config>;
+};
+
+template <class Kernel>
 struct ConvRoles {
-  const ConvParams& p;
-  Storage<Config>& storage;
+  using Config = typename Kernel::Config;
+  using Storage = typename Kernel::Storage;
+  using Params = typename Config::Params;
+  const Params& p;
+  Storage& storage;
 
   __device__ __forceinline__ void set_up(int warp) const {
     prefetch_maps<Config>(p, warp);
     set_up_barriers<Config>(storage, warp);
   }
   __device__ __forceinline__ void load_a() const {
-    load_lists<Config>(Loader<Config, true>(p, storage), storage.ring);
+    load_lists<Config>(typename Kernel::template Loader<true>(p, storage), storage.ring);
   }
   __device__ __forceinline__ void load_b() const {
-    load_lists<Config>(Loader<Config, false>(p, storage), storage.ring);
+    load_lists<Config>(typename Kernel::template Loader<false>(p, storage), storage.ring);
   }
-  __device__ __forceinline__ void list(int) const { list_steps<Config>(p, storage); }
+  __device__ __forceinline__ void list(int) const {
+    list_steps<Config, typename Kernel::List>(p, storage.ring);
+  }
   __device__ __forceinline__ void multiply(int warp) const {
-    multiply_stages<Config, StagedOperands<Config>>(p, kernels::sm90::multiplying_warpgroup(warp),
-                                                    storage);
+    multiply_stages<Config, typename Kernel::Operands, typename Kernel::Work>(
+        p, kernels::sm90::multiplying_warpgroup(warp), storage);
   }
 };
+
+// What a thread of the kernel with these roles does.
+template <class Roles>
+__device__ __forceinline__ void run(const typename Roles::Params& p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<typename Roles::Storage*>(shared);
+  kernels::sm90::run_roles<typename Roles::Config>(Roles{p, storage});
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
+#endif
+}
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     conv_sm90(const __grid_constant__ ConvParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  kernels::sm90::run_roles<Config>(ConvRoles<Config>{p, storage});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
+  run<ConvRoles<BoxKernel<Config>>>(p);
 }
 
 }  // namespace spamm::kernels::conv::sm90

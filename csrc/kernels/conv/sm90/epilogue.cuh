@@ -8,9 +8,7 @@
 
 #include "kernels/common/activation.cuh"
 #include "kernels/common/numeric.cuh"
-#include "kernels/conv/sm90/phases.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
-#include "kernels/conv/sm90/pixel_norms.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -19,7 +17,7 @@ struct ChannelBias {
   float values[2] = {0, 0};
 
   template <class Element>
-  __device__ void load(const ConvParams& p, int first_channel, const Element* bias) {
+  __device__ void load(const ConvOperands& p, int first_channel, const Element* bias) {
     if (bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -146,10 +144,81 @@ __device__ __forceinline__ void store_norm(const ConvParams& p, int channel, con
       sqrt(sum);
 }
 
+// The sum of the squares of four words of a staged line.
+template <class Element>
+__device__ __forceinline__ SquareSum<Element> squares_of(const uint4& words) {
+  SquareSum<Element> sum = 0;
+  const auto add = [&](Element x) {
+    const SquareSum<Element> wide = widen(x);
+    sum = fma(wide, wide, sum);
+  };
+  for (const uint32_t word : {words.x, words.y, words.z, words.w}) {
+    if constexpr (sizeof(Element) == 4) {
+      add(__builtin_bit_cast(Element, word));
+    } else {
+      add(__builtin_bit_cast(Element, static_cast<uint16_t>(word)));
+      add(__builtin_bit_cast(Element, static_cast<uint16_t>(word >> 16)));
+    }
+  }
+  return sum;
+}
+
+// Stores the output norms of a box of several pixels that holds all images, half types: a norm is
+// that of all images of a pixel (takes_norms_of_pixels). The box is staged in TMA's 128-byte
+// swizzle; the caller has synchronised behind the staging, and does so before the next.
+template <class Element>
+__device__ __forceinline__ void store_norms_of_pixels(const ConvParams& p, int channel,
+                                                      const Box& box, const OperandBlock& staged) {
+  if (p.norm_output == nullptr) return;
+  // Neighbouring threads share a pixel, which has 8 chunks of each image. A thread adds up four.
+  const int log2_pixels = p.box.columns + p.box.rows, log2_threads = 7 - log2_pixels;
+  const int thread = threadIdx.x % 128, pixel = thread >> log2_threads;
+  const int images = p.shape.output.images - box.image;
+  SquareSum<Element> sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int number = (thread & ((1 << log2_threads) - 1)) * 4 + i, image = number / 8;
+    const int line = image << log2_pixels | pixel, chunk = (number ^ line) % 8;
+    const uint8_t* const from = staged.bytes + line * kLineBytes + chunk * 16;
+    if (image < images) sum += squares_of<Element>(*reinterpret_cast<const uint4*>(from));
+  }
+  __syncwarp();
+  for (int distance = 1 << log2_threads >> 1; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  const Extent& output = p.shape.output;
+  const int column = box.column + (pixel & ((1 << p.box.columns) - 1));
+  const int row = box.row + (pixel >> p.box.columns);
+  if ((thread & ((1 << log2_threads) - 1)) != 0 || images <= 0 || row >= output.rows ||
+      column >= output.columns || channel >= p.shape.out_channels) {
+    return;
+  }
+  const int groups = (p.shape.out_channels - 1) / kBlock + 1;
+  const int64_t place = static_cast<int64_t>(row) * output.columns + column;
+  p.norm_output[place * groups + channel / kBlock] = static_cast<float>(sqrt(sum));
+}
+
+// Where boxes are stored, and what else becomes of one while it is staged.
+template <class Config>
+struct BoxOutput {
+  // `channel`: the first, which becomes that in the map.
+  __device__ __forceinline__ static const CUtensorMap* map_of(const ConvParams& p, int&) {
+    return &p.map_output;
+  }
+  template <class Staged>
+  __device__ __forceinline__ static void see(const ConvParams& p, int channel, const Box& box,
+                                             const Staged& staged) {
+    if constexpr (Config::kByPixel) {
+      store_norms_of_pixels<typename Config::Element>(p, channel, box, staged);
+    }
+  }
+};
+
 // Stores box kBox of a warpgroup, and returns the rounded values in `pairs`.
-template <class Config, int kBox, int kSize, int kPairs>
-__device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
-                                          OperandBlock& staging, const ChannelBias& bias, bool relu,
+template <class Config, int kBox, class Output = BoxOutput<Config>, int kSize, int kPairs>
+__device__ __forceinline__ void store_box(const typename Config::Params& p, int channel,
+                                          const Box& box, OperandBlock& staging,
+                                          const ChannelBias& bias, bool relu,
                                           const float (&acc)[kSize], uint32_t (&pairs)[kPairs]) {
   const bool leads = threadIdx.x % 128 == 0;
   const int warpgroup = threadIdx.x / 128;
@@ -161,28 +230,11 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {
     int first = channel;
-    const CUtensorMap* const map = Config::kDeviates ? map_of_phase(p, first) : &p.map_output;
+    const CUtensorMap* const map = Output::map_of(p, first);
     cute::SM90_TMA_STORE_4D::copy(map, &staging, first, box.column, box.row, box.image);
     cute::tma_store_arrive();
   }
-  if constexpr (Config::kDeviates)
-    store_pixel_norms<typename Config::Element>(p, channel, box, staging);
-  if constexpr (Config::kByPixel)
-    store_norms_of_pixels<typename Config::Element>(p, channel, box, staging);
-}
-
-// Stores a box of zeros of deviations, with the norms of its pixels. Nothing is staged, so nothing
-// waits for the store before.
-template <class Config>
-__device__ __forceinline__ void store_zeros(const ConvParams& p, int channel, const Box& box,
-                                            const OperandBlock& zeros) {
-  if (threadIdx.x % 128 == 0) {
-    int first = channel;
-    const CUtensorMap* const map = Config::kDeviates ? map_of_phase(p, first) : &p.map_output;
-    cute::SM90_TMA_STORE_4D::copy(map, &zeros, first, box.column, box.row, box.image);
-    cute::tma_store_arrive();
-  }
-  store_norms_of_zeros(p, channel, box);
+  Output::see(p, channel, box, staging);
 }
 
 // Adds up the threads' sums of squares of kCount boxes of a warpgroup and stores the output norms.
@@ -224,26 +276,6 @@ __device__ __forceinline__ void store(const ConvParams& p, int channel, const Bo
       sum_of_squares<Element>(first, p.shape.output.images - boxes[0].image),
       sum_of_squares<Element>(second, p.shape.output.images - boxes[1].image)};
   store_norms<Element>(p, channel, boxes, squares, shared);
-}
-
-// Stores a warpgroup's boxes of deviations. Those whose bits are not set in `computed` are zero.
-template <class Config>
-__device__ __forceinline__ void store_deviations(const ConvParams& p, int channel, const Box* boxes,
-                                                 uint32_t computed, const OperandBlock& zeros,
-                                                 OperandBlock& staging,
-                                                 const float (&acc)[Config::kValues]) {
-  const ChannelBias none;
-  uint32_t pairs[kBlock / 4];
-  if (computed & 1) {
-    store_box<Config, 0>(p, channel, boxes[0], staging, none, /*relu=*/false, acc, pairs);
-  } else {
-    store_zeros<Config>(p, channel, boxes[0], zeros);
-  }
-  if (computed & 2) {
-    store_box<Config, 1>(p, channel, boxes[1], staging, none, /*relu=*/false, acc, pairs);
-  } else {
-    store_zeros<Config>(p, channel, boxes[1], zeros);
-  }
 }
 
 // store() for a single box.

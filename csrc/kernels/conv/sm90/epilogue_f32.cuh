@@ -42,8 +42,8 @@ __device__ __forceinline__ double sum_of_squares(const float (&values)[kSize], i
 }
 
 // Stages and stores kColumns pixels of a warpgroup's box.
-template <class Config, int kColumns, int kFirst, int kSize>
-__device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
+template <class Output, int kColumns, int kFirst, class Params, int kSize>
+__device__ __forceinline__ void store_box(const Params& p, int channel, const Box& box,
                                           OperandBlock (&staging)[2], const ChannelBias& bias,
                                           bool relu, float (&acc)[kSize]) {
   const bool leads = threadIdx.x % 128 == 0;
@@ -61,18 +61,19 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
     }
     cute::tma_store_arrive();
   }
-  if constexpr (Config::kDeviates) store_pixel_norms<float>(p, channel, box, staging);
+  Output::see(p, channel, box, staging);
 }
 
 // On return `acc` holds the stored values.
-template <class Config>
-__device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
-                                      OperandBlock (&staging)[2], BoxSquares<float>& shared,
-                                      ChannelBias bias, float (&acc)[Config::kValues]) {
+template <class Config, class Output = BoxOutput<Config>>
+__device__ __forceinline__ void store(const typename Config::Params& p, int channel,
+                                      const Box* boxes, OperandBlock (&staging)[2],
+                                      BoxSquares<float>& shared, ChannelBias bias,
+                                      float (&acc)[Config::kValues]) {
   constexpr int kSecond = kBlock / 2;  // values of the first box
   const bool relu = activate_sums(p.activation, bias, acc);
-  store_box<Config, kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
-  store_box<Config, Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
+  store_box<Output, kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
+  store_box<Output, Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
   if (p.norm_output == nullptr) return;
   const int images = p.shape.output.images;
   double squares[2] = {sum_of_squares<kBlock, 0>(acc, images - boxes[0].image),

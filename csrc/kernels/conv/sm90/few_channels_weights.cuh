@@ -6,7 +6,7 @@
 
 #include "kernels/common/ptx_sm80.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
-#include "kernels/conv/sm90/few_channels_params.h"
+#include "kernels/conv/sm90/few_channels_plan.h"
 
 namespace spamm::kernels::conv::sm90 {
 

@@ -38,26 +38,6 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
       {1, every_of_box(box.columns, step.columns), every_of_box(box.rows, step.rows), 1});
 }
 
-// Encodes the maps of the input.
-template <class Config>
-cudaError_t encode_input(ConvParams& p, const void* input) {
-  using Operand = typename Config::Operand;
-  if constexpr (Config::kStrips) {
-    const auto encode = [&](CUtensorMap& map, const void* data, int channels) {
-      return encode_pixels<Operand>(map, data, p.shape.input, channels, p.box, {1, 1},
-                                    /*box_images=*/1, Strip::kPixelRows);
-    };
-    const cudaError_t error = encode(p.map_input[0], input, p.shape.channels - p.second.channels);
-    if (error != cudaSuccess || p.second.data == nullptr) return error;
-    return encode(p.map_input[1], p.second.data, p.second.channels);
-  }
-  const cudaError_t error = encode_pixels<Operand>(p.map_input[0], input, p.shape.input,
-                                                   p.shape.channels, p.box, p.shape.stride);
-  if (error != cudaSuccess || !Config::is_narrow(1)) return error;
-  return encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
-                                p.shape.stride, Config::kLastWidth);
-}
-
 template <class Element>
 cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& shape,
                           uint32_t out_channels) {
@@ -79,113 +59,91 @@ int cut_into_tiles(ConvParams& p, int multiprocessors) {
   return std::min(p.tiles, multiprocessors);
 }
 
+// Encodes the map of images like the output, or of one image.
 template <class Config>
-cudaError_t encode_output(ConvParams& p) {
-  using Element = typename Config::Element;
-  const Extent& output = p.shape.output;
-  if constexpr (Config::kPools) {
-    const Extent pooled = {output.images, output.rows / 2, output.columns / 2};
-    return encode_pixels<Element>(p.map_output, p.output, pooled, p.shape.out_channels, p.box,
-                                  {1, 1}, images_of_store<Config>(p));
-  }
-  if constexpr (Config::kStoresZeros) {
-    if (p.phase_channels > 0) return encode_phases<Element>(p);
-  }
-  return encode_pixels<Element>(p.map_output, p.output, output, p.shape.out_channels, p.box,
-                                {1, 1});
+cudaError_t encode_result(CUtensorMap& map, const ConvParams& p, const void* data, bool is_one) {
+  Extent extent = p.shape.output;
+  if (is_one) extent.images = 1;
+  return encode_pixels<typename Config::Element>(map, data, extent, p.shape.out_channels, p.box,
+                                                 {1, 1});
 }
 
-// Encodes the tensor maps of p and starts the kernel.
+// Encodes the maps of weight and residual.
 template <class Config>
-cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, const void* input,
-                  const void* weight, int blocks, cudaStream_t stream) {
-  using Element = typename Config::Element;
-  using Operand = typename Config::Operand;
-  if (blocks == p.tiles) p.next_tile = nullptr;
-  cudaError_t error = encode_input<Config>(p, input);
-  if (error == cudaSuccess) error = encode_output<Config>(p);
-  if (error == cudaSuccess && p.residual != nullptr) {
-    Extent extent = p.shape.output;
-    if (p.residual_is_shared) extent.images = 1;
-    error = encode_pixels<Element>(p.map_residual, p.residual, extent, p.shape.out_channels, p.box,
-                                   {1, 1});
-  }
-  if (error == cudaSuccess && p.base != nullptr) {
-    const Extent image = {1, p.shape.output.rows, p.shape.output.columns};
-    error = encode_pixels<Element>(p.map_base, p.base, image, p.shape.out_channels, p.box, {1, 1});
-  }
-  if (error == cudaSuccess) {
-    error = encode_weight<Operand>(p.map_weight, weight, p.shape, Config::kRows * kBlock);
-  }
-  if (error != cudaSuccess) return error;
+cudaError_t encode_weight_and_residual(ConvParams& p, const void* weight) {
+  const cudaError_t error = encode_weight<typename Config::Operand>(p.map_weight, weight, p.shape,
+                                                                    Config::kRows * kBlock);
+  if (error != cudaSuccess || p.residual == nullptr) return error;
+  return encode_result<Config>(p.map_residual, p, p.residual, p.residual_is_shared);
+}
 
-  // The largest shared memory also lets thread blocks of the norm kernel fit beside these.
-  error = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
+// Encodes the maps of input, weight and residual.
+template <class Config>
+cudaError_t encode_operands(ConvParams& p, const void* input, const void* weight) {
+  const auto encode = [&](CUtensorMap& map, int images) {
+    return encode_pixels<typename Config::Operand>(map, input, p.shape.input, p.shape.channels,
+                                                   p.box, p.shape.stride, images);
+  };
+  cudaError_t error = encode(p.map_input, 0);
+  if (error == cudaSuccess && Config::is_narrow(1)) error = encode(p.map_last, Config::kLastWidth);
   if (error != cudaSuccess) return error;
-  if constexpr (Config::kSegmented) {
-    // Pooled windows have their two tiles in one cluster.
-    const unsigned cluster = (Config::kPools ? 2u : 1u) << p.log2_segments;
-    return launch_clusters(kernel, blocks << p.log2_segments, cluster, Config::kThreads,
-                           shared_bytes, stream, p);
+  return encode_weight_and_residual<Config>(p, weight);
+}
+
+// Starts the kernel with these roles, in clusters of thread blocks where `cluster` is not 0. The
+// maps are encoded.
+template <class Roles>
+cudaError_t start(void (*kernel)(typename Roles::Params), const typename Roles::Params& p,
+                  int blocks, int cluster, cudaStream_t stream) {
+  using Config = typename Roles::Config;
+  constexpr int kSharedBytes = sizeof(typename Roles::Storage);
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  // The largest shared memory also lets thread blocks of the norm kernel fit beside these.
+  const cudaError_t error =
+      allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
+  if (error != cudaSuccess) return error;
+  if (cluster > 0) {
+    return launch_clusters(kernel, blocks, cluster, Config::kThreads, kSharedBytes, stream, p);
   }
-  return launch(kernel, blocks, Config::kThreads, shared_bytes, /*overlap_previous=*/true, stream,
+  return launch(kernel, blocks, Config::kThreads, kSharedBytes, /*overlap_previous=*/true, stream,
                 p);
 }
 
 template <class Config>
 cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
                             const Launch& how) {
-  constexpr int kSharedBytes = sizeof(Storage<Config>);
-  static_assert(kSharedBytes <= kMostSharedBytes);
-  int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
-  if (Config::kSegmented) blocks = p.tiles;  // clusters, with a tile each
-  return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks, how.stream);
+  using Roles = ConvRoles<BoxKernel<Config>>;
+  int blocks = cut_into_tiles<Config>(p, how.multiprocessors), cluster = 0;
+  if constexpr (Config::kSegmented) {  // a tile for each cluster
+    cluster = 1 << p.log2_segments;
+    blocks = p.tiles;
+  }
+  if (blocks == p.tiles) p.next_tile = nullptr;
+  cudaError_t error = encode_operands<Config>(p, input, weight);
+  if (error == cudaSuccess) error = encode_result<Config>(p.map_output, p, p.output, false);
+  if (error != cudaSuccess) return error;
+  return start<Roles>(conv_sm90<Config>, p, blocks * std::max(cluster, 1), cluster, how.stream);
 }
 
-// For pairs of boxes, one above the other, that share strips.
-template <class Config>
-cudaError_t convolve_strips(ConvParams p, const void* input, const void* weight,
-                            const Launch& how) {
-  constexpr int kSharedBytes = sizeof(Storage<Config>);
-  static_assert(kSharedBytes <= kMostSharedBytes);
-  const int rows = ceil_div(p.boxes.rows, 2);
-  p.images_fastest = false;
-  p.by_box_rows = Divisor(rows);
-  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
-  p.by_channel_tiles = Divisor(p.channel_tiles);
-  p.tiles = p.channel_tiles * ceil_div(p.boxes.images * rows * p.boxes.columns, Config::kBoxes / 2);
-  return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight,
-                       std::min(p.tiles, how.multiprocessors), how.stream);
-}
-
-template <class Config>
+// `output`: the size of what is stored.
+template <class Config, class Work>
 cudaError_t convolve_resident(ConvParams p, const void* input, const void* weight,
-                              const Launch& how) {
-  constexpr int kSharedBytes = sizeof(ResidentStorage<Config>);
-  static_assert(kSharedBytes <= kMostSharedBytes - 2048);  // the rest is for the norm kernel
+                              const Extent& output, const Launch& how) {
+  using Roles = ResidentRoles<Config, Work>;
+  static_assert(sizeof(typename Roles::Storage) <= kMostSharedBytes - 2048);  // for the norm kernel
   const int pairs = ceil_div(p.boxes.columns, 2), rows = p.boxes.rows / Config::kRowsInTurn;
   p.by_box_columns = Divisor(pairs);
   p.by_box_rows = Divisor(rows);
   p.tiles = p.boxes.images / 2 * rows * pairs;
-  return start<Config>(conv_resident_sm90<Config>, kSharedBytes, p, input, weight,
-                       std::min(p.tiles, how.multiprocessors), how.stream);
-}
-
-// For windows of 2 x 2 pixels that are max-pooled.
-template <class Config>
-cudaError_t convolve_and_pool_staged(ConvParams p, const void* input, const void* weight,
-                                     const Launch& how) {
-  constexpr int kSharedBytes = sizeof(Storage<Config>);
-  static_assert(kSharedBytes <= kMostSharedBytes);
-  const int rows = p.boxes.rows / 2, columns = p.boxes.columns / 2;
-  p.by_box_rows = Divisor(rows);
-  p.by_box_columns = Divisor(columns);
-  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
-  p.by_channel_tiles = Divisor(p.channel_tiles);
-  p.tiles = p.channel_tiles * p.boxes.images * rows * columns * (4 / Config::kBoxes);
-  // Clusters have a tile for each row of a window.
-  const int blocks = Config::kSegmented ? p.tiles : std::min(p.tiles, how.multiprocessors);
-  return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks, how.stream);
+  const int blocks = std::min(p.tiles, how.multiprocessors);
+  if (blocks == p.tiles) p.next_tile = nullptr;
+  cudaError_t error = encode_operands<Config>(p, input, weight);
+  if (error == cudaSuccess) {
+    error = encode_pixels<typename Config::Element>(p.map_output, p.output, output,
+                                                    p.shape.out_channels, p.box, {1, 1});
+  }
+  if (error != cudaSuccess) return error;
+  return start<Roles>(conv_resident_sm90<Config, Work>, p, blocks, 0, how.stream);
 }
 
 // Whether a Config agrees with its row of cuda/tiles.h.
@@ -212,7 +170,7 @@ cudaError_t convolve_narrow(ConvParams p, const void* input, const void* weight,
     using Resident = ResidentConfig<Element, kLastWidth>;
     static_assert(kHasTile<Resident, kTile>);
     if (takes_resident(p.shape, p.block) && p.residual == nullptr) {
-      return convolve_resident<Resident>(p, input, weight, how);
+      return convolve_resident<Resident, BoxWork<Resident>>(p, input, weight, p.shape.output, how);
     }
     return staged<Element, kTile, kBlock>()(p, input, weight, how);
   } else {
@@ -238,23 +196,6 @@ constexpr auto segmented() {
   return convolve_staged<Chosen>;
 }
 
-// The kernels for deviations from a reference.
-template <class Element, TileConfig kTile>
-constexpr auto deviating() {
-  using Chosen =
-      DeviationConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
-  static_assert(kHasTile<Chosen, kTile>);
-  return convolve_staged<Chosen>;
-}
-
-// The same by strips. A stage has three kernel rows, so fewer of them hold as much.
-template <class Element, TileConfig kTile>
-constexpr auto by_strips() {
-  constexpr int kStages = 3;
-  return convolve_strips<
-      StripConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kStages>>;
-}
-
 // Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
   if (!p.by_pixel) p.box = box_of(p.block);
@@ -273,30 +214,19 @@ inline void complete(ConvParams& p) {
   p.images_fastest = p.boxes.images == 2;
 }
 
-// Calls launch() with the width of the second box of a pair as a constant.
+// A batch of 100 has 36 images in the second box of a pair.
+constexpr int kNarrowWidth = 40;
+
+// Calls launch() with the width of that box as a constant.
 template <class Launch>
 cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   const bool one_pixel = p.box.images == 6;
   const int last = p.shape.output.images - kBlock;
   const bool narrow = p.images_fastest && one_pixel;
-  switch (narrow ? ceil_div(last, 8) * 8 : kBlock) {
-    case 8:
-      return launch(std::integral_constant<int, 8>{});
-    case 16:
-      return launch(std::integral_constant<int, 16>{});
-    case 24:
-      return launch(std::integral_constant<int, 24>{});
-    case 32:
-      return launch(std::integral_constant<int, 32>{});
-    case 40:
-      return launch(std::integral_constant<int, 40>{});
-    case 48:
-      return launch(std::integral_constant<int, 48>{});
-    case 56:
-      return launch(std::integral_constant<int, 56>{});
-    default:
-      return launch(std::integral_constant<int, 64>{});
+  if (narrow && last <= kNarrowWidth) {
+    return launch(std::integral_constant<int, kNarrowWidth>{});
   }
+  return launch(std::integral_constant<int, kBlock>{});
 }
 
 // Computes p. The caller sets shape, block, by_pixel and its box, norms, log2_block_m and _k,
@@ -327,50 +257,6 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
                               : convolve_narrow<Element, kTiles.narrow, kWidth>;
     return instance(p, input, weight, how);
   });
-}
-
-// The same for deviations from a reference: the caller also sets base, base_activation, norm_pixels
-// and by_strips, with it second, and of half types phase_channels. A pixel block lies in one image.
-template <class Element, Tiles kTiles>
-cudaError_t convolve_deviations(ConvParams p, const void* input, const void* weight,
-                                const Launch& how) {
-  complete(p);
-  if constexpr (sizeof(Element) == 2) {
-    if (p.by_strips) {
-      const auto instance = how.tile == TileSize::kNarrow ? by_strips<Element, kTiles.narrow>()
-                                                          : by_strips<Element, kTiles.small>();
-      return instance(p, input, weight, how);
-    }
-  }
-  // Large tiles leave too few registers for the base.
-  const auto instance = how.tile == TileSize::kNarrow ? deviating<Element, kTiles.narrow>()
-                                                      : deviating<Element, kTiles.small>();
-  return instance(p, input, weight, how);
-}
-
-template <class Element, TileConfig kTile>
-constexpr auto pooling() {
-  using Chosen = PoolConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
-  static_assert(kHasTile<Chosen, kTile>);
-  return convolve_and_pool_staged<Chosen>;
-}
-
-// The same with ReLU and max pooling of windows of 2 x 2 pixels, with stride 2: `output` is the
-// pooled one. Half types; a pixel block is 64 images of one pixel; rows and columns of the
-// convolution's output are even; no residual, no output norms.
-template <class Element, Tiles kTiles>
-cudaError_t convolve_and_pool(ConvParams p, const void* input, const void* weight,
-                              const Launch& how) {
-  complete(p);
-  if (how.tile == TileSize::kNarrow) {
-    return takes_resident(p.shape, p.block)
-               ? convolve_resident<ResidentConfig<Element, kBlock, /*kPools=*/true>>(p, input,
-                                                                                     weight, how)
-               : pooling<Element, kTiles.narrow>()(p, input, weight, how);
-  }
-  const bool large = how.tile == TileSize::kLarge && p.log2_segments == 0;
-  const auto instance = large ? pooling<Element, kTiles.large>() : pooling<Element, kTiles.small>();
-  return instance(p, input, weight, how);
 }
 
 }  // namespace spamm::kernels::conv::sm90

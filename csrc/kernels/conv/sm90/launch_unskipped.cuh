@@ -37,11 +37,9 @@ cudaError_t encode_windows_of_pixels(CUtensorMap& map, const void* data, const C
 }
 
 template <class Config>
-cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weight,
+cudaError_t convolve_unskipped(UnskippedParams p, const void* input, const void* weight,
                                int multiprocessors, cudaStream_t stream) {
   using Element = typename Config::Element;
-  constexpr int kSharedBytes = sizeof(UnskippedStorage<Config>);
-  static_assert(kSharedBytes <= kMostSharedBytes);
   const ConvShape& shape = p.shape;
   const int pixels = shape.output.images * shape.output.rows * shape.output.columns;
   p.box_groups = ceil_div(shape.channels, kBlock);
@@ -59,8 +57,8 @@ cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weig
     return encode_lines<Element>(map, data, shape.out_channels, pixels, Config::kStored);
   };
   cudaError_t error =
-      p.in_order ? encode_lines<Element>(p.map_input[0], input, shape.channels, pixels, kHalfPixels)
-                 : encode_windows_of_pixels<Element>(p.map_input[0], input, shape, kHalfPixels);
+      p.in_order ? encode_lines<Element>(p.map_input, input, shape.channels, pixels, kHalfPixels)
+                 : encode_windows_of_pixels<Element>(p.map_input, input, shape, kHalfPixels);
   if (error == cudaSuccess) error = encode_result(p.map_output, p.output);
   if (error == cudaSuccess && p.residual != nullptr) {
     error = encode_result(p.map_residual, p.residual);
@@ -70,19 +68,17 @@ cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weig
   }
   if (error != cudaSuccess) return error;
 
-  const auto kernel = conv_unskipped_sm90<Config>;
-  error = allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
-  if (error != cudaSuccess) return error;
   constexpr int kCluster = 2;
-  const int clusters = std::max(multiprocessors / kCluster, 1);
-  return launch_clusters(kernel, std::min(p.tiles, clusters) * kCluster, kCluster, Config::kThreads,
-                         kSharedBytes, stream, p);
+  const int clusters = std::min(p.tiles, std::max(multiprocessors / kCluster, 1));
+  return start<UnskippedRoles<Config>>(conv_unskipped_sm90<Config>, p, clusters * kCluster,
+                                       kCluster, stream);
 }
 
 // Calls the instance of `tile`, one of kTiles.
 template <class Element, const auto& kTiles, size_t kNumber = 0>
-cudaError_t convolve_unskipped(const UnskippedTile& tile, const ConvParams& p, const void* input,
-                               const void* weight, int multiprocessors, cudaStream_t stream) {
+cudaError_t convolve_unskipped(const UnskippedTile& tile, const UnskippedParams& p,
+                               const void* input, const void* weight, int multiprocessors,
+                               cudaStream_t stream) {
   if constexpr (kNumber == std::size(kTiles)) {
     return cudaErrorInvalidValue;
   } else {

@@ -22,55 +22,6 @@ __device__ inline Box box_at(const ConvParams& p, int index) {
   return {image << p.box.images, row << p.box.rows, column << p.box.columns};
 }
 
-// The tile with a window of 2 x 2 pixels in its boxes, or with one row of it. by_box_rows and
-// by_box_columns divide by numbers of windows.
-template <class Config>
-__device__ Tile<Config> window_tile_at(const ConvParams& p, int number) {
-  constexpr int kTilesOfWindow = 4 / Config::kBoxes;
-  const int second = number % kTilesOfWindow;
-  int windows, channels, row, column, image;
-  p.by_channel_tiles(windows, channels, number / kTilesOfWindow);
-  p.by_box_columns(windows, column, windows);
-  p.by_box_rows(image, row, windows);
-  Tile<Config> tile;
-  tile.channel = channels * Config::kRows * kBlock;
-#pragma unroll
-  for (int i = 0; i < Config::kBoxes; ++i) {
-    tile.boxes[i] = {image * kBlock, row * 2 + second + i / 2, column * 2 + i % 2};
-  }
-  return tile;
-}
-
-// The tile with pairs of boxes, one above the other. by_box_rows divides by the number of pairs.
-template <class Config>
-__device__ Tile<Config> strip_tile_at(const ConvParams& p, int number) {
-  int pairs, channels;
-  p.by_channel_tiles(pairs, channels, number);
-  Tile<Config> tile;
-  tile.channel = channels * Config::kRows * kBlock;
-#pragma unroll
-  for (int i = 0; i < Config::kBoxes; i += 2) {
-    Box box = box_at(p, pairs * (Config::kBoxes / 2) + i / 2);
-    box.row *= 2;
-    tile.boxes[i] = box;
-    tile.boxes[i + 1] = {box.image, box.row + (1 << p.box.rows), box.column};
-  }
-  return tile;
-}
-
-template <class Config>
-__device__ Tile<Config> tile_at(const ConvParams& p, int number) {
-  if constexpr (Config::kPools) return window_tile_at<Config>(p, number);
-  if constexpr (Config::kStrips) return strip_tile_at<Config>(p, number);
-  int pixels, channels;
-  p.by_channel_tiles(pixels, channels, number);
-  Tile<Config> tile;
-  tile.channel = channels * Config::kRows * kBlock;
-#pragma unroll
-  for (int i = 0; i < Config::kBoxes; ++i) tile.boxes[i] = box_at(p, pixels * Config::kBoxes + i);
-  return tile;
-}
-
 // The factor from the norm of a pixel block to its skip norm.
 __device__ inline float skip_norm_scale(const ConvParams& p, const Box& first) {
   const int images = min(1 << p.block.images, p.shape.output.images - first.image);
@@ -288,12 +239,11 @@ __device__ __forceinline__ uint32_t list_valid_steps(const ConvParams& p, const 
   return used;
 }
 
-// Lists the steps that bring the residual (kPosition: Step::kResidual) or the base (Step::kBase) of
-// a tile, for the output blocks whose bits are set in `blocks`.
-template <uint16_t kPosition, class Config>
-__device__ __forceinline__ void list_addend(const Tile<Config>& tile,
-                                            const TileNorms<Config>& norms, uint32_t blocks,
-                                            ListWriter<Config>& writer) {
+// Lists the steps that bring what is added to the sums of a tile, such as the residual, for the
+// output blocks whose bits are set in `blocks`. kPosition: in place of a kernel position.
+template <uint16_t kPosition, class Config, class Norms>
+__device__ __forceinline__ void list_addend(const Tile<Config>& tile, const Norms& norms,
+                                            uint32_t blocks, ListWriter<Config>& writer) {
   const int row = threadIdx.x % 32;
   StepOf<Config> step{};
   step.group = row;
@@ -302,15 +252,42 @@ __device__ __forceinline__ void list_addend(const Tile<Config>& tile,
   writer.append(tile, step);
 }
 
+// How a list warp finds its tiles and lists their steps. Kernels whose tiles lie in another way, or
+// have more steps, have their own.
 template <class Config>
-__device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
+struct BoxList {
+  using Params = typename Config::Params;
+  using Norms = TileNorms<Config>;
+  // Whether the next tile is claimed before the steps of this one are listed.
+  static constexpr bool kClaimsEarly = false;
+
+  __device__ __forceinline__ static Tile<Config> tile_at(const Params& p, int number) {
+    int pixels, channels;
+    p.by_channel_tiles(pixels, channels, number);
+    Tile<Config> tile;
+    tile.channel = channels * Config::kRows * kBlock;
+#pragma unroll
+    for (int i = 0; i < Config::kBoxes; ++i) tile.boxes[i] = box_at(p, pixels * Config::kBoxes + i);
+    return tile;
+  }
+
+  __device__ __forceinline__ static void list(const Params& p, const Tile<Config>& tile,
+                                              const Norms& norms, float tau,
+                                              ListWriter<Config>& writer) {
+    list_valid_steps(p, tile, norms, tau, writer);
+    if (brings_residual<Config>(p)) list_addend<Step::kResidual>(tile, norms, ~0u, writer);
+  }
+};
+
+template <class Config, class List>
+__device__ void list_steps(const typename Config::Params& p, RingOf<Config>& ring) {
   float tau = 0;
-  ListWriter<Config> writer(storage.ring);
+  ListWriter<Config> writer(ring);
 
   bool waited = false;
   for (int number = first_tile<Config>(p); number < p.tiles;) {
-    const Tile<Config> tile = tile_at<Config>(p, number);
-    const TileNorms<Config> norms(p, tile);
+    const Tile<Config> tile = List::tile_at(p, number);
+    const typename List::Norms norms(p, tile);
     // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
     if (!waited) {
       wait_for_previous_kernel();
@@ -318,21 +295,11 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
       tau = p.tau.value();
       waited = true;
     }
-    const int claimed = Config::kClaimsEarly ? start_claim(p) : 0;
-    uint32_t used = list_valid_steps(p, tile, norms, tau, writer);
-    if (brings_residual<Config>(p)) {
-      used = ~0u;
-      list_addend<Step::kResidual>(tile, norms, used, writer);
-    }
-    if constexpr (Config::kDeviates) {
-      // Without a product and a residual, sums are zero, and so is what the base makes of them.
-      if (p.base != nullptr) {
-        list_addend<Step::kBase>(tile, norms, __reduce_or_sync(~0u, used), writer);
-      }
-    }
+    const int claimed = List::kClaimsEarly ? start_claim(p) : 0;
+    List::list(p, tile, norms, tau, writer);
     writer.end_tile(tile);
     writer.wait_for_room();
-    number = claim_tile(p, number, Config::kClaimsEarly ? claimed : start_claim(p));
+    number = claim_tile(p, number, List::kClaimsEarly ? claimed : start_claim(p));
   }
   writer.end_work();
 }

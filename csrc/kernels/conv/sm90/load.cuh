@@ -14,7 +14,7 @@ constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVIC
 // The map that loads box `i` of a tile.
 template <class Config>
 __device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
-  return Config::is_narrow(i) ? p.map_last : p.map_input[0];
+  return Config::is_narrow(i) ? p.map_last : p.map_input;
 }
 // The bytes of all boxes whose bit is set.
 template <class Config, int kBoxes = Config::kBoxes>
@@ -27,12 +27,12 @@ __device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
   return lines * kLineBytes;
 }
 
-// A bit for each box for which any row of the tile has a bit.
-template <class Config>
+// A bit for each box for which any of kRows rows has a bit.
+template <class Config, int kRows = Config::kRows>
 __device__ __forceinline__ uint32_t needed_boxes(uint32_t mask) {
   uint32_t needed = 0;
 #pragma unroll
-  for (int row = 0; row < Config::kRows * Config::kKernelRows; ++row) {
+  for (int row = 0; row < kRows; ++row) {
     needed |= mask >> (row * Config::kBoxes);
   }
   return needed & ((1u << Config::kBoxes) - 1);
@@ -42,39 +42,68 @@ template <class Config, bool kWeights>
 using StageWriter = kernels::sm90::StageWriter<RingOf<Config>, kWeights>;
 
 // Loads the weights (kWeights) or the pixels.
-template <class Config, bool kWeights>
+template <class Config, bool kWeights, class Shared = Storage<Config>>
 class Loader : public StageWriter<Config, kWeights> {
+ protected:
+  using Params = typename Config::Params;
   using Base = StageWriter<Config, kWeights>;
   using Base::at_;
 
  public:
-  __device__ Loader(const ConvParams& p, Storage<Config>& storage)
+  __device__ Loader(const Params& p, Shared& storage)
       : Base(storage.ring), p_(p), storage_(storage) {}
 
-  // Fills one stage for each kDepth existing channels.
   __device__ void load(const Tile<Config>& tile, const StepOf<Config>& step, bool ends_tile) {
+    if (!loads_residual(tile, step, ends_tile)) load_boxes(tile, step, ends_tile);
+  }
+
+ protected:
+  // Whether the step brings the residual. If so, fills one stage.
+  __device__ __forceinline__ bool loads_residual(const Tile<Config>& tile,
+                                                 const StepOf<Config>& step, bool ends_tile) {
     if constexpr (Config::kAddsResidual) {
-      if (step.is_residual()) {
-        const Notice notice = Notice::of_residual(step.mask, ends_tile);
-        return load_addend(p_.map_residual, tile, step, p_.residual_is_shared, 0, notice);
-      }
+      if (!step.is_residual()) return false;
+      load_addend(p_.map_residual, tile, step, p_.residual_is_shared, 0,
+                  Notice::of_residual(step.mask, ends_tile));
+      return true;
     }
-    if constexpr (Config::kDeviates) {
-      if (step.is_base()) return load_base(tile, step, ends_tile);
-    }
-    if constexpr (Config::kStrips) {
-      load_strips(tile, step, ends_tile);
-    } else {
+    return false;
+  }
+
+  // Fills one stage for each kDepth existing channels.
+  __device__ __forceinline__ void load_boxes(const Tile<Config>& tile, const StepOf<Config>& step,
+                                             bool ends_tile) {
 #pragma unroll
-      for (int part = 0; part < Config::kParts; ++part) {
-        const int channel = step.group * kBlock + part * Config::kDepth;
-        const bool last =
-            part == Config::kParts - 1 || channel + Config::kDepth >= p_.shape.channels;
-        load_stage(tile, step, channel, last && ends_tile);
-        if (last) break;
-      }
+    for (int part = 0; part < Config::kParts; ++part) {
+      const int channel = step.group * kBlock + part * Config::kDepth;
+      const bool last = part == Config::kParts - 1 || channel + Config::kDepth >= p_.shape.channels;
+      load_stage(tile, step, channel, last && ends_tile);
+      if (last) break;
     }
   }
+
+  // Fills one stage with kDepth channels, from `part` * kDepth on, of what is added to a row's
+  // output blocks, in place of pixels. `is_shared`: one image serves all.
+  __device__ void load_addend(const CUtensorMap& map, const Tile<Config>& tile, const Step& step,
+                              bool is_shared, int part, const Notice& notice) {
+    const uint32_t needed = needed_boxes<Config>(step.mask);
+    this->announce(notice, tile, kWeights ? 0 : __popc(needed) * sizeof(OperandBlock));
+    if constexpr (!kWeights) {
+#pragma unroll
+      for (int i = 0; i < Config::kBoxes; ++i) {
+        if ((needed >> i & 1) == 0) continue;
+        cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&this->full()), kCacheHint,
+                                     &storage_.stages[at_.slot].box(i),
+                                     tile.channel + step.group * kBlock + part * Config::kDepth,
+                                     tile.boxes[i].column, tile.boxes[i].row,
+                                     is_shared ? 0 : tile.boxes[i].image);
+      }
+    }
+    at_.advance();
+  }
+
+  const Params& p_;
+  Shared& storage_;
 
  private:
   __device__ static NoticeOf<Config> notice_of(const StepOf<Config>& step, bool ends_tile) {
@@ -113,90 +142,6 @@ class Loader : public StageWriter<Config, kWeights> {
     }
     at_.advance();
   }
-
-  // Fills one stage with the strips of one kernel column, and the weights of the kernel rows for
-  // which some output block is valid.
-  __device__ void load_strips(const Tile<Config>& tile, const Step& step, bool ends_tile) {
-    constexpr int kOutputBlocks = Config::kRows * Config::kBoxes;
-    constexpr uint32_t kWeightBytes = Config::kRows * sizeof(OperandBlock);
-    const auto is_needed = [&](int kernel_row) {
-      return (step.mask >> kernel_row * kOutputBlocks & ((1u << kOutputBlocks) - 1)) != 0;
-    };
-    const uint32_t needed = needed_boxes<Config>(step.mask);
-    uint32_t bytes = 0;
-#pragma unroll
-    for (int i = 0; i < (kWeights ? Config::kKernelRows : Config::kBoxes / 2); ++i) {
-      if constexpr (kWeights) {
-        if (is_needed(i)) bytes += kWeightBytes;
-      } else {
-        if (needed >> 2 * i & 3) bytes += sizeof(Strip);
-      }
-    }
-    this->announce(Notice::of(step.mask, ends_tile), tile, bytes);
-    auto* barrier = reinterpret_cast<uint64_t*>(&this->full());
-    auto& stage = storage_.stages[at_.slot];
-    const int channel = step.group * kBlock;
-    if constexpr (kWeights) {
-#pragma unroll
-      for (int row = 0; row < Config::kKernelRows; ++row) {
-        if (!is_needed(row)) continue;
-        cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight[row],
-                                     channel, row * p_.shape.kernel.columns + step.kernel_column,
-                                     tile.channel);
-      }
-    } else {
-      const auto load = [&](const CUtensorMap& map, int own_channel) {
-#pragma unroll
-        for (int i = 0; i < Config::kBoxes / 2; ++i) {
-          if ((needed >> 2 * i & 3) == 0) continue;
-          const Box& box = tile.boxes[2 * i];
-          cute::SM90_TMA_LOAD_4D::copy(&map, barrier, kCacheHint, &stage.strips[i], own_channel,
-                                       box.column + step.kernel_column - p_.shape.padding.columns,
-                                       box.row - p_.shape.padding.rows, box.image);
-        }
-      };
-      const int of_first = p_.shape.channels - p_.second.channels;
-      if (channel < of_first) {
-        load(p_.map_input[0], channel);
-      } else {
-        load(p_.map_input[1], channel - of_first);
-      }
-    }
-    at_.advance();
-  }
-
-  // Fills one stage with kDepth channels, from `part` * kDepth on, of what is added to a row's
-  // output blocks, in place of pixels. `is_shared`: one image serves all.
-  __device__ void load_addend(const CUtensorMap& map, const Tile<Config>& tile, const Step& step,
-                              bool is_shared, int part, const Notice& notice) {
-    const uint32_t needed = needed_boxes<Config>(step.mask);
-    this->announce(notice, tile, kWeights ? 0 : __popc(needed) * sizeof(OperandBlock));
-    if constexpr (!kWeights) {
-#pragma unroll
-      for (int i = 0; i < Config::kBoxes; ++i) {
-        if ((needed >> i & 1) == 0) continue;
-        cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&this->full()), kCacheHint,
-                                     &storage_.stages[at_.slot].box(i),
-                                     tile.channel + step.group * kBlock + part * Config::kDepth,
-                                     tile.boxes[i].column, tile.boxes[i].row,
-                                     is_shared ? 0 : tile.boxes[i].image);
-      }
-    }
-    at_.advance();
-  }
-
-  // The base has one image, which serves all.
-  __device__ void load_base(const Tile<Config>& tile, const Step& step, bool ends_tile) {
-#pragma unroll
-    for (int part = 0; part < Config::kParts; ++part) {
-      const bool last = part == Config::kParts - 1;
-      load_addend(p_.map_base, tile, step, /*is_shared=*/true, part,
-                  Notice::of_base(step.mask, part, last && ends_tile));
-    }
-  }
-
-  const ConvParams& p_;
-  Storage<Config>& storage_;
 };
 
 // A step from shared memory, in one word where it is one.

@@ -116,21 +116,15 @@ struct MaxPoolParams {
 template <class Element>
 cudaError_t launch_max_pool(MaxPoolParams params, cudaStream_t stream);
 
-// Max pooling of deviations from a reference, with norms by pixel (images, rows, columns, channel
-// groups); or plain. All images are channels-last, their channels a multiple of 16 bytes.
-struct DeviationPoolParams {
+// Max pooling of channels-last images, whose channels are a multiple of 16 bytes, without norms.
+struct PixelPoolParams {
   const void* input;
-  const void* reference;  // one image; null if plain
   void* output;
-  float* norms;  // unused if plain, like `groups`
-  // Norms of the input, of 2^log2_norm_columns columns together; null: not given.
-  const float* norm_input;
-  int log2_norm_columns, norm_groups;
-  int images, channels, groups;
+  int images, channels;
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
 template <class Element>
-cudaError_t launch_deviation_pool(DeviationPoolParams params, cudaStream_t stream);
+cudaError_t launch_pixel_pool(PixelPoolParams params, cudaStream_t stream);
 
 // The kernel that computes norms of im2col blocks from norms of pixels.
 struct BlockNormsParams {
@@ -190,78 +184,57 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
          shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
 }
 
-// Whether the kernel that works by strips (pipeline.cuh) can compute a convolution of deviations of
-// a half type that skips zeros alone.
-inline bool takes_strips(const ConvShape& shape, const Log2Block& block, int log2_block_k) {
-  const auto are = [](const Size2& size, int value) {
-    return size.rows == value && size.columns == value;
-  };
-  return are(shape.kernel, 3) && are(shape.stride, 1) && are(shape.dilation, 1) &&
-         block.images == 0 && block.rows == 3 && block.columns == 3 && log2_block_k <= 6;
-}
-
-// The second of two parts of an input along its channels: an image like the first, and the norms of
-// its pixels. The channels of the first fill groups of 64.
-struct SecondPart {
-  const void* data;  // null: the input is in one part
-  int channels;
-  const float* norms;
-};
-
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
-struct ConvParams {
-  CUtensorMap map_input[2];  // of the input, or of its parts
-  CUtensorMap map_weight, map_output;
-  CUtensorMap map_last;  // of the input, for the last box of images if it is only partly filled
-  CUtensorMap map_residual;
+// What the parameters of all Hopper convolutions have.
+struct ConvOperands {
+  CUtensorMap map_input, map_weight, map_output, map_residual;
   ConvShape shape;
+  const void* bias;      // may be null
+  const void* residual;  // like the output; may be null
+  Activation activation;
+  void* output;
+  bool weight_is_ready;  // see overlap.cuh
+  int box_groups;        // groups of 64 channels
+  int channel_tiles, tiles, steps;
+  Divisor by_channel_tiles, by_box_rows, by_box_columns;
+};
+
+struct ConvParams : ConvOperands {
+  CUtensorMap map_last;  // of the input, for the last box of images if it is only partly filled
   Log2Block block, box;
   Extent blocks, boxes;  // in the output
   // A pixel block is one pixel of more images than there are, and a box is several pixels of one or
   // more images. Each pixel is judged by itself. The caller then sets `box`.
   bool by_pixel;
   bool images_fastest;  // the order of boxes is images, columns, rows; else columns, rows, images
+  bool residual_is_shared;  // it is one image, for all; boxes then have one image
   int log2_block_m, log2_block_k;
-  int norm_groups, box_groups;  // groups of max(block k, 64) channels, and of 64 channels
+  int norm_groups;  // groups of max(block k, 64) channels
   // (blocks of out_channels, kernel positions x norm_groups). May be null if norm_input is.
   const float* norm_weight;
-  bool weight_is_ready;  // see overlap.cuh
   InputNorms norm_input;
   Tau<float> tau;
-  const void* bias;         // may be null
-  const void* residual;     // like the output; may be null
-  bool residual_is_shared;  // it is one image, for all; boxes then have one image
-  Activation activation;
-  void* output;
   // Output norms, for pixel blocks of 64 images at one pixel: (image blocks, rows, columns, channel
   // groups). May be null. Boxes have 64 images, or by_pixel and takes_norms_of_pixels().
   float* norm_output;
-  int channel_tiles, tiles, steps;
-  Divisor by_channel_tiles, by_box_images, by_box_rows, by_box_columns;
-  Divisor by_box_groups, by_kernel_columns;
-  int* next_tile;  // zero before and after; null: tiles are not claimed, see claim_tile()
-  // float32 operands in split parts, used instead of the tensor maps. Weight: (kernel positions,
-  // blocks of out_channels, blocks of channels). Input: (pixels, blocks of images, of channels).
-  SplitSource a, b;
-  // Deviations from a reference (deviation.cuh). Base: one image like the output's; may be null.
-  // Its activation is that of sums and base; `activation` above is kNone then.
-  CUtensorMap map_base;
-  const void* base;
-  Activation base_activation;
-  float* norm_pixels;  // output norms (images, rows, columns, channel groups); may be null
-  bool by_strips;      // takes_strips(); norm_input is then that of single pixels
-  SecondPart second;   // by strips
-  // An output in phases that is put in its places: the channels of a pixel, 32 or a multiple of 64;
-  // 0: the output is as it is. map_output is then that of the first phase (phases.cuh).
-  int phase_channels;
-  CUtensorMap map_phases[3];
+  Divisor by_box_images, by_box_groups, by_kernel_columns;
+  int* next_tile;     // zero before and after; null: tiles are not claimed, see claim_tile()
   int log2_segments;  // of a tile's steps (segments.cuh); 0: the kernel has no segments
-  // Where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `in_order`: output
-  // pixels read the input pixels of the same numbers. `shares_weights`: a cluster has two pixel
-  // tiles of one channel tile; else two channel tiles of one pixel tile. `tiles` counts what
-  // clusters compute at a time, and `channel_tiles` what lies along the channels of it.
-  bool in_order, shares_weights;
+};
+
+// float32 in split parts (split.cuh), which are read instead of the tensor maps. Weight: (kernel
+// positions, blocks of out_channels, blocks of channels). Input: (pixels, blocks of images, of
+// channels).
+struct SplitConvParams : ConvParams {
+  SplitSource a, b;
+};
+
+// Where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `tiles` counts what
+// clusters compute at a time, and `channel_tiles` what lies along the channels of it.
+struct UnskippedParams : ConvOperands {
+  bool in_order;        // output pixels read the input pixels of the same numbers
+  bool shares_weights;  // a cluster has two pixel tiles of one channel tile; else the other way
 };
 
 // Whether every output pixel reads the input pixel of the same number, and no other.

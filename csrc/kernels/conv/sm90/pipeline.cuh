@@ -1,4 +1,5 @@
-// Tiles, steps, notices and shared memory of the Hopper convolution.
+// Tiles, steps, notices and shared memory of the Hopper convolution. Kernels that do more have a
+// Config of their own, and parameters that extend ConvParams.
 #pragma once
 
 #include <type_traits>
@@ -25,6 +26,7 @@ template <class Element_, int kRows_, int kBoxes_, int kLastWidth_, int kStages_
 struct Config {
   using Element = Element_;
   using Operand = std::conditional_t<std::is_same_v<Element, float>, Tf32, Element>;
+  using Params = ConvParams;
   static constexpr int kDepth = kLineBytes / sizeof(Element), kParts = kBlock / kDepth;
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
   static constexpr int kStages = kStages_;
@@ -33,10 +35,7 @@ struct Config {
   static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
-  static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
-  static constexpr bool kClaimsEarly = false, kSegmented = false, kResident = false;
-  static constexpr bool kPools = false, kStrips = false, kStoresZeros = false;
-  static constexpr int kKernelRows = 1;                      // of a step
+  static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kSegmented = false;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
@@ -58,33 +57,6 @@ struct ConfigByPixel : Config<Element, kRows, kBoxes, kBlock, kStages> {
   static constexpr bool kByPixel = true, kSegmented = kSegmented_;
 };
 
-// The same for deviations from a reference.
-template <class Element, int kRows, int kBoxes, int kStages>
-struct DeviationConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
-  static constexpr bool kDeviates = true;
-  // Boxes without a product and a residual are zero, and stored without being staged.
-  static constexpr bool kStoresZeros = sizeof(Element) == 2;
-  // Where many tiles have no step, claiming them would take most of the time. The threads of larger
-  // tiles have no registers for it.
-  static constexpr bool kClaimsEarly = kRows * kBoxes <= 4;
-};
-
-// The same by strips (list_by_strip.cuh): a step is one kernel column, in all of three kernel rows,
-// and the boxes of a warpgroup lie one above the other.
-template <class Element, int kRows, int kBoxes, int kStages>
-struct StripConfig : DeviationConfig<Element, kRows, kBoxes, kStages> {
-  static_assert(kRows * kBoxes == 4);  // a mask has a bit for each output block and kernel row
-  static constexpr bool kStrips = true;
-  static constexpr int kKernelRows = 3;
-};
-
-// The same for windows of 2 x 2 pixels that are max-pooled (pool_windows.cuh).
-template <class Element, int kRows, int kBoxes, int kStages>
-struct PoolConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
-  static constexpr bool kAddsResidual = false, kPools = true;
-  static constexpr bool kSegmented = kBoxes == 2;  // a tile has one row of its windows
-};
-
 // The first pixel of a box, in the output.
 struct Box {
   int image, row, column;
@@ -99,11 +71,10 @@ struct Tile {
 };
 
 // One kernel position and channel group. `mask` has bit row * kBoxes + box for each output block
-// for which the step is valid; by strips a kernel row's bits follow those of the row above, and the
-// kernel position is the column. One more step for each row of a tile brings the residual, and one
-// the base; its group is the row.
-struct alignas(8) Step {                                         // one word of shared memory
-  static constexpr uint16_t kResidual = 0xffff, kBase = 0xfffe;  // in place of a kernel position
+// for which the step is valid. One more step for each row of a tile brings the residual; its group
+// is the row.
+struct alignas(8) Step {                         // one word of shared memory
+  static constexpr uint16_t kResidual = 0xffff;  // in place of a kernel position
 
   uint16_t mask, group;
   uint8_t kernel_row, kernel_column;
@@ -111,7 +82,6 @@ struct alignas(8) Step {                                         // one word of 
 
   __device__ bool is_valid() const { return mask != 0; }
   __device__ bool is_residual() const { return kernel_position == kResidual; }
-  __device__ bool is_base() const { return kernel_position == kBase; }
 };
 
 // A step of boxes whose pixels are judged one by one. Bit i of `pixels` tells whether the step is
@@ -125,11 +95,11 @@ struct StepByPixel : Step {
 
 // What a multiplying warp needs to know about a stage besides the operands: the step's mask,
 // whether the tile or all work ends, and, with resident weights, the number of the weight block. A
-// stage that brings the residual or the base has its step's mask in place of that number, so that a
-// stage with products to compute needs no further test. The base also has its part of 64 channels.
+// stage that brings the residual has its step's mask in place of that number, so that a stage with
+// products to compute needs no further test. Bits 20 to 28 are free for other kernels.
 struct Notice {
-  static constexpr int kWeightShift = 12, kPartShift = 20;
-  static constexpr uint32_t kIsBase = 1u << 28, kIsMixed = 1u << 29;
+  static constexpr int kWeightShift = 12;
+  static constexpr uint32_t kIsMixed = 1u << 29;
   static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
   uint32_t bits;
@@ -140,23 +110,18 @@ struct Notice {
   __device__ static Notice of_residual(uint32_t mask, bool ends_tile) {
     return of(0, ends_tile, mask);
   }
-  __device__ static Notice of_base(uint32_t mask, int part, bool ends_tile) {
-    return {of(0, ends_tile, mask).bits | part << kPartShift | kIsBase};
-  }
   __device__ static Notice end_of_tile() { return {kEndsTile}; }
   __device__ static Notice end_of_work() { return {kEndsWork}; }
 
   __device__ bool ends_tile() const { return bits & kEndsTile; }
   __device__ bool ends_work() const { return bits & kEndsWork; }
-  __device__ bool is_base() const { return bits & kIsBase; }
   __device__ bool is_mixed() const { return bits & kIsMixed; }
   // The bits of a warpgroup's two boxes.
   __device__ uint32_t mask(int warpgroup) const { return bits >> (warpgroup * 2) & 3; }
-  // The same of the residual or the base.
+  // The same of what a stage brings in place of operands.
   __device__ uint32_t brought_mask(int warpgroup) const {
     return bits >> (kWeightShift + warpgroup * 2) & 3;
   }
-  __device__ uint32_t part() const { return bits >> kPartShift & 0xff; }
   __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
 };
 
@@ -190,30 +155,10 @@ struct BoxStage {
   __device__ OperandBlock& box(int i) { return pixels[i]; }
 };
 
-// What two boxes of 8 x 8 pixels, one above the other, read at one kernel column in three kernel
-// rows: 18 rows of 8 pixels. A row of pixels is 8 lines, as many as the swizzle repeats after. So
-// kernel row r of both boxes is a row of operand blocks that starts r pixel rows further on.
-struct alignas(1024) Strip {
-  static constexpr int kPixelRows = 18, kColumns = 8, kRowBytes = kColumns * kLineBytes;
-
-  OperandBlock boxes[2];
-  uint8_t below[2 * kRowBytes];
-};
-static_assert(sizeof(Strip) == Strip::kPixelRows * Strip::kRowBytes);
-
-template <class Config>
-struct StripStage {
-  OperandBlock weight[Config::kKernelRows][Config::kRows];
-  Strip strips[Config::kBoxes / 2];
-
-  __device__ OperandBlock& weight_of(int row) { return weight[0][row]; }
-  __device__ OperandBlock& box(int i) { return strips[i / 2].boxes[i % 2]; }
-};
-
 // The stages and the staging blocks.
 template <class Config>
 struct Blocks {
-  using Stage = std::conditional_t<Config::kStrips, StripStage<Config>, BoxStage<Config>>;
+  using Stage = BoxStage<Config>;
   Stage stages[Config::kStages];
   StagedBox<Config> output[Config::kWarpgroups];
 };
@@ -229,16 +174,9 @@ template <class Config>
 using RingOf = kernels::sm90::Ring<Tile<Config>, StepOf<Config>, NoticeOf<Config>, Config::kStages,
                                    Config::kLists, Config::kListCapacity>;
 
-// What boxes without a product are stored from (epilogue.cuh).
-template <bool kIsThere>
-struct ZeroBlock {
-  OperandBlock zeros;
-};
-template <>
-struct ZeroBlock<false> {};
-
-template <class Config>
-struct Storage : Blocks<Config>, ZeroBlock<Config::kStoresZeros> {
+// `Held`: what lies in front of the ring.
+template <class Config, class Held = Blocks<Config>>
+struct Storage : Held {
   using Ring = RingOf<Config>;
 
   BoxSquares<typename Config::Element> squares[Config::kWarpgroups];

@@ -9,10 +9,37 @@
 //   resident.cuh              two warpgroups have a column each, and the rows follow each other
 #pragma once
 
-#include "kernels/conv/sm90/epilogue.cuh"
-#include "kernels/conv/sm90/join_segments.cuh"
+#include "kernels/conv/sm90/conv.cuh"
+#include "kernels/conv/sm90/resident.cuh"
 
 namespace spamm::kernels::conv::sm90 {
+
+// kSegmented: a tile has one row of its windows.
+template <class Element, int kRows, int kBoxes, int kStages>
+struct PoolConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
+  static constexpr bool kAddsResidual = false, kSegmented = kBoxes == 2;
+};
+
+template <class Config>
+struct PoolList : BoxList<Config> {
+  // The tile with a window of 2 x 2 pixels in its boxes, or with one row of it. by_box_rows and
+  // by_box_columns divide by numbers of windows.
+  __device__ __forceinline__ static Tile<Config> tile_at(const ConvParams& p, int number) {
+    constexpr int kTilesOfWindow = 4 / Config::kBoxes;
+    const int second = number % kTilesOfWindow;
+    int windows, channels, row, column, image;
+    p.by_channel_tiles(windows, channels, number / kTilesOfWindow);
+    p.by_box_columns(windows, column, windows);
+    p.by_box_rows(image, row, windows);
+    Tile<Config> tile;
+    tile.channel = channels * Config::kRows * kBlock;
+#pragma unroll
+    for (int i = 0; i < Config::kBoxes; ++i) {
+      tile.boxes[i] = {image * kBlock, row * 2 + second + i / 2, column * 2 + i % 2};
+    }
+    return tile;
+  }
+};
 
 // The larger entries of two pairs; NaN where one is NaN.
 template <class Element>
@@ -101,20 +128,12 @@ __device__ __forceinline__ void pool_tile(const ConvParams& p, int warpgroup, in
   store_pooled<Element>(p, channel, window, storage.output[warpgroup ^ 1], kept);
 }
 
-// What a warpgroup of resident.cuh keeps of the first row of a window.
-template <class Config, bool kHolds = Config::kPools&& Config::kResident>
-struct HeldRow {};
-template <class Config>
-struct HeldRow<Config, true> {
-  uint32_t pairs[kBlock / 4];
-};
-
 // A tile of resident.cuh: each warpgroup has one column of the window, in one row of it, and stores
-// one box of images behind the second row.
+// one box of images behind the second row. `held` keeps the first row until then.
 template <class Config, class Shared>
 __device__ __forceinline__ void pool_resident_tile(const ConvParams& p, int warpgroup, int channel,
                                                    const Box* boxes, const ChannelBias& bias,
-                                                   Shared& storage, HeldRow<Config>& held,
+                                                   Shared& storage, uint32_t (&held)[kBlock / 4],
                                                    const float (&acc)[Config::kValues]) {
   using Element = typename Config::Element;
   constexpr int kPairs = kBlock / 4;
@@ -131,10 +150,10 @@ __device__ __forceinline__ void pool_resident_tile(const ConvParams& p, int warp
   exchange<Element>(storage.output, warpgroup, second, first);
   if (boxes[0].row % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) held.pairs[i] = first[i];
+    for (int i = 0; i < kPairs; ++i) held[i] = first[i];
     return;
   }
-  keep_larger<Element>(first, held.pairs);
+  keep_larger<Element>(first, held);
   Box window = boxes[0];
   if (is_second) window.image = boxes[1].image;
   store_pooled<Element>(p, channel, window, storage.output[warpgroup ^ 1], first);
@@ -209,25 +228,54 @@ __device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgro
   store_pooled<Element>(p, channel, window, storage.output[warpgroup], pairs);
 }
 
-// Pools a tile, in the way of its kernel.
-template <class Config, class Shared>
-__device__ __forceinline__ void pool(const ConvParams& p, int warpgroup, int channel,
-                                     const Box* boxes, const ChannelBias& bias, Shared& storage,
-                                     HeldRow<Config>& held, const float (&acc)[Config::kValues]) {
-  if constexpr (Config::kResident) {
-    pool_resident_tile<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
-  } else if constexpr (Config::kSegmented) {
-    pool_in_cluster<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
-  } else {
-    pool_tile<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
-  }
-}
-
-// The images of which a warpgroup stores the pooled values at a time: the box of the output map.
+// What a warpgroup does with the sums of a tile of boxes.
 template <class Config>
-int images_of_store(const ConvParams& p) {
-  if (Config::kResident) return kBlock;
-  return kBlock / 2 >> (Config::kSegmented ? p.log2_segments : 0);
+struct PoolWork : BoxWork<Config> {
+  template <class Shared>
+  __device__ explicit PoolWork(Shared& storage) : BoxWork<Config>(storage) {}
+
+  template <class Shared>
+  __device__ __forceinline__ void finish(const ConvParams& p, int warpgroup, int channel,
+                                         const Box* boxes, Shared& storage,
+                                         const float (&acc)[Config::kValues]) {
+    ChannelBias bias;
+    bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
+    if constexpr (Config::kSegmented) {
+      pool_in_cluster<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+    } else {
+      pool_tile<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+    }
+  }
+};
+
+// The same in resident.cuh.
+template <class Config>
+struct ResidentPoolWork : BoxWork<Config> {
+  uint32_t held[kBlock / 4];
+
+  template <class Shared>
+  __device__ explicit ResidentPoolWork(Shared& storage) : BoxWork<Config>(storage) {}
+
+  template <class Shared>
+  __device__ __forceinline__ void finish(const ConvParams& p, int warpgroup, int channel,
+                                         const Box* boxes, Shared& storage,
+                                         const float (&acc)[Config::kValues]) {
+    ChannelBias bias;
+    bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
+    pool_resident_tile<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
+  }
+};
+
+template <class Config_>
+struct PoolKernel : BoxKernel<Config_> {
+  using List = PoolList<Config_>;
+  using Work = PoolWork<Config_>;
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    conv_pool_sm90(const __grid_constant__ ConvParams p) {
+  run<ConvRoles<PoolKernel<Config>>>(p);
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -12,17 +12,18 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-template <class Element, int kLastWidth, bool kPools_ = false>
+// kRowsInTurn: tiles of a number, in rows of the output that follow each other.
+template <class Element, int kLastWidth, int kRowsInTurn_ = 1>
 struct ResidentConfig : Config<Element, 1, 4, kLastWidth, 4> {
   static constexpr int kListCapacity = 32;  // all steps of a tile
-  static constexpr bool kAddsResidual = false, kResident = true, kPools = kPools_;
-  static constexpr int kRowsInTurn = kPools ? 2 : 1;  // tiles of a number: the rows of a window
+  static constexpr bool kAddsResidual = false;
+  static constexpr int kRowsInTurn = kRowsInTurn_;
 };
 
 // Stores only the first box, to save shared memory: thread blocks of the norm kernel have to fit
 // beside this kernel.
-template <class Element, int kLastWidth, bool kPools>
-struct Tile<ResidentConfig<Element, kLastWidth, kPools>> {
+template <class Element, int kLastWidth, int kRowsInTurn>
+struct Tile<ResidentConfig<Element, kLastWidth, kRowsInTurn>> {
   static constexpr int channel = 0;
   Box first;
 
@@ -230,36 +231,30 @@ class ResidentLoader : public StageWriter<Config, true> {
   ResidentStorage<Config>& storage_;
 };
 
-template <class Config>
-struct ResidentRoles {
-  const ConvParams& p;
-  ResidentStorage<Config>& storage;
+template <class Config_, class Work_>
+struct ResidentKernel {
+  using Config = Config_;
+  using Storage = ResidentStorage<Config>;
+  template <bool>
+  using Loader = ResidentLoader<Config>;
+  using Operands = ResidentOperands<Config>;
+  using Work = Work_;
+};
 
-  __device__ __forceinline__ void set_up(int warp) const {
-    prefetch_maps<Config>(p, warp);
-    set_up_barriers<Config>(storage, warp);
+template <class Config, class Work>
+struct ResidentRoles : ConvRoles<ResidentKernel<Config, Work>> {
+  __device__ __forceinline__ void load_a() const {
+    load_resident_weights<Config>(this->p, this->storage);
   }
-  __device__ __forceinline__ void load_a() const { load_resident_weights<Config>(p, storage); }
-  __device__ __forceinline__ void load_b() const {
-    load_lists<Config>(ResidentLoader<Config>(p, storage), storage.ring);
-  }
-  __device__ __forceinline__ void list(int) const { list_resident_steps<Config>(p, storage); }
-  __device__ __forceinline__ void multiply(int warp) const {
-    multiply_stages<Config, ResidentOperands<Config>>(p, kernels::sm90::multiplying_warpgroup(warp),
-                                                      storage);
+  __device__ __forceinline__ void list(int) const {
+    list_resident_steps<Config>(this->p, this->storage);
   }
 };
 
-template <class Config>
+template <class Config, class Work>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     conv_resident_sm90(const __grid_constant__ ConvParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<ResidentStorage<Config>*>(shared);
-  kernels::sm90::run_roles<Config>(ResidentRoles<Config>{p, storage});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
+  run<ResidentRoles<Config, Work>>(p);
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -8,7 +8,7 @@
 // is stored from registers: a store of a warp fills four memory sectors.
 #pragma once
 
-#include "kernels/conv/sm90/conv.cuh"
+#include "kernels/conv/sm90/launch.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
 
 namespace spamm::kernels::conv::sm90 {
@@ -17,15 +17,13 @@ namespace spamm::kernels::conv::sm90 {
 template <int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
 struct SplitConfig {
   using Element = float;
+  using Params = SplitConvParams;
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
   static constexpr int kStages = kStages_, kSplitParts = 2;
   static constexpr int kSets = 1;
   static constexpr int kExactDepths = 1;  // unrolled by add_exact()
   using Later = kernels::multiply::sm90::NothingLater;
-  static constexpr bool kKeepsRests = false, kByPixel = false, kPools = false;
-  static constexpr bool kDeviates = false, kClaimsEarly = false, kSegmented = false;
-  static constexpr bool kStrips = false, kStoresZeros = false;
-  static constexpr int kKernelRows = 1;  // of a step
+  static constexpr bool kKeepsRests = false, kByPixel = false, kSegmented = false;
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -49,17 +47,16 @@ struct Blocks<SplitConfig<kRows, kBoxes, kLastWidth, kStages>> {
 __device__ const SplitHeader kPaddingHeader = {nullptr, {0}, {kSplitSpecial}, 0, kSplitBlock};
 
 // Loads the weights (kWeights) or the pixels.
-template <int kRows, int kBoxes, int kLastWidth, int kStages, bool kWeights>
-class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
-    : public StageWriter<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights> {
-  using Config = SplitConfig<kRows, kBoxes, kLastWidth, kStages>;
+template <class Config, bool kWeights>
+class SplitLoader : public StageWriter<Config, kWeights> {
   using Base = StageWriter<Config, kWeights>;
   using Base::at_;
-  static constexpr int kBlocks = kWeights ? kRows : kBoxes;
+  static constexpr int kBoxes = Config::kBoxes;
+  static constexpr int kBlocks = kWeights ? Config::kRows : kBoxes;
   static constexpr int kPadding = -1;
 
  public:
-  __device__ Loader(const ConvParams& p, Storage<Config>& storage)
+  __device__ SplitLoader(const SplitConvParams& p, Storage<Config>& storage)
       : Base(storage.ring), p_(p), storage_(storage) {}
 
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
@@ -125,7 +122,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
     return (pixel * operand.extent + box.image / kBlock) * operand.depth + step.group;
   }
 
-  const ConvParams& p_;
+  const SplitConvParams& p_;
   Storage<Config>& storage_;
 };
 
@@ -167,7 +164,7 @@ struct UnknownTerms {
 
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
-__device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
+__device__ void multiply_split_stages(const SplitConvParams& p, int warpgroup,
                                       Storage<Config>& storage) {
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
   auto& ring = storage.ring;
@@ -216,8 +213,14 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
   }
 }
 
+template <class Config_>
+struct SplitKernel : BoxKernel<Config_> {
+  template <bool kWeights>
+  using Loader = SplitLoader<Config_, kWeights>;
+};
+
 template <class Config>
-struct SplitRoles : ConvRoles<Config> {
+struct SplitRoles : ConvRoles<SplitKernel<Config>> {
   __device__ __forceinline__ void set_up(int warp) const {
     set_up_barriers<Config>(this->storage, warp);
   }
@@ -229,14 +232,23 @@ struct SplitRoles : ConvRoles<Config> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    conv_split_sm90(const __grid_constant__ ConvParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  kernels::sm90::run_roles<Config>(SplitRoles<Config>{p, storage});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
+    conv_split_sm90(const __grid_constant__ SplitConvParams p) {
+  run<SplitRoles<Config>>(p);
+}
+
+// Like convolve(), but the caller also sets a and b of p, and a pixel block is one pixel of several
+// images.
+template <Tiles kTiles>
+cudaError_t convolve_split(SplitConvParams p, const Launch& how) {
+  complete(p);
+  return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    constexpr TileConfig kTile = kTiles.small;
+    using Chosen = SplitConfig<kTile.rows / kBlock, kTile.columns / kBlock, kWidth, kTile.stages>;
+    static_assert(kHasTile<Chosen, kTile>);
+    const int blocks = cut_into_tiles<Chosen>(p, how.multiprocessors);
+    if (blocks == p.tiles) p.next_tile = nullptr;
+    return start<SplitRoles<Chosen>>(conv_split_sm90<Chosen>, p, blocks, 0, how.stream);
+  });
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -16,11 +16,7 @@
 
 #include "kernels/common/overlap.cuh"
 #include "kernels/common/tile.h"
-#include "kernels/conv/sm90/epilogue.cuh"
-#include "kernels/conv/sm90/join_segments.cuh"
-#include "kernels/conv/sm90/load.cuh"
-#include "kernels/conv/sm90/residual.cuh"
-#include "kernels/conv/sm90/wgmma.cuh"
+#include "kernels/conv/sm90/conv.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -28,7 +24,7 @@ namespace spamm::kernels::conv::sm90 {
 struct ClusterPlace {
   int rank, channel, pixel;  // the last two: which of two tiles it has, along each
 
-  __device__ explicit ClusterPlace(const ConvParams& p)
+  __device__ explicit ClusterPlace(const UnskippedParams& p)
       : rank(blockIdx.x % 2),
         channel(p.shares_weights ? 0 : rank),
         pixel(p.shares_weights ? rank : 0) {}
@@ -94,7 +90,7 @@ class TileWalk {
  public:
   int channel, pixel;  // the tile's first; pixels are numbered through all images
 
-  __device__ __forceinline__ TileWalk(const ConvParams& p, const ClusterPlace& place)
+  __device__ __forceinline__ TileWalk(const UnskippedParams& p, const ClusterPlace& place)
       : p_(p), place_(place), number_(blockIdx.x / 2) {
     locate();
   }
@@ -113,7 +109,7 @@ class TileWalk {
     pixel = (pixels * (p_.shares_weights ? 2 : 1) + place_.pixel) * Config::kPixels;
   }
 
-  const ConvParams& p_;
+  const UnskippedParams& p_;
   const ClusterPlace& place_;
   int number_;
 };
@@ -123,7 +119,7 @@ struct Window {
   int image, row, column;
 
   Window() = default;
-  __device__ Window(const ConvParams& p, int pixel) {
+  __device__ Window(const UnskippedParams& p, int pixel) {
     int line;
     p.by_box_columns(line, column, pixel);
     p.by_box_rows(image, row, line);
@@ -139,7 +135,7 @@ class UnskippedLoader {
   static constexpr uint16_t kBoth = 0b11;  // a bit for each thread block
 
  public:
-  __device__ UnskippedLoader(const ConvParams& p, UnskippedStorage<Config>& storage)
+  __device__ UnskippedLoader(const UnskippedParams& p, UnskippedStorage<Config>& storage)
       : p_(p), storage_(storage), place_(p) {}
 
   __device__ void run() {
@@ -226,21 +222,21 @@ class UnskippedLoader {
 
   __device__ void load_in_order(void* to, int channel, int pixel) {
     if (is_shared()) {
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.map_input[0], barrier(), kBoth, kCacheHint, to,
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.map_input, barrier(), kBoth, kCacheHint, to,
                                              channel, pixel);
     } else {
-      cute::SM90_TMA_LOAD_2D::copy(&p_.map_input[0], barrier(), kCacheHint, to, channel, pixel);
+      cute::SM90_TMA_LOAD_2D::copy(&p_.map_input, barrier(), kCacheHint, to, channel, pixel);
     }
   }
 
   __device__ void load_windows(void* to, int channel, const Window& window, int row, int column) {
     const auto down = static_cast<uint16_t>(row), right = static_cast<uint16_t>(column);
     if (is_shared()) {
-      cute::SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(&p_.map_input[0], barrier(), kBoth, to, channel,
+      cute::SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(&p_.map_input, barrier(), kBoth, to, channel,
                                                     window.column, window.row, window.image, right,
                                                     down);
     } else {
-      cute::SM90_TMA_LOAD_IM2COL_4D::copy(&p_.map_input[0], barrier(), to, channel, window.column,
+      cute::SM90_TMA_LOAD_IM2COL_4D::copy(&p_.map_input, barrier(), to, channel, window.column,
                                           window.row, window.image, right, down);
     }
   }
@@ -259,7 +255,7 @@ class UnskippedLoader {
     at_.advance();
   }
 
-  const ConvParams& p_;
+  const UnskippedParams& p_;
   UnskippedStorage<Config>& storage_;
   RingPosition<Config::kStages> at_;
   ClusterPlace place_;
@@ -277,7 +273,7 @@ __device__ __forceinline__ void release_to_cluster(const Barrier& empty) {
 // Stores the pixels from kFirst on of a warpgroup's sums, in portions of kStored.
 template <class Config, int kFirst = 0>
 __device__ __forceinline__ void store_portions(
-    const ConvParams& p, int channel, int pixel,
+    const UnskippedParams& p, int channel, int pixel,
     Lines<Config::kStored> (&stagings)[Config::kStagings], const ChannelBias& bias, bool relu,
     const float (&acc)[Config::kValues]) {
   if constexpr (kFirst < Config::kWidth) {
@@ -303,7 +299,7 @@ __device__ __forceinline__ void store_portions(
 
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
-__device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warpgroup,
+__device__ __forceinline__ void multiply_unskipped(const UnskippedParams& p, int warpgroup,
                                                    UnskippedStorage<Config>& storage) {
   using Element = typename Config::Element;
   using kernels::sm90::Major;
@@ -363,15 +359,18 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
   if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
 }
 
-template <class Config>
+template <class Config_>
 struct UnskippedRoles {
-  const ConvParams& p;
-  UnskippedStorage<Config>& storage;
+  using Config = Config_;
+  using Params = UnskippedParams;
+  using Storage = UnskippedStorage<Config>;
+  const UnskippedParams& p;
+  Storage& storage;
 
   // The barriers of both thread blocks are initialised before any is used.
   __device__ __forceinline__ void set_up(int warp) const {
     if (warp == 0 && threadIdx.x == 0) {
-      cute::prefetch_tma_descriptor(&p.map_input[0]);
+      cute::prefetch_tma_descriptor(&p.map_input);
       cute::prefetch_tma_descriptor(&p.map_weight);
       cute::prefetch_tma_descriptor(&p.map_output);
       storage.initialize();
@@ -392,14 +391,8 @@ struct UnskippedRoles {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    conv_unskipped_sm90(const __grid_constant__ ConvParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<UnskippedStorage<Config>*>(shared);
-  kernels::sm90::run_roles<Config>(UnskippedRoles<Config>{p, storage});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
+    conv_unskipped_sm90(const __grid_constant__ UnskippedParams p) {
+  run<UnskippedRoles<Config>>(p);
 }
 
 }  // namespace spamm::kernels::conv::sm90

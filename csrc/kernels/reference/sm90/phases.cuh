@@ -8,14 +8,14 @@
 
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/wgmma_sm90.cuh"
-#include "kernels/conv/sm90/params.h"
+#include "kernels/reference/params.h"
 
-namespace spamm::kernels::conv::sm90 {
+namespace spamm::kernels::reference {
 
 struct Phases {
   int channels, width, in_row;  // of a pixel; channels of a phase; phases in a row of 2 x 2 pixels
 
-  __host__ __device__ explicit Phases(const ConvParams& p)
+  __host__ __device__ explicit Phases(const DeviationParams& p)
       : channels(p.phase_channels),
         width(channels > kernels::sm90::kBlock ? channels : kernels::sm90::kBlock),
         in_row(2 * channels / width) {}
@@ -25,7 +25,7 @@ struct Phases {
 
 // The map that stores 64 channels of the convolution, from `channel` on; `channel` becomes that in
 // the map.
-__device__ __forceinline__ const CUtensorMap* map_of_phase(const ConvParams& p, int& channel) {
+__device__ __forceinline__ const CUtensorMap* map_of_phase(const DeviationParams& p, int& channel) {
   if (p.phase_channels == 0) return &p.map_output;
   const Phases phases(p);
   const int phase = channel / phases.width;
@@ -35,7 +35,7 @@ __device__ __forceinline__ const CUtensorMap* map_of_phase(const ConvParams& p, 
 
 // The place of a pixel's norm of 64 channels, from `channel` on, in (images, rows, columns,
 // groups). In phases of 32 channels a norm is that of two neighbouring columns.
-__device__ __forceinline__ int64_t place_of_norm(const ConvParams& p, int image, int row,
+__device__ __forceinline__ int64_t place_of_norm(const DeviationParams& p, int image, int row,
                                                  int column, int channel) {
   constexpr int kBlock = kernels::sm90::kBlock;
   int rows = p.shape.output.rows, columns = p.shape.output.columns;
@@ -56,7 +56,7 @@ __device__ __forceinline__ int64_t place_of_norm(const ConvParams& p, int image,
 
 // Encodes the maps of all phases.
 template <class Element>
-cudaError_t encode_phases(ConvParams& p) {
+cudaError_t encode_phases(DeviationParams& p) {
   const Phases phases(p);
   const Extent& output = p.shape.output;
   const uint64_t pixel = phases.channels * sizeof(Element), line = 2 * pixel * output.columns;
@@ -76,4 +76,4 @@ cudaError_t encode_phases(ConvParams& p) {
   return cudaSuccess;
 }
 
-}  // namespace spamm::kernels::conv::sm90
+}  // namespace spamm::kernels::reference

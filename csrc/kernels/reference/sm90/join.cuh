@@ -7,11 +7,10 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
-#include "kernels/conv/sm90/join_deviations_params.h"
-#include "kernels/conv/sm90/norms.cuh"
-#include "kernels/conv/sm90/pipeline.cuh"
+#include "kernels/reference/params.h"
+#include "kernels/reference/sm90/pixel_norms.cuh"
 
-namespace spamm::kernels::conv::sm90 {
+namespace spamm::kernels::reference {
 
 constexpr int kJoinThreads = 256, kJoinRows = 4;  // rows of a thread, whose loads are in flight
 
@@ -30,22 +29,6 @@ __device__ __forceinline__ int64_t place_in(const JoinSource& part, const JoinPa
                                             int column, int channel) {
   return (static_cast<int64_t>(line) * p.size.columns + column) * part.channels + channel -
          part.first;
-}
-
-// The norm of 64 channels, of which neighbouring lanes hold a chunk each. All of them get it.
-template <class Element>
-__device__ __forceinline__ float norm_of_lanes(const Chunk<Element>& chunk) {
-  SquareSum<Element> sum = 0;
-#pragma unroll
-  for (int e = 0; e < Chunk<Element>::kEntries; ++e) {
-    const SquareSum<Element> wide = widen(chunk.entry(e));
-    sum = fma(wide, wide, sum);
-  }
-#pragma unroll
-  for (int distance = 1; distance < 64 / Chunk<Element>::kEntries; distance *= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-  }
-  return static_cast<float>(sqrt(sum));
 }
 
 template <class Element>
@@ -93,4 +76,4 @@ cudaError_t launch_join_deviations(JoinParams p, cudaStream_t stream) {
                 /*overlap_previous=*/true, stream, p);
 }
 
-}  // namespace spamm::kernels::conv::sm90
+}  // namespace spamm::kernels::reference

@@ -1,23 +1,14 @@
-// Max pooling by single pixels: a thread pools one chunk of channels of an output pixel, and its
-// neighbours the next chunks.
-//
-// Without a reference it is torch's max pooling. With one it is that of deviations from it,
-// max(input + reference) - max(reference), with the norms of the output's pixels. Where the whole
-// window of the input is zero, so is the result, and the reference is not read. Lanes that share a
-// norm are neighbours. With norms of the input, windows of 2 x 2 pixels that are zero are not read.
+// Max pooling of deviations from a reference by single pixels: max(input + reference) -
+// max(reference), with the norms of the output's pixels. Where the whole window of the input is
+// zero, so is the result, and the reference is not read. Lanes that share a norm are neighbours.
+// With norms of the input, windows of 2 x 2 pixels that are zero are not read.
 #pragma once
 
-#include <cstdint>
-
-#include "kernels/common/launch.cuh"
-#include "kernels/common/overlap.cuh"
-#include "kernels/conv/sm90/norms.cuh"
-#include "kernels/conv/sm90/pipeline.cuh"
 #include "kernels/conv/sm90/pool_window.cuh"
+#include "kernels/reference/params.h"
+#include "kernels/reference/sm90/pixel_norms.cuh"
 
-namespace spamm::kernels::conv::sm90 {
-
-constexpr int kDeviationPoolThreads = 256;
+namespace spamm::kernels::reference {
 
 // The larger one, or NaN if one is.
 __device__ __forceinline__ float larger(float best, float x) {
@@ -40,28 +31,6 @@ __device__ __forceinline__ void for_each_pixel(const DeviationPoolParams& p, int
     }
   }
 }
-
-// The chunk of a thread in the output.
-struct PixelPoolThread {
-  uint32_t pixel;  // of all images
-  int image, row, column, channel;
-  bool exists;
-
-  // `chunks`: threads of a pixel.
-  __device__ __forceinline__ PixelPoolThread(const DeviationPoolParams& p, int entries,
-                                             uint32_t chunks) {
-    // Numbers of threads are 32 bits wide: 64-bit divisions would take longer than the loads.
-    const uint32_t number = blockIdx.x * kDeviationPoolThreads + threadIdx.x;
-    const uint32_t columns = p.out_size.columns, rows = p.out_size.rows;
-    pixel = number / chunks;
-    const uint32_t line = pixel / columns, in_order = line / rows;
-    channel = static_cast<int>(number - pixel * chunks) * entries;
-    column = static_cast<int>(pixel - line * columns);
-    row = static_cast<int>(line - in_order * rows);
-    image = static_cast<int>(in_order);
-    exists = image < p.images && channel < p.channels;
-  }
-};
 
 // The larger ones of a pixel's values and of its reference's.
 template <class Element>
@@ -170,56 +139,28 @@ __device__ __forceinline__ Chunk<Element> pool_deviations(const DeviationPoolPar
   return largest.difference();
 }
 
-template <class Element, bool kOfDeviations>
-__global__ void __launch_bounds__(kDeviationPoolThreads, 4)
-    pixel_pool(const __grid_constant__ DeviationPoolParams p) {
+template <class Element>
+__global__ void __launch_bounds__(kPixelPoolThreads, 4)
+    deviation_pool(const __grid_constant__ DeviationPoolParams p) {
   constexpr int kEntries = Chunk<Element>::kEntries, kLanes = 64 / kEntries;
   let_next_kernel_start();
   // Lanes that share a norm are there also beyond the channels.
-  const PixelPoolThread thread(p, kEntries,
-                               kOfDeviations ? p.groups * kLanes : p.channels / kEntries);
-  const int64_t in_image = static_cast<int64_t>(p.in_size.rows) * p.in_size.columns * p.channels;
-  const Element* input =
-      static_cast<const Element*>(p.input) + thread.image * in_image + thread.channel;
+  const PixelPoolThread thread(p, kEntries, p.groups * kLanes);
+  const Element* const input = input_of<Element>(p, thread);
   wait_for_previous_kernel();
-  Chunk<Element> result;
-  if constexpr (kOfDeviations) {
-    result = pool_deviations(p, thread, input);
-    SquareSum<Element> sum = 0;
-#pragma unroll
-    for (int e = 0; e < kEntries; ++e) {
-      const SquareSum<Element> wide = widen(result.entry(e));
-      sum = fma(wide, wide, sum);
-    }
-#pragma unroll
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      sum += __shfl_xor_sync(~0u, sum, distance);
-    }
-    if (thread.exists && threadIdx.x % kLanes == 0) {
-      p.norms[static_cast<int64_t>(thread.pixel) * p.groups + thread.channel / 64] =
-          static_cast<float>(sqrt(sum));
-    }
-  } else {
-    const Element* const images[1] = {thread.exists ? input : nullptr};
-    Chunk<Element> best[1];
-    pool_window(p, p.channels, thread.row, thread.column, images, best);
-    result = best[0];
+  const Chunk<Element> result = pool_deviations(p, thread, input);
+  const float norm = norm_of_lanes(result);
+  if (thread.exists && threadIdx.x % kLanes == 0) {
+    p.norms[static_cast<int64_t>(thread.pixel) * p.groups + thread.channel / 64] = norm;
   }
-  if (!thread.exists) return;
-  *reinterpret_cast<Chunk<Element>*>(static_cast<Element*>(p.output) +
-                                     static_cast<int64_t>(thread.pixel) * p.channels +
-                                     thread.channel) = result;
+  store_pooled(p, thread, result);
 }
 
 template <class Element>
 cudaError_t launch_deviation_pool(DeviationPoolParams p, cudaStream_t stream) {
-  constexpr int kEntries = Chunk<Element>::kEntries;
-  const bool of_deviations = p.reference != nullptr;
-  const int64_t chunks = of_deviations ? p.groups * (64 / kEntries) : p.channels / kEntries;
-  const int64_t threads = chunks * p.images * p.out_size.rows * p.out_size.columns;
-  const auto kernel = of_deviations ? pixel_pool<Element, true> : pixel_pool<Element, false>;
-  return launch(kernel, static_cast<unsigned>((threads - 1) / kDeviationPoolThreads + 1),
-                kDeviationPoolThreads, 0, /*overlap_previous=*/true, stream, p);
+  const int64_t chunks = int64_t{p.groups} * (64 / Chunk<Element>::kEntries);
+  return launch(deviation_pool<Element>, pixel_pool_blocks(p, chunks), kPixelPoolThreads, 0,
+                /*overlap_previous=*/true, stream, p);
 }
 
-}  // namespace spamm::kernels::conv::sm90
+}  // namespace spamm::kernels::reference

@@ -8,10 +8,10 @@
 #include "kernels/common/activation.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/numeric.cuh"
-#include "kernels/conv/deviation_epilogue_params.h"
 #include "kernels/norm_map/chunk.cuh"
+#include "kernels/reference/params.h"
 
-namespace spamm::kernels {
+namespace spamm::kernels::reference {
 
 constexpr int kEpilogueThreads = 256, kEpilogueBlocks = 8;  // of a multiprocessor
 
@@ -55,4 +55,4 @@ cudaError_t launch_deviation_epilogue(DeviationEpilogueParams p, int multiproces
                 /*overlap_previous=*/false, stream, p);
 }
 
-}  // namespace spamm::kernels
+}  // namespace spamm::kernels::reference
