@@ -197,7 +197,7 @@ def said(tables):
     absent = sum(bool(row.get("absent")) for rows in tables.values() for row in rows)
     missing = f"; {absent} rows without figures" if absent else ""
     for kind, rows in tables.items():
-        rows = [row for row in rows if row.get("speedup")]
+        rows = [row for row in rows if row.get("speedup") not in (None, 1)]  # 1: the peer itself
         groups, by = {}, [*KINDS[kind].key, *_differing(kind, rows)][-1]
         for row in rows:
             groups.setdefault(text(row.get(by), by), []).append(row["speedup"])
