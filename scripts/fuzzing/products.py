@@ -26,7 +26,7 @@ DENSE |= {"knob": (*KNOBS, "valid_ratio"), "given": (False, True)}
 DENSE |= {"added": ("matrix", "row", "column", "number")}
 
 
-def knob_of(case, maps):
+def knob_of(case, host, device):
     """The keyword that says what is skipped; a tau is the very product of two norms."""
     kind, share = case["knob"], case["share"]
     if kind in ("valid_ratio", "max_error"):
@@ -34,16 +34,17 @@ def knob_of(case, maps):
     fixed = {"nothing": 0.0, "everything": math.inf, "nan": torch.tensor(math.nan)}
     if kind in fixed:
         return {"tau": fixed[kind]}
-    candidates = oracle.thresholds(*(norms.cpu() for norms in maps))
+    candidates = oracle.thresholds(*host)
     tau = candidates[int(share * (len(candidates) - 1))]
-    return {"tau": torch.tensor(tau, device=maps[0].device) if kind == "tensor" else float(tau)}
+    return {"tau": torch.tensor(tau, device=device) if kind == "tensor" else float(tau)}
 
 
-def tau_of(knob, maps):
+def tau_of(knob, maps, host):
     """The threshold of a knob, on the CPU; a search and its bound are held against the oracle's."""
     if "tau" in knob:
         return knob["tau"].cpu() if isinstance(knob["tau"], torch.Tensor) else knob["tau"]
-    tau, host = spamm_torch.find_tau(*maps, **knob), [norms.cpu() for norms in maps]
+    tau = spamm_torch.find_tau(*maps, **knob)
+    bound, tau = spamm_torch.error_bound(*maps, tau).item(), tau.cpu()
     lost = oracle.error_bound(*host, tau.item())
     if "valid_ratio" in knob:
         wanted, total = oracle.find_tau(*host, knob["valid_ratio"]), oracle.products(*host).size
@@ -55,11 +56,11 @@ def tau_of(knob, maps):
         with np.errstate(all="ignore"):
             limit = knob["max_error"] * math.prod(np.sqrt(np.sum(n**2)) for n in wide)
         expect(not lost > limit, f"find_tau for {knob} loses {lost}, above {limit}")
-    bound, info = spamm_torch.error_bound(*maps, tau).item(), torch.finfo(maps[0].dtype)
+    info = torch.finfo(tau.dtype)
     near = lost <= bound <= lost * (1 + 1e-4) + info.smallest_normal
     too_large = math.isinf(bound) and lost > info.max * 0.999
     expect(near or too_large, f"error_bound {bound}, the oracle {lost}")
-    return tau.cpu()
+    return tau
 
 
 def compare(results, a, b, maps, tau, case, device, upper=False, input=None, beta=1, alpha=1):
@@ -69,7 +70,7 @@ def compare(results, a, b, maps, tau, case, device, upper=False, input=None, bet
     in each block, and what a tau of 1000 times their products would skip may go. A CPU's
     instructions for bfloat16 take what is below 2^-126 for zero. upper: of a symmetric product.
     """
-    maps, dtype, block = [norms.cpu() for norms in maps], a.dtype, case["block"]
+    dtype, block = a.dtype, case["block"]
     patterns = {case["pattern_a"], case["pattern_b"]}
     magnitudes = None if input is None else input.abs()
     absolute = magnitudes, abs(beta), abs(alpha)
@@ -127,10 +128,11 @@ def dense(case, device):
         numbers = space.values((*batch, k, n), case["pattern_b"], dtype, seed + 1)
         host_b, b = space.laid_out(layouts, case["layout_b"], numbers, device)
     maps = spamm_torch.norm_map(a, (bm, bk)), spamm_torch.norm_map(b, (bk, bn))
-    space.expect_norms(maps[0], oracle.norm_map(host_a, (bm, bk)), "norms of a")
-    space.expect_norms(maps[1], oracle.norm_map(host_b, (bk, bn)), "norms of b")
-    knob = knob_of(case, maps)
-    tau = tau_of(knob, maps)
+    host = [norms.cpu() for norms in maps]
+    space.expect_norms(host[0], oracle.norm_map(host_a, (bm, bk)), "norms of a")
+    space.expect_norms(host[1], oracle.norm_map(host_b, (bk, bn)), "norms of b")
+    knob = knob_of(case, host, device)
+    tau = tau_of(knob, maps, host)
     options, plain = {**knob, "block": (bm, bk, bn)}, {**knob, "block": (bm, bk, bn)}
     if case["given"] or form == "in place":  # the norms of a copy may round apart
         options |= {"norm_a": maps[0], "norm_b": maps[1]}
@@ -177,10 +179,11 @@ def dense(case, device):
     expect(found.dtype == dtype and found.device.type == device.type, got)
     if norms is not None:
         expect_bits(norms, spamm_torch.norm_map(found, (bm, bn)), "norms of the result")
+    found, again = found.cpu(), None if again is None else again.cpu()
     results, upper = [found] if again is None else [found, again], form == "symmetric"
     if again is not None and (device.type == "cpu" or form == "shards"):
         expect_bits(again, found, f"the same product in another way than {form}")
-    compare(results, host_a, host_b, maps, tau, case, device, upper, **scaling)
+    compare(results, host_a, host_b, host, tau, case, device, upper, **scaling)
 
 
 # ---- Block-sparse -------------------------------------------------------------------------------
@@ -216,7 +219,8 @@ def sparse(case, device):
     """Products of block-sparse matrices against the oracle, and which blocks the result stores."""
     torch.backends.cuda.matmul.allow_tf32 = case["tf32"]
     edge, form, seed = case["edge"], case["form"], case["seed"]
-    m, k, n, case = case["m"], case["k"], case["n"], case | {"block": (edge,) * 3}
+    m, k, n = (min(case[name], 384 // edge) for name in "mkn")
+    case = case | {"block": (edge,) * 3}
     is_symmetric, is_dense = form == "symmetric", form == "dense b"
     if is_symmetric:
         k, n, case = m, m, case | {"pattern_b": case["pattern_a"]}
@@ -228,8 +232,8 @@ def sparse(case, device):
         share = 1.0 if is_dense else case["stored_b"]
         mask_b, host_b = _blocks(k, n, share, case, pattern_b, seed + 1)
         b = _matrix(mask_b, host_b, case, device)
-    maps = [spamm_torch.norm_map(x.to(device), edge) for x in (host_a, host_b)]
-    knob = knob_of(case, maps)
+    host = [spamm_torch.norm_map(x.to(device), edge).cpu() for x in (host_a, host_b)]
+    knob = knob_of(case, host, device)
     tau = knob.get("tau")
     if tau is None:  # searched among the products of stored blocks alone
         share = 1 - TO_DROP if form == "drop" else 1
@@ -253,7 +257,7 @@ def sparse(case, device):
     if is_dense:
         expect_bits(norms, spamm_torch.norm_map(found, edge), "norms of the result")
     else:
-        valid = oracle.kept(*(norms.cpu() for norms in maps), tau)
+        valid = oracle.kept(*host, tau)
         exists = mask_a.numpy()[:, :, None] & mask_b.numpy()[None]
         pattern, stored = (
             torch.from_numpy((valid & exists).any(1)) | mask_c,
@@ -268,4 +272,4 @@ def sparse(case, device):
         found = spamm_torch.sparse.to_dense(found)
     if bool(host_a.isfinite().all() and host_b.isfinite().all()):
         # Else the oracle multiplies a NaN by blocks that are not stored, the library does not.
-        compare([found], host_a, host_b, maps, tau, case, device, is_symmetric, **scaling)
+        compare([found], host_a, host_b, host, tau, case, device, is_symmetric, **scaling)
