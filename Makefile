@@ -13,7 +13,7 @@ PY ?= .venv/bin/python
 
 LIBRARY := spamm_torch/libspamm_torch.so
 SOURCES := $(sort $(shell find csrc -type f))
-CPP_FILES := $(sort $(filter %.h %.cpp %.cu %.cuh,$(SOURCES)) $(wildcard tests/cpp/*.h tests/cpp/*.cpp examples/cpp/*.cpp))
+CPP_FILES := $(sort $(filter %.h %.cpp %.cu %.cuh,$(SOURCES)) $(wildcard tests/cpp/*.h tests/cpp/*.cpp tests/sanitize/ATen/*.h examples/cpp/*.cpp))
 CPP_TESTS := build/tests-cpp
 CPP_EXAMPLE := build/example-cpp
 
