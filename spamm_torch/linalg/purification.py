@@ -17,9 +17,9 @@ from .projectors import End, Proof, Start, prove
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
-# Hartree an atom for the square of the max_error of the first iterations, at least and for each
-# occupied state; see loose_then_tight.
-_SECOND_ORDER = (4000, 2.6)
+# Hartree an atom for the square of the max_error of the first iterations, and the number of
+# occupied states from which on both kinds of iterations cost more; see loose_then_tight.
+_SECOND_ORDER, _MANY = 4000, 1540
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
 _SQUARED = "X^2"
@@ -72,14 +72,15 @@ def loose_then_tight(
         first_dtype: of the iterations before.
         loose: how many times more these may lose. None: so much that they cost the energy about as
             much as the last. Their errors enter it squared: on water clusters of up to 500 they
-            cost about 1000 to 6000 max_error^2 hartree an atom, on large ones 2.6 for each occupied
-            state.
+            cost about 1000 to 6000 max_error^2 hartree an atom.
         last_iterations: how many are the last.
-        states: how many are occupied; 0: few.
+        states: how many are occupied. Of more than 1,540 an atom's share of both errors grows with
+            the root of their number, and all iterations may lose less by it.
     """
-    squared = max_error / max(_SECOND_ORDER[0], _SECOND_ORDER[1] * states)
-    first = math.sqrt(squared) if loose is None else loose * max_error
-    return Schedule(Budget(first, first_dtype), Budget(max_error), last_iterations)
+    many = math.sqrt(max(1.0, states / _MANY))
+    first, last = math.sqrt(max_error / _SECOND_ORDER) / many, max_error / many
+    first = first if loose is None else loose * last
+    return Schedule(Budget(first, first_dtype), Budget(last), last_iterations)
 
 
 def purify(
@@ -106,8 +107,9 @@ def purify(
     Args:
         hamiltonian: (N, N), symmetric, float64, in an orthogonal basis.
         electrons: even, from 2 to 2 N - 2; there is a gap above the occupied states.
-        max_error: of the last four products. Those before, in float32, lose more, as
-            :func:`loose_then_tight` says. It is about the error of the energy in hartree an atom.
+        max_error: of the last four products; of more than 1,540 occupied states less, and before,
+            in float32, more, as :func:`loose_then_tight` says. It is about the error of the energy
+            in hartree an atom.
         schedule: instead of max_error.
         error: instead of both: what ``total_bound`` of the result is to be at most, absolute. It is
             dealt out over products in float64, by the gaps that a run before has proven: so there

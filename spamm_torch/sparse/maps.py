@@ -214,11 +214,11 @@ class Plan(NamedTuple):
             names = ("crow_input", "col_input", "values_input")
             options |= dict(zip(names, added[:3], strict=True))
         lists, options = self[5:10], options | {"symmetric": self.symmetric, **scale}
-        values, norms = _ops.bsr_multiply(*lists, *a[:3], b.values, **options)
+        found = _ops.bsr_multiply(*lists, *a[:3], b.values, **options)
         if self.excess is not None:
-            for x in (values, norms):
+            for x in found:
                 x.masked_fill_(self.excess.any(), math.nan)
-        return values, norms
+        return found
 
     def only(self, numbers: Tensor) -> Plan:
         """Of some blocks of the result, by their numbers, which ascend."""

@@ -27,6 +27,9 @@ class Strips:
     ) -> None:
         self._function, self._plan, self._a, self._b, self._added = function, plan, a, b, added
         self._scale, self._whole = scale, Blocks(plan.crow, plan.col, plan.col, b.columns)
+        # Kernels for tensor cores split float32 operands: parts as large as these.
+        is_split = a.values.dtype == torch.float32 and a.values.is_cuda
+        self._beside = len(a.col) + len(b.col) if is_split else 0
 
     def product(self, below: float, max_error: float | None) -> tuple[Blocks, Tensor, Tensor]:
         """The norm map and the values of the blocks that stay, and the bound of the others.
@@ -41,8 +44,9 @@ class Strips:
         of_all = self._whole._replace(values=norms)
         alpha = self._scale["alpha"]
         c, numbers, drop_bound, _ = dropped(self._plan, of_all, below, max_error, alpha)
-        check_memory(self._function, len(numbers), self._a.block_bytes(), keys.device)
-        room = self._room(len(numbers) * self._a.block_bytes())
+        blocks = self._beside + len(numbers)
+        check_memory(self._function, blocks, self._a.block_bytes(), keys.device)
+        room = self._room(len(numbers))
         values = self._a.values.new_empty(len(numbers), self._a.edge, self._a.edge)
         keys = keys[numbers]
         for strip in self._strips(c, room, 0):
@@ -51,10 +55,12 @@ class Strips:
             values[places[stays]] = self._multiplied(strip.only(stays), norms=False)[0]
         return c, values, drop_bound
 
-    def _room(self, taken: int = 0) -> int:
-        """Bytes for a strip, where so many will be taken beside."""
-        free = free_bytes(self._whole.col.device)
-        return _MOST_BYTES if free is None else min(_MOST_BYTES, max(1, (free - taken) // 4))
+    def _room(self, stay: int = 0) -> int:
+        """Bytes for a strip beside blocks that stay."""
+        if (free := free_bytes(self._whole.col.device)) is None:
+            return _MOST_BYTES
+        free -= (self._beside + stay) * self._a.block_bytes()
+        return min(_MOST_BYTES, max(1, free // 4))
 
     def _strips(self, of: Blocks, room: int, block_bytes: int) -> Iterator[Plan]:
         """Plans of block rows, of which the blocks of a pattern need so much room.
