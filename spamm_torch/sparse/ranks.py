@@ -236,6 +236,8 @@ class Rows:
         needed, order = place[numbers[self._slice(kept)]].sort()
         blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
         c = kept.of_rows(*self._own)._replace(values=blocks)
+        if input is not None and added is not a and added is not b:  # its bound is of all rows
+            input = self.gathered(input.with_norms())[0]
         made = ((a, b, added), (left, right, input), (map_a, map_b), (alpha, scale.get("beta", 1)))
         recipe = Recipe.of(*made, symmetric)
         of = (map_a, map_b, tau, drop_bound, kept.values, recipe)
