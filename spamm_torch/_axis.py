@@ -79,7 +79,7 @@ class Cut:
         return [end - begin for begin, end in pairwise(self.at)]
 
     def of(self, rank: int) -> slice:
-        """What a rank owns."""
+        """The indices that a rank owns."""
         return slice(self.at[rank], self.at[rank + 1])
 
     @property

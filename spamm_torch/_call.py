@@ -149,7 +149,7 @@ def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list
 
 
 class _Header(NamedTuple):
-    """What a rank tells all others."""
+    """The header that a rank sends to all others."""
 
     rows_a: int
     rows_b: int

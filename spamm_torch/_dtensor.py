@@ -131,7 +131,7 @@ _PLACEMENT: dict[Role, Placement] = {"rows": Shard(0), "columns": Shard(1), "who
 
 
 def _roles(placements: list[tuple[Placement, Placement]]) -> list[Role]:
-    """What each dimension of the mesh cuts: rows of C, columns of C, or nothing.
+    """The dimension of C that each dimension of the mesh cuts: rows, columns, or none.
 
     At most one cuts rows and at most one columns. Operands that are placed otherwise than their
     dimension's role says are redistributed.

@@ -108,7 +108,7 @@ def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
 
 
 def with_bounds(info: SkipInfo, maps: NormMaps, made: Made) -> Callable[[Tensor], SkipInfo]:
-    """What adds, to what a product skips, the bounds of its result, which it gets."""
+    """A function of a product's result that completes its :class:`SkipInfo` with bounds."""
     norm_a, norm_b, deciding = maps[:3]
     near, lost = made.near(info.tau.dtype), info.error_bound
     if made.are_near:

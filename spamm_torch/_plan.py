@@ -256,7 +256,7 @@ def exchange_plan(
 def _exchange(
     norms: Tensor, other: Tensor, tau: Tensor, cuts: list[int], owners: list[int], stage: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What ranks that compute parts of ``norms`` (rows, KB) need of ``other`` (KB, columns).
+    """The parts of ``other`` (KB, columns) that ranks with parts of ``norms`` (rows, KB) need.
 
     Rank p computes with the block rows cuts[p] to cuts[p + 1] of ``norms``, and owns the block rows
     owners[p] to owners[p + 1] of ``other``; without rows it needs nothing. Returns the units that
@@ -305,7 +305,7 @@ def _longest(cuts: list[int]) -> int:
 
 
 def _check_maps(norm_a: Tensor, norm_b: Tensor) -> None:
-    """What the plan reads before an op checks the maps: their shapes."""
+    """Checks the shapes of the maps, which the plan reads before an op checks them."""
     check_tensor(norm_a, "norm_a")
     check_tensor(norm_b, "norm_b")
     if norm_a.dim() != 2 or norm_b.dim() != 2 or norm_a.shape[1] != norm_b.shape[0]:

@@ -62,7 +62,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is multiplied how, the same on all ranks. A given tau is a scalar on the host."""
+    """The settings of a product, the same on all ranks. A given tau is a scalar on the host."""
 
     knobs: Knobs
     block: tuple[int, int, int]
@@ -192,7 +192,7 @@ class _Part:
             return c
         need, stage_columns = self._needed(owners, self._blocks.columns, n, of_a=False)
         # One buffer for all stages: a stage is copied into it after the one before is multiplied.
-        # What travels meanwhile arrives in memory of its own.
+        # Blocks that travel meanwhile arrive in memory of their own.
         # Its rows hold whole blocks, so that each starts at an aligned address.
         width = min(stage_columns, self._norm_b.shape[1] * n)
         buffer = b.new_empty(owners.length * edge, width)

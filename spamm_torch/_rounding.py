@@ -209,7 +209,7 @@ def conv_made(
         if x is not None and x.numel()
     ]
     slope, own = _ACTIVATIONS.get(activation, (1.0, 0.0))
-    # A backend may add the residual, and apply what is no clamp, each with a rounding of its own.
+    # A backend may add the residual, and apply all but clamps, each with a rounding of its own.
     passes = (addends[1] is not None) + (own > 0)
     hides = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).max / 4
     if activation == "relu6" and passes and dtype == torch.float16:
@@ -225,7 +225,7 @@ Bounds = tuple[Tensor, Tensor]
 
 
 def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bounds]:
-    """What gives, for the norm of the result, the bounds of rounding and of everything.
+    """A function that gives, for the norm of the result, the bounds of rounding and of everything.
 
     Args:
         skipping: the bound of what skipping loses of A B.

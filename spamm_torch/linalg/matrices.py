@@ -1,4 +1,4 @@
-"""Products of dense and block-sparse matrices alike, and what is told of them."""
+"""Products of dense and block-sparse matrices alike, with their norms, traces and bounds."""
 
 from __future__ import annotations
 

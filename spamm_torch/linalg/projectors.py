@@ -28,7 +28,7 @@ class End(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What is proven: the bound of norm(X - projector), and a gap for each product.
+    """The proven numbers: the bound of norm(X - projector), and a gap for each product.
 
     Attributes:
         bound: inf where nothing is proven.

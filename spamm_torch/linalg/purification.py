@@ -27,7 +27,7 @@ _SQUARED = "X^2"
 
 @dataclass(frozen=True)
 class Budget:
-    """What one product may lose, and the type that it is computed in.
+    """The error that one product may have, and the type that it is computed in.
 
     Attributes:
         max_error: as of ``spamm_torch.mm``: the norm of what is lost, relative to norm(X)^2. 0
@@ -65,7 +65,7 @@ def loose_then_tight(
     last_iterations: int = 4,
     states: int = 0,
 ) -> Schedule:
-    """What costs the energy of a molecule about ``max_error`` hartree an atom.
+    """The accuracy that costs the energy of a molecule about ``max_error`` hartree an atom.
 
     Args:
         max_error: of the last iterations, which are in float64.
@@ -200,7 +200,7 @@ def _within(
 
 
 def _dealt(error: float, found: Result, trail: _Trail, size: int) -> list[float]:
-    """What each product may lose so that all of it stays within the error, as far as is known."""
+    """The error of each product with which all stays within the whole one, as far as is known."""
     if trail.proof is None or not trail.proof.gaps:
         return [min(trail.shares or [error]) / 100]
     gaps, made = trail.proof.gaps, found.iterations
@@ -215,7 +215,7 @@ def _dealt(error: float, found: Result, trail: _Trail, size: int) -> list[float]
 
 @dataclass
 class _Trail:
-    """What a run may lose in each product, and what was found on the way.
+    """The errors that a run may have in each product, and its findings on the way.
 
     Attributes:
         shares: the max_error of each product; the last one for those behind.

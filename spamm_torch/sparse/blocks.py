@@ -48,7 +48,7 @@ class Blocks(NamedTuple):
         return self.values.shape[-1]
 
     def block_bytes(self) -> int:
-        """What a stored block takes, its norm and its places in a plan included."""
+        """The bytes of a stored block, its norm and its places in a plan included."""
         return self.edge**2 * self.values.element_size() + 32
 
     def row_of(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What travels between ranks in a product of block-sparse shards: stored blocks of B."""
+"""Stored blocks of B that travel between ranks in a product of block-sparse shards."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def check_plan(plan: Plan, a: Blocks, b: Blocks, input: Blocks | None, symmetric
         raise RuntimeError(f"plan must have the call's symmetric, {symmetric}; got the other")
 
 
-# The share of max_error for dropping. What is dropped is lost in full, of what skipping may lose
+# The share of max_error for dropping. Dropped blocks are lost in full, of the bound of skipping
 # only a part is: with halves SP2 of 300 waters loses 8 times the energy, at nearly the same work.
 TO_DROP = 0.1
 

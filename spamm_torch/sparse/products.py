@@ -41,7 +41,7 @@ _ops = torch.ops.spamm_torch
 
 
 class SparseInfo(NamedTuple):
-    """What a block-sparse call left out, as ``return_info=True`` reports it.
+    """The products and blocks that a block-sparse call left out, for ``return_info=True``.
 
     All but ``block`` are 0-d tensors of the norms' dtype.
 
@@ -282,7 +282,7 @@ def info_of(
     norms: Tensor,
     recipe: Recipe,
 ) -> SparseInfo:
-    """What a product left out, from the norm maps of its operands and ``norms``, the result's.
+    """The info of a product, from the norm maps of its operands and ``norms``, the result's.
 
     Where nothing was dropped, ``drop_bound`` may be None.
     """

@@ -95,7 +95,7 @@ def _multiplied(
 
 
 def _together(axis: Axis, own: Blocks, make: Any) -> Any:
-    """What ``make`` returns; on all ranks an error where it does not fit in one rank's memory."""
+    """The result of ``make``; on all ranks an error where it does not fit in one rank's memory."""
     problem = found = None
     try:
         found = make()
