@@ -256,6 +256,23 @@ def test_text_is_counted_and_nothing_else(tmp_path, monkeypatch):
     assert check_budget.lines("room") == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("passives", "# none is " + "asked"),
+        ("clauses", '"""What is left."""'),
+        ("clauses", "# none. What is left"),
+    ],
+)
+def test_prose_has_subjects(tmp_path, monkeypatch, kind, line):
+    path = tmp_path / "a.py"
+    path.write_text(f"# these are told apart\n# What is left?\n{line}\n")
+    monkeypatch.setattr(check_budget, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(check_budget, "files", lambda room: [path])
+    with pytest.raises(UserError, match=r"got a\.py:3: [^;]*$"):
+        check_budget.prose(kind, ["room"])
+
+
 def test_every_text_that_is_broken_stands_once_in_its_file():
     counts = {
         (of.file, of.old): (mutate.ROOT / of.file).read_text().count(of.old) for of in mutate.TABLE
