@@ -1,4 +1,5 @@
-// Starts the Hopper multiply: encodes the tensor maps, picks the instance and sets the grid.
+// Starts the Hopper multiply: encodes the tensor maps, picks the instance and sets the grid. The
+// kernel hands out the roles that multiply.cuh lists.
 #pragma once
 
 #include <cuda.h>
@@ -9,6 +10,8 @@
 #include "kernels/common/constants.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
+#include "kernels/common/roles_sm90.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/multiply/sm90/multiply.cuh"
@@ -84,8 +87,7 @@ cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cuda
                   int others = 0) {
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= 227 * 1024);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
   const bool counter = params.claims_tiles && !params.product.next_tile_is_zero;
   if (error == cudaSuccess && (counter || others > 0)) {
     constexpr int kMostThreads = 1024;
@@ -94,6 +96,34 @@ cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cuda
   }
   if (error != cudaSuccess) return error;
   return kernels::launch(kernel, blocks, Config::kThreads, kSharedBytes, true, stream, params);
+}
+
+template <class Config>
+struct MultiplyRoles : ListAndLoad<Config, ParamsOf<Config, Params>> {
+  __device__ __forceinline__ void set_up(int warp) const {
+    const Params& params = this->params;
+    if (warp == 1 && threadIdx.x % 32 == 0) {
+      cute::prefetch_tma_descriptor(&params.map_a);
+      cute::prefetch_tma_descriptor(&params.map_b);
+      if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
+    }
+    MultiplyRoles::ListAndLoad::set_up(warp);
+  }
+  __device__ __forceinline__ void multiply(int warp) const {
+    multiply_stages<Config>(this->params, multiplying_warpgroup(warp), this->storage);
+  }
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_sm90(const __grid_constant__ ParamsOf<Config, Params> params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  run_roles<Config>(MultiplyRoles<Config>{{params, storage}});
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
+#endif
 }
 
 template <class Config>

@@ -14,7 +14,7 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 
 #include "kernels/multiply/sm90/epilogue.cuh"
-#include "kernels/multiply/sm90/roles.cuh"
+#include "kernels/multiply/sm90/load.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 
@@ -145,34 +145,6 @@ __device__ void multiply_stages(const ParamsOf<Config, Params>& params, int warp
     }
   }
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
-}
-
-template <class Config>
-struct MultiplyRoles : ListAndLoad<Config, ParamsOf<Config, Params>> {
-  __device__ __forceinline__ void set_up(int warp) const {
-    const Params& params = this->params;
-    if (warp == 1 && threadIdx.x % 32 == 0) {
-      cute::prefetch_tma_descriptor(&params.map_a);
-      cute::prefetch_tma_descriptor(&params.map_b);
-      if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
-    }
-    MultiplyRoles::ListAndLoad::set_up(warp);
-  }
-  __device__ __forceinline__ void multiply(int warp) const {
-    multiply_stages<Config>(this->params, multiplying_warpgroup(warp), this->storage);
-  }
-};
-
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    multiply_sm90(const __grid_constant__ ParamsOf<Config, Params> params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  run_roles<Config>(MultiplyRoles<Config>{{params, storage}});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -12,8 +12,8 @@
 
 #include "kernels/common/ptx_sm80.cuh"
 #include "kernels/multiply/sm90/f64/join_segments.cuh"
+#include "kernels/multiply/sm90/load.cuh"
 #include "kernels/multiply/sm90/multiply.cuh"
-#include "kernels/multiply/sm90/roles.cuh"
 #include "kernels/multiply/store_pair.cuh"
 
 namespace spamm::kernels::multiply::sm90 {

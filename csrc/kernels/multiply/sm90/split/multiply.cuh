@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #include "kernels/common/turns_sm90.cuh"
-#include "kernels/multiply/sm90/roles.cuh"
+#include "kernels/multiply/sm90/load.cuh"
 #include "kernels/multiply/sm90/split/promoted_granules.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
 #include "kernels/multiply/sm90/split/scaled_sums.cuh"
