@@ -1,10 +1,12 @@
 // The C++ API. Each function calls its op through the dispatcher, so that C++ gets autograd,
-// autocast and both devices as Python does.
+// autocast and both devices as Python does. backend_for, whose arguments hold no tensor, is here.
 #include <ATen/Functions.h>
+#include <torch/library.h>
 
 #include <algorithm>
 
 #include "arguments.h"
+#include "backends.h"
 #include "checks.h"
 #include "shards/plan.h"
 
@@ -149,10 +151,30 @@ std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards,
       op, ProductShardsArguments{a_shards.vec(), b_shards.vec(), options.knob, options.block});
 }
 
+namespace {
+
+std::string backend_for_op(at::Device device, at::ScalarType dtype, IntArrayRef block) {
+  check_operand_dtype(dtype, "dtype");
+  const Block edges = check_block(block);
+  const auto* kernels = Backends<NamedKernels>::find(device.type());
+  TORCH_CHECK(kernels != nullptr || !device.is_cuda(),
+              "this build of spamm_torch is for the CPU only; build it again where nvcc is found, "
+              "for device ",
+              device);
+  TORCH_CHECK(kernels != nullptr, "device must be a CPU or a CUDA device; got ", device);
+  return kernels->name(device, dtype, edges);
+}
+
+}  // namespace
+
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {
   static const auto op = find("spamm_torch::backend_for")
                              .typed<std::string(at::Device, at::ScalarType, IntArrayRef)>();
   return op.call(device, dtype, block);
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
+  m.impl("backend_for", &backend_for_op);
 }
 
 }  // namespace spamm

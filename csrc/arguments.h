@@ -68,17 +68,6 @@ struct MultiplyArguments : MultiplyOptions {
   }
 };
 
-struct MultiplyIntoArguments : MultiplyArguments {
-  Tensor out = {};
-  bool symmetric = false;
-  OptTensor norms = {};
-
-  static auto members(auto& x) {
-    return std::tie(x.a, x.b, x.norm_a, x.norm_b, x.tau, x.block, x.out, x.input, x.beta, x.alpha,
-                    x.symmetric, x.norms);
-  }
-};
-
 struct MultiplyPartArguments : MultiplyArguments {
   Tensor out = {};
   DimVector whole = {};
@@ -271,11 +260,6 @@ inline Tensor spamm(const ProductArguments& arguments) {
 inline std::vector<Tensor> conv2d_shards(const ConvShardsArguments& arguments) {
   static const auto op = find("spamm_torch::conv2d_shards");
   return call<std::vector<Tensor>>(op, arguments);
-}
-
-inline void multiply_into(const MultiplyIntoArguments& arguments) {
-  static const auto op = find("spamm_torch::multiply_into");
-  call<void>(op, arguments);
 }
 
 inline void multiply_part(const MultiplyPartArguments& arguments) {

@@ -3,12 +3,16 @@
 // asks for the first backend that supports its arguments.
 #pragma once
 
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <vector>
+
+#include "block.h"
 
 namespace spamm {
 
@@ -78,6 +82,11 @@ class Backends {
     static std::vector<Entry> entries;
     return entries;
   }
+};
+
+// The names of a device's multiply kernels, as the op backend_for reports them.
+struct NamedKernels {
+  std::string (*name)(at::Device device, at::ScalarType dtype, const Block& block);
 };
 
 }  // namespace spamm

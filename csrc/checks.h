@@ -123,9 +123,9 @@ inline void check_precomputed_norm_map(const at::Tensor& norm, at::IntArrayRef s
 
 inline void check_norm_map_of(const at::Tensor& norm, const at::Tensor& operand, int64_t block_rows,
                               int64_t block_columns, const char* name) {
-  auto shape = operand.sizes().vec();
-  shape[shape.size() - 2] = blocks_of(operand.size(-2), block_rows);
-  shape[shape.size() - 1] = blocks_of(operand.size(-1), block_columns);
+  at::DimVector shape(operand.sizes());
+  shape.end()[-2] = blocks_of(operand.size(-2), block_rows);
+  shape.end()[-1] = blocks_of(operand.size(-1), block_columns);
   check_precomputed_norm_map(norm, shape, operand, operand.sizes(), name);
 }
 
@@ -190,24 +190,32 @@ inline void check_search(const FindTauArguments& x) {
   TORCH_CHECK_VALUE(x.tolerance >= 0, "tolerance must be at least 0; got ", x.tolerance);
 }
 
-// The knob of a call, checked: exactly one member is set. A threshold becomes a 0-d CPU tensor, the
-// form in which stages and kernels take a tau that the host knows.
-inline Knob checked_knob(Knob knob) {
-  std::string set;
-  const auto add = [&](const char* name) {
-    set += (set.empty() ? "" : " and ") + std::string(name);
+// Refuses the knob of a call unless exactly one member is set.
+inline void check_knob(const Knob& knob) {
+  const auto set = [&] {
+    std::string names;
+    const auto add = [&](bool is_set, const char* name) {
+      if (is_set) names += (names.empty() ? "" : " and ") + std::string(name);
+    };
+    add(knob.tau.has_value(), "tau");
+    add(knob.threshold.has_value(), "threshold");
+    add(knob.valid_ratio.has_value(), "valid_ratio");
+    add(knob.max_error.has_value(), "max_error");
+    return names.empty() ? "none" : names;
   };
-  if (knob.tau) add("tau");
-  if (knob.threshold) add("threshold");
-  if (knob.valid_ratio) add("valid_ratio");
-  if (knob.max_error) add("max_error");
   TORCH_CHECK_VALUE(knob.tau.has_value() + knob.threshold.has_value() +
                             knob.valid_ratio.has_value() + knob.max_error.has_value() ==
                         1,
                     "exactly one of tau, threshold, valid_ratio and max_error must be given; got ",
-                    set.empty() ? "none" : set);
+                    set());
   if (knob.valid_ratio) check_valid_ratio(*knob.valid_ratio);
   if (knob.max_error) check_max_error(*knob.max_error);
+}
+
+// The same, and a threshold becomes a 0-d CPU tensor, the form in which stages take a tau that the
+// host knows.
+inline Knob checked_knob(Knob knob) {
+  check_knob(knob);
   if (knob.threshold) {
     knob.tau = c10::scalar_to_tensor(*knob.threshold);  // float64 on the CPU
     knob.threshold.reset();
@@ -234,7 +242,7 @@ inline Block check_product(const at::Tensor& a, const at::Tensor& b, at::IntArra
   if (norm_b) check_norm_map_of(*norm_b, b, block.k, block.n, "norm_b");
   if (tau) check_tau(*tau, a.device());
   if (input) {
-    auto shape = a.sizes().vec();
+    at::DimVector shape(a.sizes());
     shape.back() = b.size(-1);
     check_input(*input, a, shape);
   }
@@ -267,7 +275,7 @@ inline void check_out(const at::Tensor& out, const at::Tensor& a, const at::Tens
               "; got ", out.sizes());
 }
 
-// The arguments that multiply_into and spamm_into have and multiply has not.
+// The arguments that spamm_into has and spamm has not.
 inline void check_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                        const Block& block, const std::optional<at::Tensor>& input, bool symmetric,
                        const std::optional<at::Tensor>& norms) {

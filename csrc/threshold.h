@@ -1,6 +1,7 @@
 // From knob to threshold. Matrix products and convolutions share this step.
 #pragma once
 
+#include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -32,7 +33,13 @@ Tensor find_tau_op(FindTauArguments& x) {
 }
 
 // The 0-d threshold for a knob that has been checked. `skip_norm_b`: see error_bound.
-at::Tensor threshold_from_knob(const at::Tensor& norm_a, const at::Tensor& norm_b, const Knob& knob,
-                               const std::optional<at::Tensor>& skip_norm_b = std::nullopt);
+inline at::Tensor threshold_from_knob(const at::Tensor& norm_a, const at::Tensor& norm_b,
+                                      const Knob& knob,
+                                      const std::optional<at::Tensor>& skip_norm_b = std::nullopt) {
+  if (knob.tau) return *knob.tau;
+  if (knob.threshold) return c10::scalar_to_tensor(*knob.threshold);  // float64 on the CPU
+  if (knob.valid_ratio) return find_tau(norm_a, skip_norm_b.value_or(norm_b), *knob.valid_ratio);
+  return find_tau_for_error(norm_a, norm_b, *knob.max_error, skip_norm_b);
+}
 
 }  // namespace spamm

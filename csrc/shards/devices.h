@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backend.h"
+#include "backends.h"
 
 namespace spamm {
 

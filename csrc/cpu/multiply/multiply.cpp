@@ -21,7 +21,7 @@
 #include <optional>
 #include <vector>
 
-#include "backend.h"
+#include "backends.h"
 #include "checks.h"
 #include "cpu/common/large_pages.h"
 #include "cpu/common/transpose.h"

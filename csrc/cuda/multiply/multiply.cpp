@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "backend.h"
+#include "backends.h"
 #include "cuda/hopper.h"
 #include "cuda/multiply/launch.h"
 #include "cuda/multiply/segments.h"
