@@ -55,7 +55,7 @@ def rows(device):
                 knob = {"max_error": max_error} if max_error else {"tau": 0.0}
                 c, info = spamm_torch.mm(a, b, **knob, block=32, return_info=True)
                 error = error_of(c, a, b) or math.nan
-                guess = spamm_torch.error_estimate(c, a, b).item()
+                guess = spamm_torch.linalg.error_estimate(c, a, b).item()
                 estimated = guess / error if max_error or dtype != torch.float64 else math.nan
                 yield name, dtype, max_error, error, info.total_bound.item() / error, estimated
 

@@ -21,7 +21,6 @@ from . import (  # noqa: F401  the first three: rules of the ops
 )
 from ._info import SkipInfo
 from ._plan import row_cuts
-from ._rounding import error_estimate
 from .calibration import calibrate, record_stats
 from .functional import (
     addmm,
@@ -61,7 +60,6 @@ __all__ = [
     "convert_",
     "distributed",
     "error_bound",
-    "error_estimate",
     "find_tau",
     "include_path",
     "library_path",

@@ -18,6 +18,7 @@ for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration 
 its end.
 """
 
+from .._rounding import error_estimate
 from .functions import in_basis, inverse_sqrt, matrix_power, sign
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
@@ -29,6 +30,7 @@ __all__ = [
     "Result",
     "Schedule",
     "constant",
+    "error_estimate",
     "gershgorin",
     "in_basis",
     "inverse_sqrt",

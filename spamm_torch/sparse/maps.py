@@ -216,8 +216,9 @@ class Plan(NamedTuple):
         lists, options = self[5:10], options | {"symmetric": self.symmetric, **scale}
         found = _ops.bsr_multiply(*lists, *a[:3], b.values, **options)
         if self.excess is not None:
+            overflows = self.excess > 0
             for x in found:
-                x.masked_fill_(self.excess.any(), math.nan)
+                x.masked_fill_(overflows.any(), math.nan)
         return found
 
     def only(self, numbers: Tensor) -> Plan:

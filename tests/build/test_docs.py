@@ -29,7 +29,7 @@ API = (ROOT / "docs" / "api.md").read_text()
 
 NAMES = """
 OrderedBatch SkipInfo SpAMMConfig SpAMMConv2d SpAMMLinear addmm backend_for bmm build_info calibrate
-cmake_prefix_path conv2d convert_ distributed error_bound error_estimate find_tau include_path
+cmake_prefix_path conv2d convert_ distributed error_bound find_tau include_path
 library_path likeness_order linalg linear mm mm_shards norm_map record_stats refresh_ revert_
 row_cuts sparse spatial_order valid_counts valid_ratio
 """

@@ -264,7 +264,7 @@ def test_the_estimate_is_seldom_below_the_error(dtype, device):
     c = spamm_torch.addmm(input, a, b, beta=2, alpha=-1, max_error=0.05, block=32)
     added = {"input": input, "beta": 2, "alpha": -1}
     error = (c.double() - (2 * input.double() - a.double() @ b.double())).norm()
-    of = functools.partial(spamm_torch.error_estimate, c, a, b, **added, generator=generator)
+    of = functools.partial(spamm_torch.linalg.error_estimate, c, a, b, **added, generator=generator)
     for options, most in (({}, 3), ({"probes": 100}, 1.6), ({"confidence": 0.5}, 2)):
         found = torch.stack([of(**options) for _ in range(40)]) / error
         share = (found >= 1).double().mean()
@@ -272,7 +272,7 @@ def test_the_estimate_is_seldom_below_the_error(dtype, device):
         assert found.mean() < most
     # The worst of all errors: of one rank.
     c = torch.zeros(100, 100, dtype=dtype, device=device)
-    found = [spamm_torch.error_estimate(c, a[:, :1], b[:1]) for _ in range(40)]
+    found = [spamm_torch.linalg.error_estimate(c, a[:, :1], b[:1]) for _ in range(40)]
     assert min(found) >= (a[:, :1].double() @ b[:1].double()).norm()
 
 
@@ -288,4 +288,4 @@ def test_the_estimate_is_seldom_below_the_error(dtype, device):
 def test_bad_arguments_of_the_estimate(options, kind, words):
     given = {name: torch.ones(4, 4) for name in "cab"} | options
     with pytest.raises(kind, match=words):
-        spamm_torch.error_estimate(**given)
+        spamm_torch.linalg.error_estimate(**given)
