@@ -4,12 +4,14 @@
 # of this folder may hold spaces.
 #
 #   PYTHON=python3.12   the Python that .venv is made from (default python3)
+#   TORCH=2.15.0        another torch, in an environment of its own, .venv-2.15.0
 #   PY=python3          use an environment of your own instead of .venv; nothing is installed in it
 #   PYTEST_ARGS, TRAIN_ARGS, STUDY_ARGS, TABLES_ARGS   passed on, as in make study TRAIN_ARGS=--full
 #   FORCE_CUDA, TORCH_CUDA_ARCH_LIST, MAX_JOBS   as setup.py says
 
 PYTHON ?= python3
-PY ?= .venv/bin/python
+VENV := .venv$(if $(TORCH),-$(TORCH))
+PY ?= $(VENV)/bin/python
 
 LIBRARY := spamm_torch/libspamm_torch.so
 SOURCES := $(sort $(shell find csrc -type f))
@@ -21,7 +23,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-all test-cpp test-python asan tsan study tables docs lint clean distclean FORCE
+.PHONY: help build test test-all test-cpp test-python asan tsan study tables wheel docs lint clean distclean FORCE
 
 help:
 	@echo "make build   build the library into an environment in .venv"
@@ -29,6 +31,7 @@ help:
 	@echo "make asan    the same tests in part, under AddressSanitizer (make tsan: ThreadSanitizer)"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
 	@echo "make tables  build, measure the paper's tables; writes results/tables.md"
+	@echo "make wheel   build dist/*.whl for this torch, and list what is in it"
 	@echo "make docs    build, write the reference of all functions to build/docs"
 	@echo "make lint    check formatting, style, types and docs/budget.toml"
 	@echo "make clean   remove what was built (make distclean: and .venv)"
@@ -38,33 +41,35 @@ help:
 # $(call need,TEST,WHAT,PACKAGE): fails with one line where a command that tests for WHAT fails.
 need = $(1) >/dev/null 2>&1 || { echo "make: $(2) is missing; on Debian: apt-get install $(3)" >&2; exit 1; }
 # $(call pip,FILE,OPTIONS): installs a requirements file; one line where that fails.
-pip = .venv/bin/python -m pip install $(2) -r $(1) >.venv/pip.log 2>&1 || \
-	{ echo "make: pip could not install $(1), which needs the network; see .venv/pip.log" >&2; exit 1; }
+pip = $(VENV)/bin/python -m pip install $(2) -r $(1) >$(VENV)/pip.log 2>&1 || \
+	{ echo "make: pip could not install $(1), which needs the network; see $(VENV)/pip.log" >&2; exit 1; }
 
-.venv/bin/python:
+$(VENV)/bin/python:
 	@$(call need,$(PYTHON) --version,$(PYTHON),python3)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "make: Python 3.10 or newer is needed; got $$($(PYTHON) --version)" >&2; exit 1; }
 	@$(call need,$(PYTHON) -m ensurepip --version,Python's venv module,python3-venv)
-	@echo "make: environment in .venv from $$($(PYTHON) --version)"
-	@rm -rf .venv && $(PYTHON) -m venv .venv
+	@echo "make: environment in $(VENV) from $$($(PYTHON) --version)"
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 
-.venv/ready: requirements.txt requirements-headers.txt | .venv/bin/python
-	@echo "make: installing requirements.txt (torch with CUDA is a download of about 3 GB); log in .venv/pip.log"
-	@$(call pip,requirements.txt)
+$(VENV)/ready: requirements.txt requirements-headers.txt | $(VENV)/bin/python
+	@echo "make: installing requirements.txt (torch with CUDA is a download of about 3 GB); log in $(VENV)/pip.log"
+	@sed -e '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/; s/^torchvision==.*/torchvision/)' \
+		requirements.txt > $(VENV)/requirements.txt
+	@$(call pip,$(VENV)/requirements.txt)
 	@$(call pip,requirements-headers.txt,--no-deps)
 	@touch $@
 
-.venv/lint-ready: requirements-lint.txt | .venv/bin/python
+$(VENV)/lint-ready: requirements-lint.txt | $(VENV)/bin/python
 	@echo "make: installing requirements-lint.txt"
 	@$(call pip,requirements-lint.txt)
 	@touch $@
 
 # ---- Build ---------------------------------------------------------------------------------------
 
-ifeq ($(PY),.venv/bin/python)
-ENVIRONMENT := .venv/ready
-INSTALLED := .venv/installed
+ifeq ($(PY),$(VENV)/bin/python)
+ENVIRONMENT := $(VENV)/ready
+INSTALLED := $(VENV)/installed
 endif
 
 # What a build depends on beside the contents of its files.
@@ -86,8 +91,8 @@ $(LIBRARY): $(ENVIRONMENT) build/settings setup.py pyproject.toml $(SOURCES)
 	@touch $@
 
 # Editable: .venv sees this folder; what `make build` builds later is there at once.
-.venv/installed: pyproject.toml setup.py | $(LIBRARY)
-	@.venv/bin/python -m pip install -qqq --no-build-isolation --no-deps -e .
+$(VENV)/installed: pyproject.toml setup.py | $(LIBRARY)
+	@$(VENV)/bin/python -m pip install -qqq --no-build-isolation --no-deps -e .
 	@touch $@
 
 build: $(LIBRARY) $(INSTALLED)
@@ -149,19 +154,28 @@ tables: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the tables are small ones of the CPU")'
 	$(PY) scripts/reproduce.py all $(TABLES_ARGS)
 
-docs: build .venv/lint-ready
+# Its file says the oldest glibc that it runs on. What torch brings is not packed a second time.
+wheel: build $(VENV)/lint-ready
+	@rm -rf build/wheel build/lib* && mkdir -p build/wheel
+	$(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(VENV)/bin/auditwheel repair --wheel-dir dist $(BESIDE:%=--exclude %) build/wheel/*.whl
+	$(PY) -m zipfile --list "$$(ls -t dist/*.whl | head -1)"
+
+BESIDE := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so libgomp.so.1 libcudart.so.13
+
+docs: build $(VENV)/lint-ready
 	$(PY) -m pdoc --docformat google --output-directory build/docs spamm_torch
 
-lint: .venv/lint-ready
-	.venv/bin/clang-format --dry-run --Werror $(CPP_FILES)
-	.venv/bin/ruff check
-	.venv/bin/ruff format --check
-	.venv/bin/mypy
-	.venv/bin/python scripts/check_budget.py
+lint: $(VENV)/lint-ready
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python scripts/check_budget.py
 
 clean:
 	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache .mypy_cache
 	find spamm_torch models scripts tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv .venv-*

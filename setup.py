@@ -32,15 +32,20 @@ try:
     if int(setuptools.__version__.partition(".")[0]) < 77:  # older ones cannot read pyproject.toml
         raise ImportError(f"setuptools {setuptools.__version__}")
     import torch
+
+    TORCH_MINOR = ".".join(torch.__version__.split(".")[:2])  # "2.11"; one library serves one minor
+    if not (2, 11) <= tuple(map(int, TORCH_MINOR.split("."))) < (2, 16):
+        raise ImportError(f"torch {torch.__version__}")
     from setuptools.command.bdist_wheel import bdist_wheel
     from torch.utils import cpp_extension
 except ImportError as error:
     sys.exit(
-        "spamm_torch: building needs setuptools 77 or newer and torch 2.11 in this environment; "
-        f"got: {error}. Run `pip install 'setuptools>=77,<82' 'torch>=2.11,<2.12' ninja`, or build "
-        "without --no-build-isolation"
+        "spamm_torch: building needs setuptools 77 or newer and torch 2.11 to 2.15 in this "
+        f"environment; got: {error}. Run `pip install 'setuptools>=77,<82' 'torch>=2.11,<2.16' "
+        "ninja`, or build without --no-build-isolation"
     )
 
+VERSION = "0.1.0"
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "libspamm_torch"
 INTROSPECTION = "_build_info"
@@ -339,7 +344,7 @@ class BuildLibrary(cpp_extension.BuildExtension):
         super().run()
         packages = [Path(self.build_lib, "spamm_torch")]
         built = {
-            "version": self.distribution.get_version(),
+            "version": VERSION,
             "torch": torch.__version__,
             "cuda": None if reason else nvcc_version(nvcc_path()),
             "cuda_targets": [] if reason else cuda_targets(),
@@ -356,8 +361,7 @@ class BuildLibrary(cpp_extension.BuildExtension):
         if extension.name.endswith(LIBRARY):
             extension.extra_link_args += [f"-Wl,-rpath,{path}" for path in self.library_folders()]
         if extension.name.endswith(INTROSPECTION):
-            version = self.distribution.get_version()
-            extension.define_macros.append(("SPAMM_VERSION", f'"{version}"'))
+            extension.define_macros.append(("SPAMM_VERSION", f'"{VERSION}"'))
         all_objects, compile_others = self.build_temp, self.compiler.compile
         self.build_temp = str(Path(all_objects, extension.name))  # one ninja file each
         if extension.name.endswith(LIBRARY):
@@ -417,6 +421,15 @@ class BuildLibrary(cpp_extension.BuildExtension):
         return super().get_ext_filename(name)
 
 
+def version_of_wheel(cuda: bool) -> str:
+    """The version, and in its local part torch's minor version and CUDA's: "0.1.0+torch2.11.cu130".
+
+    One library serves one minor version of torch, so that wheels for several need names of their own.
+    """
+    kind = "cu" + nvcc_version(nvcc_path()).replace(".", "") if cuda else "cpu"
+    return f"{VERSION}+torch{TORCH_MINOR}.{kind}"
+
+
 class PlatformWheel(bdist_wheel):
     """The operators serve any Python of this platform; build_info() serves the one that built."""
 
@@ -452,6 +465,8 @@ def main():
         "MAX_JOBS", str(default_max_jobs(len(os.sched_getaffinity(0)), free_gib()))
     )
     setuptools.setup(
+        version=version_of_wheel(cuda),
+        install_requires=[f"torch=={TORCH_MINOR}.*"],
         ext_modules=[operators(cuda)] + ([introspection(cuda)] if has_python_header() else []),
         long_description=long_description((ROOT / "README.md").read_text(encoding="utf-8")),
         long_description_content_type="text/markdown",

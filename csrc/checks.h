@@ -38,7 +38,9 @@ inline bool is_operand_dtype(at::ScalarType dtype) {
 }
 
 // A dtype's name in Python: "float16" where ScalarType prints "Half".
-inline std::string name_of(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+inline std::string name_of(at::ScalarType dtype) {
+  return std::string(c10::getDtypeNames(dtype).first);
+}
 inline std::string dtype_of(const at::Tensor& x) { return name_of(x.scalar_type()); }
 
 inline void check_operand_dtype(at::ScalarType dtype, const char* name) {

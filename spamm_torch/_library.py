@@ -112,9 +112,9 @@ def _pairs_without_peer_access() -> list[tuple[int, int]]:
     return [pair for pair in pairs if forbidden or not torch.cuda.can_device_access_peer(*pair)]
 
 
-def _release(version: str) -> str:
-    """The release of a version without its local part: "2.11.0" of "2.11.0+cu130"."""
-    return version.partition("+")[0]
+def _minor(version: str) -> str:
+    """The minor version, which one library serves: "2.11" of "2.11.0+cu130"."""
+    return ".".join(version.split(".")[:2])
 
 
 def _load() -> dict[str, Any]:
@@ -132,10 +132,11 @@ def _load() -> dict[str, Any]:
             f"spamm_torch: {built_file} is damaged ({type(error).__name__}: {error}); build the "
             "library again"
         ) from None
-    if _release(built["torch"]) != _release(torch.__version__):
+    if _minor(built["torch"]) != _minor(torch.__version__):
         raise ImportError(
             f"spamm_torch was built for torch {built['torch']} but this is torch "
-            f"{torch.__version__}; build it again"
+            f"{torch.__version__}; build it for this one, with `pip install --force-reinstall "
+            "--no-deps --no-build-isolation .` in the source folder, or `make build` in a clone"
         )
     try:
         torch.ops.load_library(str(library_path()))

@@ -33,13 +33,13 @@ if(DEFINED spamm_torch_LIBTORCH)
   set(_spamm_torch "${spamm_torch_LIBTORCH}")
 endif()
 
-# The library is built for one release of torch.
+# The library is built for one minor version of torch.
 string(JSON _spamm_expected GET "${_spamm_built}" torch)
-string(REGEX REPLACE "\\+.*" "" _spamm_expected "${_spamm_expected}")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" _spamm_expected "${_spamm_expected}")
 set(_spamm_found "none")
 if(EXISTS "${_spamm_torch}/version.py" AND EXISTS "${_spamm_torch}/lib/libtorch.so")
   file(STRINGS "${_spamm_torch}/version.py" _spamm_found REGEX "^__version__ = ")
-  string(REGEX REPLACE "^__version__ = '([^'+]*).*" "\\1" _spamm_found "${_spamm_found}")
+  string(REGEX REPLACE "^__version__ = '([0-9]+\\.[0-9]+).*" "\\1" _spamm_found "${_spamm_found}")
 endif()
 if(NOT _spamm_found STREQUAL _spamm_expected)
   set(${CMAKE_FIND_PACKAGE_NAME}_FOUND FALSE)
