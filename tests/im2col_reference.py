@@ -136,6 +136,7 @@ class Im2col:
         m, k, n = self.block
         weights, columns = self.weights.double(), self.columns.double()
         groups, rows, _ = weights.shape
+        valid = valid.to(weights.device)
         result = weights.new_zeros(groups, rows, columns.shape[2])
         for s in range(valid.shape[2]):
             depth = slice(s * k, (s + 1) * k)

@@ -369,6 +369,9 @@ def search_cases(device):
     def units(norm_a, norm_b, tau):
         return OPS.needed_units(norm_a.amax(0, keepdim=True), norm_b, tau, 4)
 
+    def work(norm_a, norm_b, tau):
+        return OPS.row_work(norm_a, norm_b, tau)[0]
+
     for edge in (1, 8, 40, 150, 600):
         maps = {
             name: torch.rand(edge, edge, device=device, generator=values.generator) + 0.1
@@ -384,7 +387,7 @@ def search_cases(device):
         tensors = {**maps, "tau": torch.full((), 0.01, device=device)}
         change["tau"] = huge
         yield Case(f"needed_units {edge}", tensors, units, change)
-        yield Case(f"row_work {edge}", tensors, lambda *x: OPS.row_work(*x)[0], change)
+        yield Case(f"row_work {edge}", tensors, work, change)
     images = {"images": torch.rand(256, 3, 32, 32, device=device, generator=values.generator)}
     flip = {"images": lambda images: images.flip(0)}
     yield Case("likeness_order", images, spamm_torch.likeness_order, flip)

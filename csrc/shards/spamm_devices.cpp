@@ -275,7 +275,9 @@ Tensor spamm_on_devices(const ProductArguments& product) {
     }
   }
   const auto on_home = Lane::current(home).use();
-  const auto [norm_a, norm_b] = norm_maps_of(product);
+  // Maps are copied as rows, which must be contiguous.
+  const auto [map_a, map_b] = norm_maps_of(product);
+  const Tensor norm_a = map_a.contiguous(), norm_b = map_b.contiguous();
   const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
   const int64_t group_blocks = kCutRows / block.m;
   const NeededByGroups by_groups =

@@ -214,6 +214,15 @@ class TestTwoGpus:
             grads.append((a.grad, b.grad))
         assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
 
+    def test_norm_maps_as_they_lie(self):
+        a, b = decay(512, 1100, device="cuda:0").t(), decay(5000, 512, device="cuda:0", seed=1).t()
+        maps = {
+            "norm_a": spamm_torch.norm_map(a.t()).t(),
+            "norm_b": spamm_torch.norm_map(b.t()).t(),
+        }
+        shared = spamm_torch.mm(a, b, tau=0.02, devices=[0, 1], **maps)
+        assert torch.equal(shared, spamm_torch.mm(a, b, tau=0.02, **maps))
+
     def test_a_small_product_stays_on_one_device(self, monkeypatch):
         monkeypatch.delenv("SPAMM_TORCH_ALL_DEVICES")
         a = decay(1024, 1024, torch.float16, "cuda:0")

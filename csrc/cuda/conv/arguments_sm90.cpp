@@ -164,7 +164,8 @@ void Arguments::choose(const Convolution& conv, const NormUse* use, int multipro
 }
 
 void Arguments::take_norms(const NormUse& use, const Knob& knob, cudaStream_t stream) {
-  set(norms_of(use, stream), use, knob, stream);
+  norms_ = norms_of(use, stream);
+  set(norms_, use, knob, stream);
 }
 
 ConvNorms Arguments::norms_of(const NormUse& use, cudaStream_t stream) const {

@@ -63,6 +63,7 @@ class Arguments {
   ConvNorms norms_of(const NormUse& use, cudaStream_t stream) const;
 
   const Convolution& conv_;
+  ConvNorms norms_;  // the kernel reads them, and its tile counter is in their memory
   at::Tensor bias_, residual_, norm_weight_, norm_blocks_, tau_;
 };
 

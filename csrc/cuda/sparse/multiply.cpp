@@ -134,7 +134,9 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   const Tensor norms = x.empty_norms(stored);
   if (stored == 0) return {values, norms};
   BlockMatrix c(x.crow, x.col, values);
-  const bool multiplies = x.slots_a.numel() > 0, adds_input = x.adds_input();
+  // A plan of a stated capacity may have room for products of matrices that store no block.
+  const bool has_blocks = x.values_a.size(0) > 0 && x.values_b.size(0) > 0;
+  const bool multiplies = x.slots_a.numel() > 0 && has_blocks, adds_input = x.adds_input();
   if (multiplies && edge < kCell) c.make_cells(device);
   if (adds_input) {
     const BlockMatrix input(*x.crow_input, *x.col_input, *x.values_input);
