@@ -76,6 +76,7 @@ std::tuple<Tensor, Tensor> norm_maps_of(const ProductArguments& x) {
 NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty) {
   const Block block = check(x);
   if (x.symmetric) check_symmetric(x.a, x.b, block, x.input);
+  if (shards::is_for_one(x)) x.devices.reset();
   if (x.devices) {
     const Tensor c = product_on_devices(x);
     return {block, c, wants_norms ? norm_map(c, {block.m, block.n}) : Tensor(), true};
@@ -94,6 +95,7 @@ NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty
 void product_into_given(ProductArguments& x, WriteProduct* write) {
   const Block block = check(x);
   check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
+  if (shards::is_for_one(x)) x.devices.reset();
   if (!x.devices) return write(x, block, x.out, x.norms.value_or(Tensor()));
   x.out.copy_(product_on_devices(x));
   if (x.norms) x.norms->copy_(norm_map(x.out, {block.m, block.n}));

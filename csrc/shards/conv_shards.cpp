@@ -148,8 +148,8 @@ Tensor conv2d_on_devices(const ConvArguments& x) {
                     "of them");
   // Images travel to other devices and back only where that saves time.
   const auto home = std::ranges::find(places, x.input.device());
-  if (home != places.end() &&
-      !pays_to_share(shards::ns_on_one(conv, x.knob), shards::bytes_of_images(conv))) {
+  if (home != places.end() && !pays_to_share(shards::ns_on_one(conv, x.knob), /*least_ns=*/1e6,
+                                             shards::bytes_of_images(conv))) {
     places = {*home};
   }
   // Whole pixel blocks for each device, as evenly as possible. A small batch takes fewer devices.

@@ -32,7 +32,8 @@ LAYOUTS = {
 }
 PEERS = {"R": "torch.mm", "ranks": "DTensor"}  # dense products of operands that lie so
 NEED_CUDA = ("0", "H")
-_EVERYWHERE = ("R", "S")  # the other layouts: at the largest size, with the first data set
+# The other layouts: at the largest size, with the first data set.
+_EVERYWHERE = {"cpu": ("R", "S"), "cuda": ("R", "S", "0")}
 LAYERS = {layer.name: layer for layer in GROUPS["vgg13"]}
 TITLE = "mm and conv2d on several devices against one"
 NOTES = "Layouts: " + "; ".join(f"{name}: {what}" for name, what in LAYOUTS.items()) + "."
@@ -49,7 +50,7 @@ DEFAULTS = {
     },
     "cuda": {
         "sizes": (8192, 16384, 32768),
-        "sweep": (2048, 3072, 4096, 6144, 12288),  # at the smallest ratio only
+        "sweep": (1024, 2048, 3072, 4096, 6144, 12288),  # at the smallest ratio only
         "data": DATA,
         "batches": (128, 512, 2048, 8192),
         "repeats": 5,
@@ -61,7 +62,7 @@ _TINY = {"data": "decay", "precision": "float16"}  # of 256 rows it takes next t
 def add_options(parser):
     cli.add_device_option(parser)
     cli.add_parts_option(parser)
-    what = "edges of the square matrices; layouts 0, H and ranks at the largest only"
+    what = "edges of the square matrices; layouts H and ranks at the largest only"
     cli.add_sizes_option(parser, DEFAULTS, what)
     what = "more sizes, in R and S at the smallest ratio, to see from where on it pays"
     cli.add_numbers(parser, "--sweep", what, DEFAULTS, "N", nargs="*")
@@ -89,7 +90,8 @@ def header(options):
 def cells(options):
     """The largest products first; those of one follow each other."""
     bench, found = _Bench(options.devices, options.repeats), {}
-    slabs = [layout for layout in options.layouts if layout in _EVERYWHERE]
+    everywhere = _EVERYWHERE[options.device.type]
+    slabs = [layout for layout in options.layouts if layout in everywhere]
 
     def add(layouts, data, precision, n, ratios=options.ratios, peers=True):
         place = {"data": data, "precision": precision, "n": n}
@@ -112,7 +114,7 @@ def cells(options):
         add([layout for layout in options.layouts if layout == "H"], first, "float64", n)
     for n in sorted(set(options.sweep) - set(sizes), reverse=True):
         add(slabs, first, "float16", n, [min(options.ratios)], peers=False)
-    for layout in slabs:
+    for layout in [layout for layout in slabs if layout != "0"]:
         call = cell("several devices, overheads", bench.overhead, layout=layout, n=256)
         found[f"overhead {layout}"] = call
     for layer, batch, ratio in itertools.product(options.layers, options.batches, LAYER_RATIOS):
