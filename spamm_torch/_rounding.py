@@ -216,7 +216,8 @@ def conv_made(
         hides = 2.0**15
     if is_torchs:
         hides = -1.0
-    own = own if dtype != torch.float64 else min(own, 2.0**-48)
+    if dtype == torch.float64 and (activation != "hardswish" or device.type == "cpu"):
+        own = min(own, 2.0**-48)  # elsewhere torch's hardswish has 1 / 6 in float32
     hides = hides if activation != "none" or is_torchs else math.inf
     return Made(dtype, sums, entries, 1.0, tuple(added), slope, own, passes, hides, are_near=True)
 

@@ -120,7 +120,7 @@ ACTIVATIONS = {
     "none": lambda x: x,
     "relu": F.relu,
     "relu6": F.relu6,
-    "hardswish": F.hardswish,
+    "hardswish": lambda x: x * (x + 3).clamp(0, 6) / 6,  # F's has 1 / 6 in float32 on CUDA
     "silu": F.silu,
     "leaky_relu": F.leaky_relu,
 }
