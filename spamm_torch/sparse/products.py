@@ -43,7 +43,7 @@ _ops = torch.ops.spamm_torch
 class SparseInfo(NamedTuple):
     """The products and blocks that a block-sparse call left out, for ``return_info=True``.
 
-    All but ``block`` are 0-d tensors of the norms' dtype.
+    All but ``block`` are 0-d tensors, the last two float64, the others of the norms' dtype.
 
     Attributes:
         tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call.
