@@ -190,7 +190,7 @@ class Plan(NamedTuple):
 
     @property
     def products(self) -> int:
-        """The number of block products that are computed."""
+        """The number of block products that are computed; on CUDA its room, with a capacity."""
         return len(self.slots_a)
 
     @property
