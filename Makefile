@@ -31,7 +31,7 @@ help:
 	@echo "make asan    the same tests in part, under AddressSanitizer (make tsan: ThreadSanitizer)"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
 	@echo "make tables  build, measure the paper's tables; writes results/tables.md"
-	@echo "make wheel   build dist/*.whl for this torch, and list what is in it"
+	@echo "make wheel   build dist/*.whl for this torch, and run README.md's examples with it"
 	@echo "make docs    build, write the reference of all functions to build/docs"
 	@echo "make lint    check formatting, style, types and docs/budget.toml"
 	@echo "make clean   remove what was built (make distclean: and .venv)"
@@ -155,11 +155,11 @@ tables: build
 	$(PY) scripts/reproduce.py all $(TABLES_ARGS)
 
 # Its file says the oldest glibc that it runs on. What torch brings is not packed a second time.
-wheel: build $(VENV)/lint-ready
-	@rm -rf build/wheel build/lib* && mkdir -p build/wheel
+wheel: $(ENVIRONMENT) $(VENV)/lint-ready
+	@rm -rf build/wheel build/lib* build/bdist* && mkdir -p build/wheel
 	$(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
 	$(VENV)/bin/auditwheel repair --wheel-dir dist $(BESIDE:%=--exclude %) build/wheel/*.whl
-	$(PY) -m zipfile --list "$$(ls -t dist/*.whl | head -1)"
+	$(PY) scripts/check_wheel.py "$$(ls -t dist/*.whl | head -1)"
 
 BESIDE := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so libgomp.so.1 libcudart.so.13
 

@@ -424,7 +424,7 @@ class BuildLibrary(cpp_extension.BuildExtension):
 def version_of_wheel(cuda: bool) -> str:
     """The version, and in its local part torch's minor version and CUDA's: "0.1.0+torch2.11.cu130".
 
-    One library serves one minor version of torch, so that wheels for several need names of their own.
+    One library serves one minor version of torch: wheels for several need names of their own.
     """
     kind = "cu" + nvcc_version(nvcc_path()).replace(".", "") if cuda else "cpu"
     return f"{VERSION}+torch{TORCH_MINOR}.{kind}"

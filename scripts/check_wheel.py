@@ -1,7 +1,7 @@
 """Installs a wheel where no compiler is, runs the README's examples with it, and lists its files.
 
-The environment is new and empty but for torch and pytest, which it reads from the one that runs this
-program: python scripts/check_wheel.py dist/NAME.whl
+The environment is new and empty but for torch and pytest, which it reads from the one that runs
+this program: python scripts/check_wheel.py dist/NAME.whl
 """
 
 import argparse
@@ -19,7 +19,7 @@ NEEDED = ["README.md", "tests/build/test_docs.py", "examples/distributed_mm.py",
 
 
 def run_examples(wheel: Path, folder: Path) -> int:
-    """The exit status of the README's examples, run with the wheel in an environment in `folder`."""
+    """The exit status of the README's examples, run with the wheel in an environment there."""
     venv.create(folder / "env", symlinks=True)
     python = folder / "env/bin/python"
     base = {"base": str(folder / "env"), "platbase": str(folder / "env")}
@@ -31,9 +31,10 @@ def run_examples(wheel: Path, folder: Path) -> int:
     for name in NEEDED:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    tests = [python, "-m", "pytest", "-q", "tests/build/test_docs.py", "-k", "examples_run and README"]
+    pytest = [python, "-m", "pytest", "-q", "tests/build/test_docs.py"]
     nothing = {"PATH": str(python.parent), "PYTHONPATH": str(folder / "examples")}
-    return subprocess.run(tests, cwd=folder, env=nothing).returncode
+    readme = ["-k", "examples_run and README"]
+    return subprocess.run([*pytest, *readme], cwd=folder, env=nothing).returncode
 
 
 def main() -> None:

@@ -172,7 +172,8 @@ def test_library_for_another_torch_is_refused(copy_of_package):
 
 
 def test_only_the_minor_version_of_torch_counts(copy_of_package):
-    mark_as_built_for(copy_of_package, re.match(r"\d+\.\d+", torch.__version__)[0] + ".99+elsewhere")
+    minor = re.match(r"\d+\.\d+", torch.__version__)[0]
+    mark_as_built_for(copy_of_package, f"{minor}.99+elsewhere")
     result = import_it(copy_of_package)
     assert result.stdout.strip() == str(copy_of_package / "libspamm_torch.so"), result.stderr
 

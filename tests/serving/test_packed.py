@@ -15,7 +15,9 @@ SERVE = Path(__file__).parents[2] / "build/example-cpp/serve"
 PICTURES = {"resnet18": 64, "resnet50": 96}
 
 
-@pytest.fixture(scope="module", params=["resnet18", pytest.param("resnet50", marks=pytest.mark.thorough)])
+@pytest.fixture(
+    scope="module", params=["resnet18", pytest.param("resnet50", marks=pytest.mark.thorough)]
+)
 def packed(request, tmp_path_factory):
     """A converted network's pictures and result, and its package."""
     torch.manual_seed(0)
@@ -51,13 +53,14 @@ def test_cpp_runs_a_package(packed, tmp_path):
 
 
 def test_the_program_says_what_it_cannot_read(tmp_path):
-    run = subprocess.run([SERVE, "no.pt2", "no.pt", tmp_path / "no"], capture_output=True, text=True)
+    command = [SERVE, "no.pt2", "no.pt", tmp_path / "no"]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 1
     assert "no.pt2" in run.stderr
 
 
 def test_safetensors_both_ways(tmp_path):
-    """Keys are those of the dense network: its file loads into a converted one, and the other way."""
+    """Keys are those of the dense network: each loads the other's file."""
     torch.manual_seed(0)
     dense = torchvision.models.resnet18(weights=None).eval()
     converted = torchvision.models.resnet18(weights=None).eval()
