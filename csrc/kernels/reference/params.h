@@ -76,8 +76,7 @@ struct JoinParams {
 template <class Element>
 cudaError_t launch_join_deviations(JoinParams params, cudaStream_t stream);
 
-// ---- Portable
-// ------------------------------------------------------------------------------------
+// ---- Portable -----------------------------------------------------------------------------------
 
 // The epilogue as a pass of its own. Images of one layout, in chunks of 16 bytes.
 struct DeviationEpilogueParams {
