@@ -53,7 +53,7 @@ DEFAULT_CUDA_TARGETS = "8.0+PTX 9.0a"
 CUTLASS = "nvidia-cutlass==4.2.0.0"
 GIB_PER_JOB = 3  # what one compiler may need at its peak, with room to spare
 
-CXX_FLAGS = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-Wall", "-Wextra"]
+CXX_FLAGS = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
 NVCC_FLAGS = [
     "-std=c++20",
     "-O3",

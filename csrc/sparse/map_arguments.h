@@ -38,7 +38,8 @@ struct BsrPlanArguments : BsrMaps {
   }
 
   double needed_bytes(int64_t blocks, int64_t products) const {
-    return static_cast<double>(blocks) * block_bytes + 8.0 * products;
+    return static_cast<double>(blocks) * static_cast<double>(block_bytes) +
+           8.0 * static_cast<double>(products);
   }
 };
 

@@ -140,7 +140,7 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
     const auto [crow, col, first] = plan.pattern();
     const auto* const places = static_cast<const int64_t*>(first.const_data_ptr());
     const double needed = x.needed_bytes(col.numel(), places[col.numel()]);
-    if (!x.lists || (x.free_bytes && needed > *x.free_bytes)) {
+    if (!x.lists || (x.free_bytes && needed > static_cast<double>(*x.free_bytes))) {
       const Tensor none = at::empty({0}, at::kInt);
       return {crow, col, first, none, none.clone()};
     }

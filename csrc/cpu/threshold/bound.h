@@ -36,8 +36,9 @@ N rounded_up(double x) {
 // The error bound, rounded up. It includes the rounding of the norms and of sums of at most
 // `additions` terms.
 template <class N>
-N bound_of_rows(const std::vector<double>& row_bounds, double additions) {
-  const double slack = kernels::kNormSlack<N> + additions * std::numeric_limits<double>::epsilon();
+N bound_of_rows(const std::vector<double>& row_bounds, int64_t additions) {
+  const double slack = kernels::kNormSlack<N> +
+                       static_cast<double>(additions) * std::numeric_limits<double>::epsilon();
   const double root =
       kernels::at_most(norm_of(row_bounds.data(), static_cast<int64_t>(row_bounds.size())));
   return rounded_up<N>(kernels::at_most(root * (1 + slack)));

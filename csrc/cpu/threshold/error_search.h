@@ -99,7 +99,8 @@ class ErrorSearch {
     if (holds(std::bit_cast<N>(high))) return std::bit_cast<N>(high);
     narrow_by_size(low, high);
     const int64_t products = maps_.batches * maps_.mb * maps_.kb * maps_.nb;
-    for (double expected = products; expected > kFew && high - low > 1; expected /= 2) {
+    for (auto expected = static_cast<double>(products); expected > kFew && high - low > 1;
+         expected /= 2) {
       const Bits middle = low + (high - low) / 2;
       (holds(std::bit_cast<N>(middle)) ? low : high) = middle;
     }
@@ -107,7 +108,7 @@ class ErrorSearch {
   }
 
  private:
-  static constexpr int64_t kFew = 128, kMost = 64 * 1024;  // products that are sorted
+  static constexpr int64_t kFew = 128, kMost = 64 << 10;  // products that are sorted
 
   struct Product {
     N value;

@@ -77,7 +77,7 @@ N bound_at(const Maps<N>& maps, const N* skip_norm_b, N tau) {
       row_bounds[row] = kernels::at_most(norm_of(losses.data(), maps.nb));
     }
   });
-  return bound_of_rows<N>(row_bounds, maps.kb + maps.nb + row_bounds.size());
+  return bound_of_rows<N>(row_bounds, maps.kb + maps.nb + maps.batches * maps.mb);
 }
 
 template <class N>

@@ -191,9 +191,9 @@ ConvNorms Arguments::norms_of(const NormUse& use, cudaStream_t stream) const {
   PixelNormsParams p{};
   p.zeroed = use.by_block ? nullptr : norms.next_tile;
   if (!use.input) {
-    p.jobs[0] = pixel_norms_job(input.const_data_ptr(), conv_.shape.images, pixels, input.size(1),
-                                log2_of(conv_.blocks.edge[0]), log2_group(conv_.block), own_pixels,
-                                static_cast<int>(input.element_size()));
+    p.jobs[0] = norms_job(input.const_data_ptr(), conv_.shape.images, pixels, input.size(1),
+                          log2_of(conv_.blocks.edge[0]), log2_group(conv_.block), own_pixels,
+                          static_cast<int>(input.element_size()));
   }
   if (!conv_.norm_weight) p.jobs[1] = weight_job(weight, conv_.block, norms.weight);
   if (!use.input || !conv_.norm_weight) {

@@ -22,7 +22,8 @@ bool supports_norms(const Tensor& input, const MaxPool& pool, bool wants_output_
          reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment == 0 &&
          has_hopper_kernels(check_device(input.device())) &&
          // Coordinates and numbers of norms are 32 bits wide.
-         input.size(0) < kMost && input.size(2) * input.size(3) < kMost / 4 &&
+         input.size(0) < kMost && input.size(1) < kMost &&
+         input.size(2) * input.size(3) < kMost / 4 &&
          c10::multiply_integers(layer_norms_shape(input.size(0), pool.output, input.size(1))) <
              kMost;
 }
@@ -34,10 +35,10 @@ ConvolutionResult run_with_norms(const Tensor& input, const MaxPool& pool, bool)
   const Tensor norms = at::empty(layer_norms_shape(images, pool.output, channels),
                                  input.options().dtype(at::kFloat));
   const MaxPoolParams p = {
-      .job = pixel_norms_job(output.const_data_ptr(), images,
-                             pool.output.height * pool.output.width, channels, /*log2_images=*/6,
-                             /*log2_group=*/6, norms.mutable_data_ptr<float>(),
-                             /*entry_bytes=*/2, /*sliced=*/true),
+      .job =
+          norms_job(output.const_data_ptr(), images, pool.output.height * pool.output.width,
+                    channels, /*log2_images=*/6, /*log2_group=*/6, norms.mutable_data_ptr<float>(),
+                    /*entry_bytes=*/2, /*sliced=*/true),
       .input = input.const_data_ptr(),
       .output = output.mutable_data_ptr(),
       .in_size = {static_cast<int>(input.size(2)), static_cast<int>(input.size(3))},

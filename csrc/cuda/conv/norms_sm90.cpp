@@ -26,9 +26,9 @@ cudaError_t launch_norms_of_pixels(at::ScalarType dtype, const PixelNormsParams&
 }
 
 PixelNormsJob weight_job(const Tensor& weight, const Block& block, const Tensor& norms) {
-  return pixel_norms_job(weight.const_data_ptr(), weight.size(0), weight.size(2) * weight.size(3),
-                         weight.size(1), log2_of(block.m), log2_group(block),
-                         norms.mutable_data_ptr<float>(), /*entry_bytes=*/2, /*sliced=*/true);
+  return norms_job(weight.const_data_ptr(), weight.size(0), weight.size(2) * weight.size(3),
+                   weight.size(1), log2_of(block.m), log2_group(block),
+                   norms.mutable_data_ptr<float>(), /*entry_bytes=*/2, /*sliced=*/true);
 }
 
 std::array<int64_t, 3> weight_norms_shape(const Tensor& weight, const Block& block) {
@@ -82,10 +82,9 @@ ConvNormMaps conv_norm_maps(const Convolution& conv, const ConvParams& p, const 
 
 void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream) {
   PixelNormsParams p{};
-  p.jobs[0] =
-      pixel_norms_job(output.const_data_ptr(), output.size(0), output.size(2) * output.size(3),
-                      output.size(1), log2_of(kLayerNormBlock), log2_of(kLayerNormBlock),
-                      norms.mutable_data_ptr<float>(), static_cast<int>(output.element_size()));
+  p.jobs[0] = norms_job(output.const_data_ptr(), output.size(0), output.size(2) * output.size(3),
+                        output.size(1), log2_of(kLayerNormBlock), log2_of(kLayerNormBlock),
+                        norms.mutable_data_ptr<float>(), static_cast<int>(output.element_size()));
   C10_CUDA_CHECK(launch_norms_of_pixels(output.scalar_type(), p, stream));
 }
 
