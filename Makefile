@@ -23,7 +23,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-all test-cpp test-python asan tsan study tables wheel docs lint clean distclean FORCE
+.PHONY: help build test test-all test-cpp test-python asan tsan study tables wheel docs lint tidy clean distclean FORCE
 
 help:
 	@echo "make build   build the library into an environment in .venv"
@@ -34,6 +34,7 @@ help:
 	@echo "make wheel   build dist/*.whl for this torch, and run README.md's examples with it"
 	@echo "make docs    build, write the reference of all functions to build/docs"
 	@echo "make lint    check formatting, style, types and docs/budget.toml"
+	@echo "make tidy    build, then clang-tidy over the host files"
 	@echo "make clean   remove what was built (make distclean: and .venv)"
 
 # ---- Environment ---------------------------------------------------------------------------------
@@ -172,6 +173,13 @@ lint: $(VENV)/lint-ready
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python scripts/check_budget.py
+
+# The checks are in .clang-tidy; the flags of each file are those of the latest build.
+tidy: build
+	@$(call need,command -v run-clang-tidy,clang-tidy,clang-tidy)
+	@$(PY) -m ninja -C "$$(ls -td build/torch-*/spamm_torch.libspamm_torch | head -1)" --quiet \
+		-t compdb host > build/compile_commands.json
+	run-clang-tidy -quiet -p build -j 2 'csrc/.*\.cpp$$'
 
 clean:
 	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache .mypy_cache

@@ -15,7 +15,7 @@ namespace spamm::cpu {
 // would take longer than writing it.
 inline const at::Tensor& with_large_pages(const at::Tensor& fresh) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = 2 * 1024 * 1024;
+  constexpr uintptr_t kPage = 2 << 20;
   const auto begin = reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr());
   const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
   const uintptr_t last = (begin + fresh.nbytes()) / kPage * kPage;

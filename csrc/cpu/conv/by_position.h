@@ -49,7 +49,7 @@ class Positions {
 
  private:
   // A task copies about this much before it computes the norms, so that it stays in cache.
-  static constexpr int64_t kTaskBytes = 256 * 1024;
+  static constexpr int64_t kTaskBytes = 256 << 10;
 
   // A task copies a part of one row, of the images of one block.
   void copy(const at::Tensor& input, PixelNorms<NormOf<T>>* norms) {

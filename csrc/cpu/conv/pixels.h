@@ -66,7 +66,7 @@ class PixelNorms {
   void compute(const Pixels<P>& pixels) {
     const int64_t elements =
         shape_.input.width * shape_.in_channels * std::min(block_images_, shape_.images);
-    constexpr int64_t kElementsPerTask = 32 * 1024;  // with fewer, starting a thread does not pay
+    constexpr int64_t kElementsPerTask = 32 << 10;  // with fewer, starting a thread does not pay
     at::parallel_for(0, image_blocks_ * shape_.input.height,
                      blocks_of(kElementsPerTask, std::max<int64_t>(elements, 1)),
                      [&](int64_t from, int64_t to) {

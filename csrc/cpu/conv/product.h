@@ -122,7 +122,7 @@ class ImplicitProduct {
   static constexpr int64_t kRowsOfCall = 64;      // of matrix instructions, of several positions
   // Of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
   // channels, and there the panels need the rest of the cache.
-  static constexpr int64_t kWindowBytes = 1280 * 1024, kPointWindowBytes = 256 * 1024;
+  static constexpr int64_t kWindowBytes = 1280 << 10, kPointWindowBytes = 256 << 10;
   // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
   // be as accurate as torch's convolution.
   static constexpr int64_t kRunDepth = sizeof(T) == 2 ? 256 : 128;

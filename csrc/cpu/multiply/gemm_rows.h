@@ -156,7 +156,7 @@ template <class T, int bytes, int most, int vectors, class Rows>
 template <class T, int bytes, int rows, int vectors, class Rows>
 [[gnu::always_inline]] inline void multiply_tiles(const Rows& of, int64_t M, int64_t N, int64_t K,
                                                   const T* B, int64_t ldb) {
-  constexpr int64_t columns = vectors * bytes / sizeof(T);
+  constexpr int64_t columns = vectors * (bytes / sizeof(T));
   for (int64_t n = 0; n < N; n += columns) {
     int64_t m = 0;
     for (; m + rows <= M; m += rows) multiply_tile<T, bytes, rows, vectors>(of, m, n, K, B, ldb);

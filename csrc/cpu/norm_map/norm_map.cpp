@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kElementsPerTask = 32 * 1024;  // with fewer, starting a thread does not pay
+constexpr int64_t kElementsPerTask = 32 << 10;  // with fewer, starting a thread does not pay
 
 // `a` (batch, M, K) has unit stride along K; `norms` (batch, MB, KB) has any strides.
 template <class T, class N>

@@ -30,7 +30,7 @@ bool supports(const Tensor& output, const std::optional<Tensor>& residual, const
 // Each image is one row, which tasks write in parts.
 Tensor run(const Tensor& output, const std::optional<Tensor>& residual, const Tensor& base,
            Activation activation) {
-  constexpr int64_t kElementsPerTask = 32 * 1024;
+  constexpr int64_t kElementsPerTask = 32 << 10;
   const int64_t image = base.numel(), parts = (image + kElementsPerTask - 1) / kElementsPerTask;
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, output.scalar_type(), "conv2d_deviation", [&] {

@@ -134,7 +134,7 @@ class LiveTiles {
     const int64_t rows = shape_.images * shape_.input.height, columns = shape_.input.width;
     pixels_ = at::empty({rows, columns}, at::kByte);
     uint8_t* const flags = pixels_.mutable_data_ptr<uint8_t>();
-    constexpr int64_t kElementsPerTask = 32 * 1024;
+    constexpr int64_t kElementsPerTask = 32 << 10;
     const int64_t grain = blocks_of(kElementsPerTask, columns * shape_.in_channels);
     at::parallel_for(0, rows, grain, [&](int64_t from, int64_t to) {
       flag_nonzero(input_ + from * columns * shape_.in_channels, (to - from) * columns,

@@ -9,7 +9,7 @@
 
 namespace spamm::cpu {
 
-inline constexpr int64_t kStepsPerTask = 32 * 1024;  // with fewer, starting a thread does not pay
+inline constexpr int64_t kStepsPerTask = 32 << 10;  // with fewer, starting a thread does not pay
 
 // The number of items in a task, if an item takes `steps` steps.
 inline int64_t grain(int64_t steps) {
