@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <cstdio>
+#include <exception>
 #include <fstream>
 #include <iterator>
 #include <vector>
@@ -25,6 +26,11 @@ void write(const char* path, const at::Tensor& x) {
   TORCH_CHECK(file, "serve: cannot write ", path);
 }
 
+int fail(char** arguments, const char* why) {
+  std::fprintf(stderr, "serve %s %s %s: %s\n", arguments[1], arguments[2], arguments[3], why);
+  return 1;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -36,8 +42,9 @@ int main(int count, char** arguments) {
     torch::inductor::AOTIModelPackageLoader network(arguments[1]);
     write(arguments[3], network.run({read(arguments[2])}).at(0));
   } catch (const c10::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
-    return 1;
+    return fail(arguments, error.what_without_backtrace());
+  } catch (const std::exception& error) {  // from the packed network
+    return fail(arguments, error.what());
   }
   return 0;
 }
