@@ -159,7 +159,7 @@ tables: build
 wheel: $(ENVIRONMENT) $(VENV)/lint-ready
 	@rm -rf build/wheel build/lib* build/bdist* && mkdir -p build/wheel
 	$(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
-	$(VENV)/bin/auditwheel repair --wheel-dir dist $(BESIDE:%=--exclude %) build/wheel/*.whl
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --wheel-dir dist $(BESIDE:%=--exclude %) build/wheel/*.whl
 	$(PY) scripts/check_wheel.py "$$(ls -t dist/*.whl | head -1)"
 
 BESIDE := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so libgomp.so.1 libcudart.so.13
