@@ -82,7 +82,7 @@ def matrices(dtype):
         "sum of blocks": lambda: spamm_torch.addmm(a, a, a, tau=1e-3, symmetric=True),
         "blocks times dense": lambda: spamm_torch.mm(a, dense, tau=1e-3),
         "add": lambda: sparse.add(a, sparse.transpose(a)),
-        "purify": lambda: linalg.purify(h, 2048, max_error=1e-8),
+        "purify": lambda: linalg.purify(h, 2048, max_error=1e-8).matrix,
     }
 
 

@@ -20,6 +20,9 @@ using at::Tensor;
 BsrDrop bsr_drop(BsrDropArguments& x) {
   check_drop(x);
   const OnDevice device(x.norms);
+  TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
+              "to drop blocks of a result the host waits for their number: expected no drop; got "
+              "one while a CUDA graph is captured");
   const Tensor crow = x.crow.contiguous(), col = x.col.contiguous(), norms = x.norms.contiguous();
   const int64_t stored = norms.numel(), rows = crow.numel() - 1;
   const auto index = norms.options().dtype(at::kLong);
