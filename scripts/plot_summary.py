@@ -17,7 +17,7 @@ from models.errors import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"
 _BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"
-_PAGES = ("products", "density_matrix", "vgg13", "networks")
+_PAGES = ("products", "block_sparse", "density_matrix", "vgg13", "networks")
 _PRODUCTS = {"kind": "products", "data": "decay", "block": 64, "cold": False}
 _MOST_LOST = 1.0  # points of accuracy
 _SIZE = 15  # of texts
@@ -89,6 +89,10 @@ def figures(rows):
     name = f"[density matrix](docs/density_matrix.md) of {best['problem'].split(',')[0]}, H200"
     error = f"{factor(best['over_dense'])}, energy error {best['energy_error']:.0e}"
     lines.append((name, "cuBLAS in float64", "", error))
+    [row] = rows_with(rows, kind="block-sparse density", run="block_sparse_h100", waters=2000)
+    name = "[block-sparse](docs/block_sparse.md) density matrix of 2,000 waters, H100"
+    error = f"{factor(row['over_dense'])}, energy error {abs(row['energy_error']):.0e}"
+    lines.append((name, "dense storage, skipping too", "", error))
     plain, skipping, change = served(rows)
     name = "VGG13 on MNIST, batch 128, float16, H200"
     skipping = f"{factor(skipping)}, accuracy {change:+.2f} points"
