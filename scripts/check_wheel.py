@@ -37,10 +37,10 @@ def run_examples(wheel: Path, folder: Path) -> int:
     return subprocess.run([*pytest, *readme], cwd=folder, env=nothing).returncode
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path, help="the wheel to check")
-    wheel = parser.parse_args().wheel.resolve()
+    wheel = parser.parse_args(given).wheel.resolve()
     with zipfile.ZipFile(wheel) as files:
         for file in files.infolist():
             print(f"{file.file_size:12,}  {file.filename}")

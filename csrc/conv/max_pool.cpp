@@ -46,6 +46,15 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
+Tensor pool_by_torch(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                     IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+  // torch 2.11's kernel for channels-last float64 on CUDA writes beyond its shared memory.
+  const bool copies = input.is_cuda() && input.scalar_type() == at::kDouble;
+  const Tensor output = std::get<0>(at::max_pool2d_with_indices(
+      copies ? input.contiguous() : input, kernel_size, stride, padding, dilation, ceil_mode));
+  return copies ? output.contiguous(input.suggest_memory_format()) : output;
+}
+
 namespace {
 
 // The result's norms are undefined unless they are wanted.
@@ -57,8 +66,7 @@ ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, I
                                                       input, pool, wants_output_norms)) {
     return *result;
   }
-  const Tensor output = std::get<0>(
-      at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
+  const Tensor output = pool_by_torch(input, kernel_size, stride, padding, dilation, ceil_mode);
   return {output, wants_output_norms ? layer_norms(output) : Tensor()};
 }
 

@@ -34,9 +34,10 @@ namespace {
 constexpr int64_t kChunks = 8;       // of rows of A that a remote part fetches, at most
 constexpr double kDelayNs = 150000;  // from the home part's first launch to a remote part's
 
-// With a tau or a bound nobody knows beforehand how little is valid. From here on a twentieth hides
-// the plan: 16,000 rows of half types, 10,000 of float32.
-constexpr double kLeastNs = 1e7;
+// What a product takes one device at least if several are faster. With a tau or a bound nobody
+// knows beforehand how little is valid, and from kLeastNs on a twentieth is enough: 27,000 rows of
+// half types. Float32 needs more, since each device splits the whole of B.
+constexpr double kLeastNs = 5e7, kLeastValidNs = 4e6, kLeastOfSplit = 3;
 
 template <class T>
 std::span<const T> entries(const Tensor& x) {
@@ -269,7 +270,9 @@ bool is_for_one(const ProductArguments& product) {
                            .n = b.size(1),
                            .block = check_block(product.block),
                            .stage_blocks = 1};
-  return !pays_to_share(ns_on_one(whole, product.knob, a.element_size()), kLeastNs, /*bytes=*/0);
+  const double least =
+      (product.knob.valid_ratio ? kLeastValidNs : kLeastNs) * (splits(a) ? kLeastOfSplit : 1);
+  return !pays_to_share(ns_on_one(whole, product.knob, a.element_size()), least, /*bytes=*/0);
 }
 
 Tensor spamm_on_devices(const ProductArguments& product) {
