@@ -52,7 +52,8 @@ Tensor pool_by_torch(const Tensor& input, IntArrayRef kernel_size, IntArrayRef s
   const bool copies = input.is_cuda() && input.scalar_type() == at::kDouble;
   const Tensor output = std::get<0>(at::max_pool2d_with_indices(
       copies ? input.contiguous() : input, kernel_size, stride, padding, dilation, ceil_mode));
-  return copies ? output.contiguous(input.suggest_memory_format()) : output;
+  if (!copies) return output;
+  return at::empty(output.sizes(), output.options(), input.suggest_memory_format()).copy_(output);
 }
 
 namespace {
