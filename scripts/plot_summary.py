@@ -89,7 +89,8 @@ def figures(rows):
     name = f"[density matrix](docs/density_matrix.md) of {best['problem'].split(',')[0]}, H200"
     error = f"{factor(best['over_dense'])}, energy error {best['energy_error']:.0e}"
     lines.append((name, "cuBLAS in float64", "", error))
-    [row] = rows_with(rows, kind="block-sparse density", run="block_sparse_strips_h200", waters=2000)
+    at = {"kind": "block-sparse density", "run": "block_sparse_strips_h200", "waters": 2000}
+    [row] = rows_with(rows, **at)
     name = "[block-sparse](docs/block_sparse.md) density matrix of 2,000 waters, H200"
     error = f"{factor(row['over_dense'])}, energy error {abs(row['energy_error']):.0e}"
     lines.append((name, "dense storage, skipping too", "", error))
