@@ -187,11 +187,7 @@ def test_missing_library_of_an_installed_package(copy_of_package, missing):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "file too short"),
-        (b"not a library" * 100, "invalid ELF header"),
-    ],
+    ("content", "reason"), [(b"", "file too short"), (b"not a library" * 100, "invalid ELF header")]
 )
 def test_damaged_library_is_one_line_with_the_loaders_reason(copy_of_package, content, reason):
     (copy_of_package / "libspamm_torch.so").write_bytes(content)
@@ -302,8 +298,7 @@ def test_reasons_for_a_cpu_only_build(setup_module, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cores", "gib", "jobs"),
-    [(2, 64.0, 2), (16, 24.0, 8), (16, 1.0, 1), (1, 0.0, 1)],
+    ("cores", "gib", "jobs"), [(2, 64.0, 2), (16, 24.0, 8), (16, 1.0, 1), (1, 0.0, 1)]
 )
 def test_default_max_jobs(setup_module, cores, gib, jobs):
     assert setup_module.default_max_jobs(cores, gib) == jobs

@@ -22,13 +22,7 @@ from tiny import (
 )
 from torch import nn
 
-from spamm_torch import (
-    SpAMMConfig,
-    SpAMMConv2d,
-    calibrate,
-    convert_,
-    record_stats,
-)
+from spamm_torch import SpAMMConfig, SpAMMConv2d, calibrate, convert_, record_stats
 from spamm_torch._timing import Timing
 from spamm_torch.calibration import CalibrationReport
 from spamm_torch.calibration.journal import Journal

@@ -354,9 +354,7 @@ def test_an_evaluate_that_fails_late_leaves_the_model_as_it_was(timed):
 # ---- Bad input ----------------------------------------------------------------------------------
 
 BAD = {
-    TypeError: [
-        ({"reference": 3}, "reference must be a tensor; got int"),
-    ],
+    TypeError: [({"reference": 3}, "reference must be a tensor; got int")],
     ValueError: [
         ({"reference": spots(2)}, "reference must be one picture"),
         (

@@ -16,12 +16,7 @@ from spamm_torch import _arguments
 ops = torch.ops.spamm_torch
 
 # Error allowed, relative to the largest result: a few roundings of the output's type.
-TOLERANCE = {
-    torch.float16: 4e-3,
-    torch.bfloat16: 3e-2,
-    torch.float32: 1e-5,
-    torch.float64: 1e-13,
-}
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-13}
 
 
 def assert_near(got, expected, tolerance=None):

@@ -23,12 +23,7 @@ LAYOUTS = {
     "expanded": lambda x: x[:1, :, :1, :1].expand_as(x),
 }
 # Several roundings to the type, where no kernel computes all of the epilogue.
-TOLERANCES = {
-    torch.float16: 4e-3,
-    torch.bfloat16: 3e-2,
-    torch.float32: 1e-4,
-    torch.float64: 1e-12,
-}
+TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-12}
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
@@ -107,14 +102,7 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
 @activations
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "setting",
-    [
-        {},
-        {"pixel_block": (1, 8, 8)},
-        {"block": 32},
-        {"block": (128, 64, 128)},
-    ],
-    ids=str,
+    "setting", [{}, {"pixel_block": (1, 8, 8)}, {"block": 32}, {"block": (128, 64, 128)}], ids=str
 )
 def test_what_is_skipped_is_not_the_epilogue(device, dtype, activation, setting):
     """The sums are those of the same call without an epilogue, whatever kernel it takes."""

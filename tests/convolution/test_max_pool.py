@@ -191,11 +191,7 @@ LAYERS = [
         ((600, 128, 2, 2), (72, 1), "two boxes"),
     ],
 ]
-NAMES = {
-    "resident": "conv_resident_sm90",
-    "four boxes": ", 4, 4>",
-    "two boxes": ", 2, 6>",
-}
+NAMES = {"resident": "conv_resident_sm90", "four boxes": ", 4, 4>", "two boxes": ", 2, 6>"}
 
 
 def kernels_of(call):

@@ -147,11 +147,7 @@ class Defaults(nn.Module):
         return x * scale if shift is None else x * scale + shift
 
 
-FORMS = {
-    "x": ({"x"}, {}),
-    "mask": ({"x", "mask"}, {}),
-    "shift": ({"x", "shift"}, {"scale": 3.0}),
-}
+FORMS = {"x": ({"x"}, {}), "mask": ({"x", "mask"}, {}), "shift": ({"x", "shift"}, {"scale": 3.0})}
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -546,20 +546,18 @@ CALLED = {
         m.body[1].weight.mul_(2),
         nn.Sequential(m.conv1, m.bn1, m.relu, m.body[:3]),
     )[1],
-    "a part called by itself": lambda m: (
-        m.body[0].weight.mul_(2),
-        lambda x: m.body(m.conv1(x)),
-    )[1],
+    "a part called by itself": lambda m: (m.body[0].weight.mul_(2), lambda x: m.body(m.conv1(x)))[
+        1
+    ],
     "a hook of all modules": with_a_hook_of_all_modules,
     "a copy": lambda m: (twin := copy.deepcopy(m), twin.conv1.weight.mul_(2))[0],
     "a copy with another setting": lambda m: (
         twin := copy.deepcopy(m),
         setattr(twin.body[4], "max_val", 0.5),
     )[0],
-    "a copy of a changed model": lambda m: (
-        setattr(m.body[4], "max_val", 0.5),
-        copy.deepcopy(m),
-    )[1],
+    "a copy of a changed model": lambda m: (setattr(m.body[4], "max_val", 0.5), copy.deepcopy(m))[
+        1
+    ],
     "a copy of a hooked model": lambda m: (hooked("bn1")(m), copy.deepcopy(m))[1],
     "a pickle of a changed model": lambda m: (
         setattr(m.body[4], "max_val", 0.5),

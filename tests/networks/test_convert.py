@@ -314,10 +314,7 @@ def test_depthwise_and_grouped_layers_stay_dense_and_absorb():
         )
     )
     report = converted_alike(model, pictures(channels=64), SKIPS)
-    assert rows(report) == {
-        "0": ("dense", ("bn", "hardswish")),
-        "3": ("dense", ("bn", "relu6")),
-    }
+    assert rows(report) == {"0": ("dense", ("bn", "hardswish")), "3": ("dense", ("bn", "relu6"))}
     assert [row.reason for row in report] == [
         "depthwise: a block would be nearly empty",
         "16 input channels a group do not fill a block of 32",

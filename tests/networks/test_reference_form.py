@@ -215,10 +215,7 @@ def test_zeros_reach_as_far_as_no_pixel_changed():
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("width", "read"),
-    [
-        (32, [2 * 32, 32, 64, 64, 2 * 32, 2 * 32, 2 * 32]),
-        (64, [64, 64, 128, 128, 64, 64, 64]),
-    ],
+    [(32, [2 * 32, 32, 64, 64, 2 * 32, 2 * 32, 2 * 32]), (64, [64, 64, 128, 128, 64, 64, 64])],
 )
 def test_norms_travel_from_layer_to_layer(width, read, monkeypatch):
     """On a device that computes them on the way, each is that of the deviation it stands for."""

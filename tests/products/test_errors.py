@@ -175,11 +175,7 @@ SINGLE = [
     (lambda x: linear(x, x, x, tau=1.0), RuntimeError, "bias"),
     (lambda x: linear(x, x, x[0, :6], tau=1.0), RuntimeError, "6"),
     (lambda x: linear(x, x, x[0].double(), tau=1.0), TypeError, "bias must have the operands' dty"),
-    (
-        lambda x: linear(x, x, norm_weight=x, tau=1.0),
-        RuntimeError,
-        "norm_weight must have shape [",
-    ),
+    (lambda x: linear(x, x, norm_weight=x, tau=1.0), RuntimeError, "norm_weight must have shape ["),
     (lambda x: linear(x.int(), x.int(), tau=1.0), TypeError, "input must be float16, bfloat16"),
     (lambda x: linear(x, x.half(), tau=1.0), TypeError, "input and weight must have one dtype"),
     (lambda x: mm(x, x.to("meta"), tau=1.0), RuntimeError, "meta"),
@@ -212,10 +208,7 @@ SINGLE = [
     (lambda x: find_tau(x, x, max_error=NAN), ValueError, "got nan"),
     (lambda x: ops.find_tau(x, x, max_error=-0.5), ValueError, "got -0.5"),
     (lambda x: ops.find_tau(x, x, max_error=NAN), ValueError, "got nan"),
-    (
-        lambda x: ops.find_tau(x, x, max_error=0.5, skip_norm_b=x[:2, :3]),
-        *(RuntimeError, "2, 3"),
-    ),
+    (lambda x: ops.find_tau(x, x, max_error=0.5, skip_norm_b=x[:2, :3]), *(RuntimeError, "2, 3")),
     (
         lambda x: ops.error_bound(x, x, torch.tensor(1.0), skip_norm_b=x[:2, :3]),
         *(RuntimeError, "2, 3"),

@@ -287,10 +287,7 @@ def test_error_bound_neither_vanishes_nor_overflows(device, dtype, small, large)
     assert bound == pytest.approx(large * large, rel=2e-5)
 
 
-@given(
-    case=maps_and_tau(special=False),
-    factor=st.sampled_from([0.5, 1.0, 2.0]),
-)
+@given(case=maps_and_tau(special=False), factor=st.sampled_from([0.5, 1.0, 2.0]))
 def test_skip_norms_decide_and_plain_norms_measure(device, case, factor):
     *pair, tau = case
     norm_a, norm_b = (norm.to(device) for norm in pair)

@@ -120,11 +120,7 @@ def assert_bits(result, expected, what):
 def assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, *, group=None, balance=False, **options):
     """The rows of this rank have the bits of one process."""
     found = distributed.mm(
-        shard(a, cuts_a, rank),
-        shard(b, cuts_b, rank),
-        group=group,
-        balance=balance,
-        **options,
+        shard(a, cuts_a, rank), shard(b, cuts_b, rank), group=group, balance=balance, **options
     )
     expected = shard(spamm_torch.mm(a, b, **options), cuts_a, rank)
     assert_bits(found, expected, (cuts_a, cuts_b, balance, options))
@@ -161,11 +157,7 @@ def one_rank(rank):
     for knob in KNOBS:
         assert_bits(distributed.mm(a, b, **knob), spamm_torch.mm(a, b, **knob), knob)
     for error, line, options in (
-        (
-            "ValueError",
-            "exactly one of tau, valid_ratio and max_error must be given; got none",
-            {},
-        ),
+        ("ValueError", "exactly one of tau, valid_ratio and max_error must be given; got none", {}),
         ("TypeError", "balance must be True or False; got 1", {"tau": 1.0, "balance": 1}),
     ):
         assert_all_raise(error, line, functools.partial(distributed.mm, a, b, **options))

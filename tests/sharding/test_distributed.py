@@ -89,8 +89,7 @@ def test_gloo(world, case):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    ("world", "case"),
-    [*every_case("cuda", (1,)), *every_case("cuda", (2,), pytest.mark.multi_gpu)],
+    ("world", "case"), [*every_case("cuda", (1,)), *every_case("cuda", (2,), pytest.mark.multi_gpu)]
 )
 def test_nccl(world, case):
     check(world, "cuda", case)

@@ -46,10 +46,7 @@ def folder(tmp_path_factory):
         ),
         (
             *("multi_gpu", measuring, "attempt"),  # a cell, its peer, and what the host takes
-            (
-                *("--sizes", 256, "--data", "decay", "--layouts", "R", "--ratios", 0.5),
-                "--layers",
-            ),
+            (*("--sizes", 256, "--data", "decay", "--layouts", "R", "--ratios", 0.5), "--layers"),
         ),
     ],
 )
