@@ -4,6 +4,7 @@ import collections
 import itertools
 import os
 
+import matrices
 import pytest
 import torch
 from hypothesis import settings
@@ -83,6 +84,21 @@ def pytest_collection_finish(session):
 def device(request):
     """Runs a test on the CPU and, marked ``cuda``, on the first CUDA device."""
     return torch.device(request.param)
+
+
+@pytest.fixture(params=matrices.DTYPES, ids=str)
+def dtype(request):
+    """Every type of operands, where a test does not name its own."""
+    return request.param
+
+
+@pytest.fixture
+def hopper():
+    """Skips a test where Hopper's kernels do not run."""
+    from support import hopper_kernels_run
+
+    if not hopper_kernels_run():
+        pytest.skip("needs the Hopper kernels")
 
 
 @pytest.fixture

@@ -145,17 +145,11 @@ def product_cases(device, dtype, allow_tf32):
         both = {"a": a, "b": b}
         yield Case(f"product {side}", {**both, "input": values.normal(side, dtype=dtype)}, product)
         tau = number(200.0, device)
-        yield Case(
-            f"product {side}, tau on the device", {**both, "tau": tau}, product, {"tau": huge}
-        )
+        given = {**both, "tau": tau}
+        yield Case(f"product {side}, tau on the device", given, product, {"tau": huge})
         yield Case(f"product {side}, ratio", both, lambda **t: product(**t, valid_ratio=0.4))
         maps = {"norm_a": spamm_torch.norm_map(a), "norm_b": spamm_torch.norm_map(b)}
-        change = {
-            "a": torch.neg,
-            "b": torch.neg,
-            "norm_a": torch.zeros_like,
-            "norm_b": torch.zeros_like,
-        }
+        change = dict.fromkeys("ab", torch.neg) | dict.fromkeys(maps, torch.zeros_like)
         yield Case(f"product {side}, norms given", {**both, **maps}, product, change)
 
 
@@ -251,11 +245,8 @@ def network_cases(device, dtype):
     tensors = {"input": pictures(128, 64, 8, 8), "weight": pictures(64, 64, 3, 3, scale=0.1)}
     pooled = functools.partial(OPS.conv2d_max_pool, padding=(1, 1), activation="relu")
     yield Case("conv and pool, resident weight", tensors, pooled)
-    tensors = {
-        "input": pictures(64, 3, 16, 16),
-        "weight": pictures(64, 3, 3, 3),
-        "residual": pictures(64, 64, 16, 16),
-    }
+    tensors = {"input": pictures(64, 3, 16, 16), "weight": pictures(64, 3, 3, 3)}
+    tensors["residual"] = pictures(64, 64, 16, 16)
     few = functools.partial(OPS.conv2d, padding=(1, 1), threshold=0.0, activation="relu")
     yield Case("few channels, residual", tensors, few)
     pool = functools.partial(OPS.max_pool2d, kernel_size=3, stride=2, padding=1)

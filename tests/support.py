@@ -3,24 +3,22 @@
 import contextlib
 import itertools
 import os
+import subprocess
+import sys
 
 import matrices
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import spamm_torch
 from spamm_torch import _library
 
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-    "silu": F.silu,
-    "leaky_relu": F.leaky_relu,
-}
+ACTIVATIONS = {"none": lambda x: x}
+ACTIVATIONS |= {of.__name__: of for of in (F.relu, F.relu6, F.hardswish, F.silu, F.leaky_relu)}
 
 
 @contextlib.contextmanager
@@ -42,6 +40,30 @@ def refuses(error, call, *fragments):
     assert len(message.splitlines()) == 1, message
     for fragment in fragments:
         assert fragment in message, f"{fragment!r} is missing in: {message}"
+
+
+@contextlib.contextmanager
+def raises_line(error, match=None):
+    """The block raises ``error`` with one line, which matches."""
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
+
+
+def python(*arguments, cwd=None, check=False, **environment):
+    """Runs this Python in a process of its own, with some more environment variables."""
+    command, env = [sys.executable, *map(str, arguments)], os.environ | environment
+    return subprocess.run(command, cwd=cwd, env=env, check=check, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def waiting_is_an_error():
+    """Where the host waits for the device, torch raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @contextlib.contextmanager
@@ -93,6 +115,31 @@ def operands(dtype=torch.float32, seed=0, m=300, k=400, n=200, device="cuda"):
 
 def norm_maps(a, b, block=64):
     return spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)
+
+
+class Made(nn.Module):
+    """A module of layers by name, and of a forward, which gets the module and its input."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self._forward = forward
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+class Watching(TorchDispatchMode):
+    """Calls a function with the name, arguments and options of each op before it runs."""
+
+    def __init__(self, note):
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self._note(function.name().removeprefix("spamm_torch::"), args, kwargs or {})
+        return function(*args, **(kwargs or {}))
 
 
 def hopper_kernels_run():

@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from support import python, raises_line
 
 import spamm_torch
 from spamm_torch import _library
@@ -120,9 +122,8 @@ def test_build_info_names_copies_through_the_host(monkeypatch):
 def test_build_info_of_another_python(monkeypatch):
     monkeypatch.delattr(spamm_torch, "_build_info", raising=False)
     monkeypatch.setitem(sys.modules, "spamm_torch._build_info", None)
-    with pytest.raises(RuntimeError, match=r"build_info.*this very Python") as error:
+    with raises_line(RuntimeError, r"build_info.*this very Python"):
         spamm_torch.build_info()
-    assert "\n" not in str(error.value)
     a = torch.ones(32, 32)
     assert torch.equal(spamm_torch.mm(a, a, tau=0.0, block=32), a @ a)
 
@@ -138,15 +139,11 @@ def copy_of_package(tmp_path):
     return copy
 
 
-def import_it(package, *path):
+def import_it(package, *path, prints="spamm_torch.library_path()"):
     """Imports the package from its parent folder, with further folders on the path."""
-    return subprocess.run(
-        [sys.executable, "-c", "import spamm_torch; print(spamm_torch.library_path())"],
-        cwd=package.parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (package.parent, *path)))},
-        capture_output=True,
-        text=True,
-    )
+    path = os.pathsep.join(map(str, (package.parent, *path)))
+    code = f"import spamm_torch; print({prints})"
+    return python("-c", code, cwd=package.parent, PYTHONPATH=path)
 
 
 def import_error(package, *path):
@@ -235,12 +232,8 @@ def test_clone_does_not_take_a_library_of_other_sources(clone, copy_of_package):
 
 
 def test_build_info_of_the_installed_library_that_a_clone_hides(clone, copy_of_package):
-    command = "import spamm_torch; print(spamm_torch.build_info()['version'])"
-    path = os.pathsep.join((str(clone.parent), str(copy_of_package.parent)))
-    env = {**os.environ, "PYTHONPATH": path}
-    run = subprocess.run(
-        [sys.executable, "-c", command], cwd=clone.parent, env=env, capture_output=True, text=True
-    )
+    prints = "spamm_torch.build_info()['version']"
+    run = import_it(clone, copy_of_package.parent, prints=prints)
     assert run.stdout.strip() == spamm_torch.__version__, run.stderr
 
 
@@ -256,13 +249,7 @@ def setup_module():
 
 
 def run_setup(**environment):
-    return subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    return python("setup.py", "--version", cwd=ROOT, **environment)
 
 
 @pytest.mark.parametrize(("value", "words"), [("1", "FORCE_CUDA=1"), ("yes", "0 or 1; got 'yes'")])
@@ -335,9 +322,8 @@ def test_targets_of_a_files_kernels(setup_module, monkeypatch, targets, file, ex
 @pytest.mark.parametrize("targets", ["9.0 9.0a", "8.0+PTX;9.0+PTX;9.0a", "Hopper 9.0a"])
 def test_plain_hopper_beside_its_own_target_is_refused(setup_module, monkeypatch, targets):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
-    with pytest.raises(SystemExit, match="TORCH_CUDA_ARCH_LIST must hold") as error:
+    with raises_line(SystemExit, "TORCH_CUDA_ARCH_LIST must hold"):
         setup_module.check_cuda_targets()
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("targets", ["8.0+PTX 9.0a", "8.0;9.0+PTX", "9.0a+PTX", "9.0a 10.0"])
@@ -444,17 +430,8 @@ def run(tmp_path):
     shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
     (tmp_path / "test_two.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
-
-    def run(*options):
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *options],
-            cwd=tmp_path,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-        )
-
-    return run
+    (tmp_path / "matrices.py").write_text("DTYPES = [1]")
+    return partial(python, "-m", "pytest", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
 
 
 def test_only_tests_for_cuda_without_a_gpu_fail(run):
@@ -464,14 +441,14 @@ def test_only_tests_for_cuda_without_a_gpu_fail(run):
     assert line in result.stderr.splitlines()
 
 
-@pytest.mark.parametrize("options", [(), ("-m", "cuda or not cuda")])
-def test_among_others_they_are_skipped(run, options):
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        *(((), "1 passed, 1 skipped"), (("-m", "cuda or not cuda"), "1 passed, 1 skipped")),
+        (("-m", "not cuda"), "1 passed, 1 deselected"),
+    ],
+)
+def test_among_others_they_are_skipped(run, options, found):
     result = run(*options)
     assert result.returncode == 0, result.stdout
-    assert "1 passed, 1 skipped" in result.stdout
-
-
-def test_without_them_the_others_run(run):
-    result = run("-m", "not cuda")
-    assert result.returncode == 0, result.stdout
-    assert "1 passed, 1 deselected" in result.stdout
+    assert found in result.stdout

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from im2col_reference import Im2col, norm_products
-from support import ACTIVATIONS, captured, float32_precision, threads, uneven
+from support import ACTIVATIONS, captured, float32_precision, raises_line, threads, uneven
 
 import spamm_torch
 from spamm_torch import _arguments
@@ -124,13 +124,18 @@ def of_networks(draw):
 def convolutions(draw, shapes):
     """Operands of these shapes, geometry and the setting of blocks."""
     input_shape, weight_shape, geometry, pixel_block = draw(shapes)
+    reads = []
     for d in range(2):
-        window = geometry["dilation"][d] * (weight_shape[2 + d] - 1) + 1
-        assume(input_shape[2 + d] > 0)
-        assume(window <= input_shape[2 + d] + 2 * geometry["padding"][d])
+        size, kernel = input_shape[2 + d], weight_shape[2 + d]
+        stride, padding, dilation = (geometry[of][d] for of in ("stride", "padding", "dilation"))
+        starts = range(-padding, size + padding - dilation * (kernel - 1), stride)
+        assume(size > 0 and starts)
+        reads.append(any(0 <= at + dilation * k < size for at in starts for k in range(kernel)))
     n = EDGES if pixel_block is None else st.just(math.prod(pixel_block))
     block = draw(st.none() | st.tuples(EDGES, EDGES, n))
     dtype, seed = draw(st.sampled_from(list(TOLERANCE))), draw(st.integers(0, 1000))
+    # torch's own convolution of half types ends the process where a CPU's windows miss all pixels.
+    assume(dtype.itemsize > 2 or all(reads))
     make = draw(st.sampled_from([decaying, uneven]))
     input = make(*input_shape, seed=seed, dtype=dtype)
     weight = make(*weight_shape, seed=seed + 1, dtype=dtype)
@@ -169,13 +174,9 @@ def test_equals_spamm_on_the_documented_matrices(
     if residual is not None:
         expected += residual.double()
     with float32_precision(precision):
+        options = {"residual": moved(device, residual)[0], "activation": activation, "tau": tau}
         got = spamm_torch.conv2d(
-            *moved(device, input, weight, bias),
-            **geometry,
-            **blocks,
-            tau=tau,
-            residual=residual if residual is None else residual.to(device),
-            activation=activation,
+            *moved(device, input, weight, bias), **geometry, **blocks, **options
         )
     assert (got.dtype, got.device.type) == (input.dtype, device.type)
     # On the device, because torch's hardswish multiplies by a float32 sixth on CUDA alone.
@@ -429,12 +430,8 @@ def test_empty_batch(device, knob):
 
 def test_no_input_channels(device):
     bias = randn(5, device=device)
-    got = spamm_torch.conv2d(
-        torch.empty(2, 0, 4, 4, device=device),
-        torch.empty(5, 0, 3, 3, device=device),
-        bias,
-        tau=1.0,
-    )
+    operands = (torch.empty(shape, device=device) for shape in ((2, 0, 4, 4), (5, 0, 3, 3)))
+    got = spamm_torch.conv2d(*operands, bias, tau=1.0)
     assert torch.equal(got, bias.view(1, 5, 1, 1).expand(2, 5, 2, 2))
 
 
@@ -600,11 +597,8 @@ BAD = [
     ({"pixel_block": (2, 2, 4)}, ValueError, r"product is 32, 64 or 128; got \[2, 2, 4\]"),
     ({"pixel_block": (2**62, 2, 16)}, ValueError, r"product is 32, 64 or 128; got \[4611"),
     ({"pixel_block": (0, 8, 8)}, ValueError, r"powers of two .* got \[0, 8, 8\]"),
-    (
-        {"pixel_block": (1, 4, 8), "block": 64},
-        ValueError,
-        r"must be the block's n, 64; got pixel_block \[1, 4, 8\], whose product is 32",
-    ),
+    ({"pixel_block": (1, 4, 8), "block": 64}, ValueError,
+     r"must be the block's n, 64; got pixel_block \[1, 4, 8\], whose product is 32"),
     ({"input": torch.zeros(8, 8)}, RuntimeError, r"input must be .*; got shape \[8, 8\]"),
     ({"weight": torch.zeros(6, 4, 3)}, RuntimeError, r"weight must be .*; got shape \[6, 4, 3\]"),
     ({"weight": torch.zeros(6, 4, 0, 3)}, RuntimeError, r"at least 1 x 1; got shape \[6, 4, 0, 3"),
@@ -613,16 +607,10 @@ BAD = [
     ({"groups": 4}, RuntimeError, r"groups must .* divide weight's out_channels, 6; got 4"),
     ({"groups": 2}, RuntimeError, r"input must have 8 channels .* groups 2; got shape \[2, 4"),
     ({"bias": torch.zeros(5)}, RuntimeError, r"bias must have shape \[6\] .*; got shape \[5\]"),
-    (
-        {"bias": torch.zeros(6).half()},
-        TypeError,
-        r"bias and weight must have one dtype; got float16",
-    ),
-    (
-        {"input": torch.zeros(2, 4, 8, 8).half()},
-        TypeError,
-        r"input and weight .* got float16 and fl",
-    ),
+    ({"bias": torch.zeros(6).half()}, TypeError,
+     r"bias and weight must have one dtype; got float16"),
+    ({"input": torch.zeros(2, 4, 8, 8).half()}, TypeError,
+     r"input and weight .* got float16 and fl"),
     ({"weight": torch.zeros(6, 4, 3, 3).int()}, TypeError, r"weight must be float16.*; got int32"),
     ({"stride": 0}, RuntimeError, r"stride must be .* from 1 to 2147483647; got \[0, 0\]"),
     ({"stride": (1, -1)}, RuntimeError, r"stride must be .* from 1 to 2147483647; got \[1, -1\]"),
@@ -631,24 +619,17 @@ BAD = [
     ({"dilation": 4}, RuntimeError, r"kernel, 9 x 9, must fit into the padded input; got 8 x 8"),
     ({"padding": "full"}, ValueError, r"padding must be .*; got 'full'"),
     ({"padding": "same", "stride": 2}, RuntimeError, r"needs stride 1; got stride \(2, 2\)"),
-    (
-        {"norm_weight": torch.zeros(1, 1, 8)},
-        RuntimeError,
-        r"norm_weight must have shape \[1, 1, 9\] .*; got \[1, 1, 8\]",
-    ),
-    (
-        {"norm_weight": torch.zeros(1, 1, 9).double()},
-        TypeError,
-        r"norm_weight must be float32.*float64",
-    ),
-]
+    ({"norm_weight": torch.zeros(1, 1, 8)}, RuntimeError,
+     r"norm_weight must have shape \[1, 1, 9\] .*; got \[1, 1, 8\]"),
+    ({"norm_weight": torch.zeros(1, 1, 9).double()}, TypeError,
+     r"norm_weight must be float32.*float64"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "error", "message"), BAD)
 def test_bad_input_is_refused_in_one_line(device, change, error, message):
-    with pytest.raises(error, match=message) as caught:
+    with raises_line(error, message):
         spamm_torch.conv2d(**on(device, {**GOOD, **change}))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -663,9 +644,8 @@ def test_bad_input_is_refused_in_one_line(device, change, error, message):
     ],
 )
 def test_what_has_no_result_is_refused_while_tracing(change, error):
-    with pytest.raises(error) as caught:
+    with raises_line(error):
         spamm_torch.conv2d(**on("meta", {**GOOD, **change}))
-    assert "\n" not in str(caught.value)
 
 
 def on(device, arguments):
@@ -680,9 +660,8 @@ def test_one_meta_tensor_among_real_ones_is_refused(name):
     arguments = {**GOOD, "bias": torch.zeros(6), "tau": torch.tensor(1.0)}
     arguments["norm_weight"] = torch.ops.spamm_torch.conv2d_weight_norm(GOOD["weight"])
     arguments[name] = arguments[name].to("meta")
-    with pytest.raises(RuntimeError, match="device") as caught:
+    with raises_line(RuntimeError, "device"):
         spamm_torch.conv2d(**arguments)
-    assert "\n" not in str(caught.value)
 
 
 def test_numbers_in_tuples_of_one_are_pairs(device):

@@ -1,6 +1,5 @@
 """The op conv2d_deviation: what a convolution makes of deviations from a reference."""
 
-import matrices
 import pytest
 import torch
 from support import ACTIVATIONS, FORMATS, hopper_kernels_run, norms_of_pixels
@@ -58,7 +57,6 @@ def assert_near(found, wanted):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("of_input", FORMATS)
 @pytest.mark.parametrize("of_base", FORMATS)
 def test_it_is_what_the_reference_adds_less_the_reference(
@@ -286,7 +284,6 @@ def test_float32_rounded_to_tf32(activation, monkeypatch):
 # ---- Norms of pixels ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_norms_of_the_output(device, dtype, engine):
     for activation in ("none", "relu"):
@@ -319,7 +316,6 @@ def test_norms_of_the_input_change_no_bit(device, dtype, engine, stride):
 POOLS = [(2, [], 0, 1, False), (3, 2, 1, 1, False), (3, 1, 1, 2, False), (2, 2, 0, 1, True)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("of_input", FORMATS)
 def test_a_max_pool_of_deviations(device, dtype, pool, of_input):

@@ -248,7 +248,6 @@ def pictures(channels, device, dtype, seed):
     return made.to(device, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("of_parts", FORMATS)
 @pytest.mark.parametrize(
     "channels", [(32, 32), (8,), (64, 72), (5, 3), (16, 8, 40, 24), (8, 8, 8, 8, 8)], ids=str

@@ -67,7 +67,6 @@ def assert_near(actual, expected):
 @pytest.mark.strength(3)
 @each_call
 @activations
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("memory_format", FORMATS.values(), ids=FORMATS)
 def test_nothing_skipped(device, call, dtype, activation, layout, memory_format):
@@ -100,7 +99,6 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
 
 
 @activations
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "setting", [{}, {"pixel_block": (1, 8, 8)}, {"block": 32}, {"block": (128, 64, 128)}], ids=str
 )
@@ -123,7 +121,6 @@ def test_what_is_skipped_is_not_the_epilogue(device, dtype, activation, setting)
 
 
 @each_call
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "geometry",
     [{"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"padding": (0, 1)}],
@@ -139,7 +136,6 @@ def test_geometries_and_single_pictures(device, dtype, call, geometry):
     assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_output_norms_are_those_of_the_result(device, dtype, with_residual):
     input, weight, bias, residual = case(device, dtype, images=66, channels=(64, 72))
@@ -154,7 +150,6 @@ def test_output_norms_are_those_of_the_result(device, dtype, with_residual):
 
 @pytest.mark.strength(3)
 @each_call
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["relu", "relu6"])
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_nan_stays(device, call, dtype, name, with_residual):
@@ -169,7 +164,6 @@ def test_nan_stays(device, call, dtype, name, with_residual):
 # ---- Groups -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tau", [0.0, -1.0, "tensor"])
 @pytest.mark.parametrize("groups", [2, 48])
 def test_groups_that_skip_nothing_are_the_dense_convolution(device, dtype, tau, groups):

@@ -103,17 +103,8 @@ def test_equals_mm_on_the_documented_matrices(
         input=bias.view(groups, 1, 72).cuda(),
     )
     expected = reference.output(rows.transpose(0, 1).flatten(1).cpu().T)
-    got = spamm_torch.conv2d(
-        cuda(input),
-        cuda(weight),
-        bias.cuda(),
-        **SHAPE,
-        groups=groups,
-        block=block,
-        pixel_block=pixel_block,
-        tau=tau,
-        relu=True,
-    )
+    setting = {**SHAPE, "groups": groups, "block": block, "pixel_block": pixel_block}
+    got = spamm_torch.conv2d(cuda(input), cuda(weight), bias.cuda(), **setting, tau=tau, relu=True)
     on_hopper = spamm_torch.backend_for("cuda", torch.float16).startswith("sm90")
     own_kernel = on_hopper and kind == "tf32" and n >= 64  # whatever multiplies such blocks
     if spamm_torch.backend_for("cuda", dtype, block).startswith("sm80") and not own_kernel:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import hopper_kernels_run
+from support import captured
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -34,7 +34,6 @@ def assert_is_torchs(input, **pool):
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_is_torchs(device, pool, dtype, sizes, layout):
@@ -42,7 +41,6 @@ def test_is_torchs(device, pool, dtype, sizes, layout):
     assert_is_torchs(input.to(device, dtype, memory_format=layout), **pool)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_odd_values(device, dtype):
     """NaN wins, and of equal values the first, zeros of both signs among them."""
     info = torch.finfo(dtype)
@@ -171,25 +169,19 @@ def test_flops():
 
 # (images, channels, rows, columns), (out channels, kernel edge), and which kernel they take.
 LAYERS = [
-    *[
-        ((128, 64, 8, 8), (64, 3), "resident"),
-        ((200, 24, 6, 10), (56, 3), "resident"),
-        ((128, 16, 34, 36), (64, 3), "resident"),  # more windows than thread blocks
-        ((77, 128, 4, 2), (8, 3), "resident"),
-    ],
-    *[
-        ((64, 64, 6, 4), (64, 3), "four boxes"),
-        ((150, 72, 4, 4), (40, 1), "four boxes"),
-        ((128, 128, 16, 16), (128, 3), "four boxes"),
-        ((330, 40, 16, 12), (136, 3), "four boxes"),
-    ],
-    *[
-        ((128, 72, 8, 8), (256, 3), "two boxes"),
-        ((70, 72, 4, 6), (136, 3), "two boxes"),
-        ((128, 320, 4, 4), (512, 3), "two boxes"),
-        ((130, 512, 2, 2), (200, 3), "two boxes"),
-        ((600, 128, 2, 2), (72, 1), "two boxes"),
-    ],
+    ((128, 64, 8, 8), (64, 3), "resident"),
+    ((200, 24, 6, 10), (56, 3), "resident"),
+    ((128, 16, 34, 36), (64, 3), "resident"),  # more windows than thread blocks
+    ((77, 128, 4, 2), (8, 3), "resident"),
+    ((64, 64, 6, 4), (64, 3), "four boxes"),
+    ((150, 72, 4, 4), (40, 1), "four boxes"),
+    ((128, 128, 16, 16), (128, 3), "four boxes"),
+    ((330, 40, 16, 12), (136, 3), "four boxes"),
+    ((128, 72, 8, 8), (256, 3), "two boxes"),
+    ((70, 72, 4, 6), (136, 3), "two boxes"),
+    ((128, 320, 4, 4), (512, 3), "two boxes"),
+    ((130, 512, 2, 2), (200, 3), "two boxes"),
+    ((600, 128, 2, 2), (72, 1), "two boxes"),
 ]
 NAMES = {"resident": "conv_resident_sm90", "four boxes": ", 4, 4>", "two boxes": ", 2, 6>"}
 
@@ -201,12 +193,6 @@ def kernels_of(call):
         call()
         torch.cuda.synchronize()
     return [event.name for event in found.events() if event.device_type.name == "CUDA"]
-
-
-@pytest.fixture
-def hopper():
-    if not hopper_kernels_run():
-        pytest.skip("needs the Hopper kernels")
 
 
 @pytest.mark.cuda
@@ -289,10 +275,7 @@ def test_in_a_graph(hopper):
         x = op(input, first, bias, 1, 1, activation="relu")
         return op(x, second, None, 1, 1, activation="relu")
 
-    run(OPS.conv2d_max_pool)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run(OPS.conv2d_max_pool)
+    graph, found = captured(lambda: run(OPS.conv2d_max_pool))
     for seed in range(3):
         input.copy_(operands((128, 64, 16, 16), (64, 3), seed=seed)[0])
         graph.replay()

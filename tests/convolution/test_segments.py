@@ -108,16 +108,8 @@ def test_the_epilogue_follows_the_whole_sum(segments, dtype, activation, force):
         residual = uneven(*expected.shape, seed=4, dtype=dtype)
         expected += bias.double().view(1, -1, 1, 1) + residual.double()
         for tau in (0.0, 1e-30):
-            got, norms = spamm_torch.conv2d(
-                input,
-                weight,
-                bias,
-                **geometry,
-                tau=tau,
-                residual=residual,
-                activation=activation,
-                return_norms=True,
-            )
+            options = {"residual": residual, "activation": activation, "return_norms": True}
+            got, norms = spamm_torch.conv2d(input, weight, bias, **geometry, tau=tau, **options)
             assert_near(got, ACTIVATIONS[activation](expected))
             torch.testing.assert_close(norms.double(), norms_of_layer(got), rtol=1e-5, atol=0)
 
@@ -201,9 +193,7 @@ def test_blocks_of_one_image_have_no_segments(tau, force):
 
 
 @pytest.mark.parametrize("value", ["0", "3", "16", "two"])
-def test_other_numbers_are_refused(value, force):
-    if not hopper_kernels_run():
-        pytest.skip("only Hopper's kernels have segments")
+def test_other_numbers_are_refused(value, force, hopper):
     force(value)
     input, weight, geometry = operands(LAYERS[3], torch.float16)
     with pytest.raises(ValueError, match=f"SPAMM_TORCH_SEGMENTS must be 1, 2 or 4; got {value}"):

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from support import ACTIVATIONS, hopper_kernels_run
+from support import ACTIVATIONS, captured
 
 import spamm_torch
 
@@ -72,16 +72,10 @@ class Case:
         return F.conv2d(self.input.double(), self.weight.double(), **self.geometry)
 
     def __call__(self, bias=True, residual=True, activation="relu", **more):
-        return spamm_torch.conv2d(
-            self.input,
-            self.weight,
-            self.bias if bias else None,
-            **self.geometry,
-            tau=0.0,
-            residual=self.residual if residual else None,
-            activation=None if activation == "none" else activation,
-            **more,
-        )
+        bias = self.bias if bias else None
+        more |= {"residual": self.residual if residual else None, "tau": 0.0, **self.geometry}
+        activation = None if activation == "none" else activation
+        return spamm_torch.conv2d(self.input, self.weight, bias, activation=activation, **more)
 
     def expected(self, bias=True, residual=True, activation="relu"):
         sums = self.sums()
@@ -154,10 +148,7 @@ def test_repeated_runs_and_replays_give_the_same_bits(layer, force):
     expected = case()
     for _ in range(20):
         assert torch.equal(case(), expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        first = case()
-        second = F.relu(case(residual=False))
+    graph, (first, second) = captured(lambda: (case(), F.relu(case(residual=False))))
     alone = F.relu(case(residual=False))
     for _ in range(10):
         graph.replay()
@@ -176,9 +167,7 @@ def test_other_layouts(force):
 
 
 @pytest.mark.parametrize("value", ["2", "128x100w", "128x192", "128x192wp"])
-def test_other_values_are_refused(value, force):
-    if not hopper_kernels_run():
-        pytest.skip("only Hopper has the kernel")
+def test_other_values_are_refused(value, force, hopper):
     case = Case(LAYERS["one pixel"], torch.float16)
     force(value)
     with pytest.raises(ValueError, match=f"SPAMM_TORCH_UNSKIPPED must be .* got {value}"):

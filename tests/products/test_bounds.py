@@ -7,6 +7,7 @@ import math
 import bound_cases
 import matrices
 import pytest
+import support
 import torch
 import torch.nn.functional as F
 from support import one_thread  # noqa: F401  the fixture is automatic
@@ -15,8 +16,6 @@ import spamm_torch
 from models.water import matrices as water
 from spamm_torch import linalg, sparse
 from spamm_torch.linalg import projectors
-
-every_dtype = pytest.mark.parametrize("dtype", matrices.DTYPES)
 
 
 @functools.cache
@@ -53,7 +52,6 @@ def looseness(dtype, device, count):
     return found
 
 
-@every_dtype
 def test_the_bound_holds_for_2000_products(dtype, device):
     found = looseness(dtype, device, 2000)
     print(f"\n{device.type} {dtype}: largest error over bound", json.dumps(found))
@@ -62,7 +60,6 @@ def test_the_bound_holds_for_2000_products(dtype, device):
     assert max(ratio for _, ratio in found.values()) > 1e-3
 
 
-@every_dtype
 def test_batches_and_layers(dtype, device):
     for seed in seeds(dtype, 20):
         a, b = (matrices.fading(90, 90, dtype, device, seed=seed + i) for i in (0, 40))
@@ -76,7 +73,6 @@ def test_batches_and_layers(dtype, device):
         assert bound_cases.error(c, a, b.t(), added) <= info.total_bound
 
 
-@every_dtype
 @pytest.mark.parametrize("commute", [False, True])
 def test_symmetric_products(dtype, commute, device):
     for seed in seeds(dtype, 20):
@@ -116,17 +112,10 @@ def test_out_may_be_an_operand(device):
 # ---- Convolutions -------------------------------------------------------------------------------
 
 
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardswish": lambda x: x * (x + 3).clamp(0, 6) / 6,  # F's has 1 / 6 in float32 on CUDA
-    "silu": F.silu,
-    "leaky_relu": F.leaky_relu,
-}
+# F's hardswish has 1 / 6 in float32 on CUDA.
+ACTIVATIONS = support.ACTIVATIONS | {"hardswish": lambda x: x * (x + 3).clamp(0, 6) / 6}
 
 
-@every_dtype
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_convolutions(dtype, activation, device, exact_reference):
     random = torch.Generator().manual_seed(0)
@@ -161,7 +150,6 @@ def test_torchs_own_convolution_has_no_bound(device):
 # ---- Block-sparse products and functions of matrices --------------------------------------------
 
 
-@every_dtype
 @pytest.mark.parametrize("drop", [None, math.inf])
 def test_block_sparse_products(dtype, drop):
     for seed in seeds(dtype, 30):
@@ -256,7 +244,6 @@ def test_the_bound_of_a_power(n, dtype):
 # ---- The estimate -------------------------------------------------------------------------------
 
 
-@every_dtype
 def test_the_estimate_is_seldom_below_the_error(dtype, device):
     generator = torch.Generator(device).manual_seed(0)
     a, b = (matrices.fading(100, 100, dtype, device, seed=seed) for seed in (0, 1))

@@ -123,7 +123,6 @@ def test_export(device):
 
 
 @all_functions
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_fake_results_look_like_real_ones(device, name, dtype):
     function = FUNCTIONS[name]
     a, b = operands(device, dtype)
@@ -167,7 +166,9 @@ AUTOCAST = pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
 
 
 @AUTOCAST
-@pytest.mark.parametrize("name", ["mm, tau", "mm, valid_ratio", "mm, max_error", "bmm", "linear"])
+@pytest.mark.parametrize(
+    "name", ["mm, tau", "mm, valid_ratio", "mm, max_error", "addmm", "bmm", "linear"]
+)
 def test_autocast_computes_in_the_lower_type(device, name, lower):
     function = FUNCTIONS[name]
     a, b = operands(device)
@@ -175,16 +176,6 @@ def test_autocast_computes_in_the_lower_type(device, name, lower):
         actual = function(a, b)
     assert actual.dtype == lower
     assert torch.equal(actual, function(a.to(lower), b.to(lower)))
-
-
-@AUTOCAST
-def test_autocast_of_addmm_casts_the_input_too(device, lower):
-    a, b = operands(device)
-    input = matrices.normal(100, 70, device=device)
-    with torch.autocast(device.type, dtype=lower):
-        actual = spamm_torch.addmm(input, a, b, tau=0.0)
-    expected = spamm_torch.addmm(input.to(lower), a.to(lower), b.to(lower), tau=0.0)
-    assert torch.equal(actual, expected)
 
 
 def test_autocast_brings_two_types_together(device):

@@ -1,13 +1,10 @@
 """What only the CPU has: threads, and more than one microkernel for the same operands."""
 
-import subprocess
-import sys
-
 import matrices
 import pytest
 import torch
 import torch.utils.checkpoint
-from support import threads
+from support import python, threads
 
 import spamm_torch
 
@@ -24,7 +21,6 @@ PLAIN_KERNELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (32, 128, 64)])
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_with_and_without_onednn(dtype, block):
@@ -39,7 +35,6 @@ def test_with_and_without_onednn(dtype, block):
     assert name == PLAIN_KERNELS[dtype]
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", [{"tau": 60.0}, {"valid_ratio": 0.3}, {"max_error": 0.1}])
 def test_the_number_of_threads_changes_no_bit(dtype, knob):
     a, b = operands(dtype, make=matrices.normal)
@@ -137,10 +132,7 @@ print(bytes_of_generated_code() - before, counter.get_total_flops())
 
 
 def test_packed_rows_change_no_bit_and_new_sizes_generate_no_more_code():
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    growth, flops = map(int, run.stdout.split())
+    growth, flops = map(int, python("-c", PROGRAM, check=True).stdout.split())
     assert growth < 2**20  # kernels for each size would be 300 MiB
     assert flops == 160
 

@@ -1,14 +1,13 @@
 """What only CUDA has: streams, graphs, no host synchronisation, TF32, huge operands."""
 
 import os
-import subprocess
 import sys
 
 import matrices
 import pytest
 import reference
 import torch
-from support import captured, hopper_kernels_run, norm_maps, operands
+from support import captured, hopper_kernels_run, norm_maps, operands, python
 
 import spamm_torch
 
@@ -39,7 +38,6 @@ def test_work_is_ordered_on_the_current_stream(knob):
     assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", KNOBS)
 def test_products_in_a_row_wait_for_each_other(dtype, knob):
     """Kernels start while the one before ends, and must not read its product before it is there."""
@@ -58,7 +56,6 @@ def test_products_in_a_row_wait_for_each_other(dtype, knob):
         assert torch.equal(chain(lambda: None), expected)
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", [*KNOBS, {"tau": "tensor"}])
 def test_a_graph_replays_with_new_data(dtype, knob):
     a, b = (x.clone() for x in operands(dtype))
@@ -90,11 +87,7 @@ def test_every_stage_can_be_captured():
             spamm_torch.error_bound(*maps, tau),
         )
 
-    stages(a, b)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = stages(static_a, static_b)
+    graph, results = captured(lambda: stages(static_a, static_b))
     new_a, new_b = operands(seed=7)
     static_a.copy_(new_a)
     static_b.copy_(new_b)
@@ -116,11 +109,7 @@ def test_every_search_can_be_captured(shape):
         return [torch.rand(of, device="cuda", generator=generator) for of in sizes]
 
     static = maps(0)
-    spamm_torch.find_tau(*static, 0.4)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tau = spamm_torch.find_tau(*static, 0.4)
+    graph, tau = captured(lambda: spamm_torch.find_tau(*static, 0.4))
     for seed in (1, 2):
         new = maps(seed)
         for into, values in zip(static, new, strict=True):
@@ -166,16 +155,8 @@ def test_hopper_has_kernels_of_its_own(dtype):
 @pytest.mark.parametrize(("value", "answer"), [("1", "sm80-mma-f16"), ("yes", "0 or 1; got yes")])
 def test_the_portable_kernels_can_be_forced(value, answer):
     program = "import torch, spamm_torch; print(spamm_torch.backend_for('cuda', torch.half))"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env={
-            **os.environ,
-            "SPAMM_TORCH_FORCE_SM80": value,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        capture_output=True,
-        text=True,
-    )
+    path = os.pathsep.join(sys.path)
+    result = python("-c", program, SPAMM_TORCH_FORCE_SM80=value, PYTHONPATH=path)
     assert answer in (result.stdout + result.stderr).splitlines()[-1]
 
 
@@ -227,7 +208,6 @@ def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
 # ---- The same decisions as on the CPU -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
 def test_products_with_given_maps_equal_the_cpus(dtype, block):
     """Exactly summable operands and the CPU's maps: no block more or less, so the same bits."""
@@ -311,7 +291,6 @@ def test_more_block_rows_than_a_grid_dimension_holds():
 
 
 @pytest.mark.multi_gpu
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", KNOBS)
 def test_operands_on_another_than_the_current_device(dtype, knob):
     a, b = operands(dtype)
@@ -333,12 +312,6 @@ def test_an_unknown_tile_is_refused():
     call = (
         "import torch, spamm_torch as s; a = torch.ones(9, 9, device='cuda'); s.mm(a, a, tau=0.0)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", call],
-        env=os.environ | {"SPAMM_TORCH_TILE": "huge"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python("-c", call, SPAMM_TORCH_TILE="huge")
     assert run.returncode == 1
     assert "SPAMM_TORCH_TILE must be small or large; got huge" in run.stderr

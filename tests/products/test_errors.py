@@ -209,10 +209,8 @@ SINGLE = [
     (lambda x: ops.find_tau(x, x, max_error=-0.5), ValueError, "got -0.5"),
     (lambda x: ops.find_tau(x, x, max_error=NAN), ValueError, "got nan"),
     (lambda x: ops.find_tau(x, x, max_error=0.5, skip_norm_b=x[:2, :3]), *(RuntimeError, "2, 3")),
-    (
-        lambda x: ops.error_bound(x, x, torch.tensor(1.0), skip_norm_b=x[:2, :3]),
-        *(RuntimeError, "2, 3"),
-    ),
+    (lambda x: ops.error_bound(x, x, torch.tensor(1.0), skip_norm_b=x[:2, :3]),
+     *(RuntimeError, "2, 3")),
     (lambda x: spamm_torch.valid_counts(x, x, None), TypeError, "tau"),
     (lambda x: backend_for("cpu", "float32"), TypeError, "dtype"),
     (lambda x: backend_for("gpu", torch.float32), RuntimeError, "got 'gpu'"),
@@ -223,19 +221,15 @@ SINGLE = [
     (lambda x: backend_for(x.device, torch.int32), TypeError, "int32"),
     (lambda x: backend_for(x.device, torch.complex64), TypeError, "complex64"),
     (lambda x: spamm_torch.spatial_order(x.to("meta")), RuntimeError, "meta"),
-    (
-        lambda x: spamm_torch.mm_shards([x, None], [x, x], tau=1.0),
-        *(TypeError, "a_shards must be a list of tensors; got NoneType in it"),
-    ),
-    (
-        lambda x: ops.multiply(x, x, x[:2, :2], x[:2, :1], torch.tensor(1.0), (32, 32, 32)),
-        *(RuntimeError, "norm_b", "[2, 2]", "[2, 1]"),
-    ),
+    (lambda x: spamm_torch.mm_shards([x, None], [x, x], tau=1.0),
+     *(TypeError, "a_shards must be a list of tensors; got NoneType in it")),
+    (lambda x: ops.multiply(x, x, x[:2, :2], x[:2, :1], torch.tensor(1.0), (32, 32, 32)),
+     *(RuntimeError, "norm_b", "[2, 2]", "[2, 1]")),
     (lambda x: image(x, pixel_block=(1.0, 8, 8)), ValueError, "pixel_block"),
     (lambda x: image(x, return_info="yes"), TypeError, "return_info must be True or False; got 'y"),
     (lambda x: image(x, return_norms="yes"), TypeError, "return_norms must be True or False; got"),
     (lambda x: image(x, relu="yes"), TypeError, "relu", "got 'yes'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=range(len(SINGLE)))
@@ -328,20 +322,15 @@ def test_shape_of_given_maps(device, map_name, shape, knob):
 @pytest.mark.parametrize(
     ("function", "shapes", "hint"),
     [
-        ("mm", [(4, 5), (6, 7)], ""),
-        ("mm", [(5,), (5, 7)], ""),
+        *(("mm", [(4, 5), (6, 7)], ""), ("mm", [(5,), (5, 7)], "")),
         ("mm", [(4, 5), (5,)], "use mm(a, b[:, None])[:, 0]"),
         ("mm", [(2, 4, 5), (2, 5, 7)], "use bmm"),
-        ("mm", [(2, 4, 4), (4, 4)], "use mm(a.flatten(0, 1), b)"),
-        ("mm", [(), (5, 7)], ""),
+        *(("mm", [(2, 4, 4), (4, 4)], "use mm(a.flatten(0, 1), b)"), ("mm", [(), (5, 7)], "")),
         ("bmm", [(4, 5), (5, 7)], ""),
         ("bmm", [(2, 4, 5), (5, 7)], "use mm(a.flatten(0, 1), b)"),
-        ("bmm", [(2, 4, 5), (3, 5, 7)], ""),
-        ("bmm", [(2, 4, 5), (2, 6, 7)], ""),
-        ("bmm", [(1, 2, 4, 5), (1, 2, 5, 7)], ""),
-        ("linear", [(4, 5), (7, 6)], ""),
-        ("linear", [(4, 5), (5,)], ""),
-        ("linear", [(), (7, 5)], ""),
+        *(("bmm", [(2, 4, 5), (3, 5, 7)], ""), ("bmm", [(2, 4, 5), (2, 6, 7)], "")),
+        *(("bmm", [(1, 2, 4, 5), (1, 2, 5, 7)], ""), ("linear", [(4, 5), (7, 6)], "")),
+        *(("linear", [(4, 5), (5,)], ""), ("linear", [(), (7, 5)], "")),
     ],
 )
 def test_operand_shapes(device, function, shapes, hint):

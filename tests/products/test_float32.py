@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from support import hopper_kernels_run, norm_maps, operands
+from support import hopper_kernels_run, memory_limit, norm_maps, operands
 
 import spamm_torch
 
@@ -75,9 +75,7 @@ SHAPES += [(1536, 4096), (2048, 64), (2048, 256), (2048, 2048), (3000, 4096)]
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(("edge", "k"), SHAPES)
-def test_float32_by_halves_is_as_accurate_as_cublas(edge, k, data):
-    if not hopper_kernels_run():
-        pytest.skip("split float32 products are Hopper's")
+def test_float32_by_halves_is_as_accurate_as_cublas(edge, k, data, hopper):
     a, b = DATA[data](*operands(m=edge, k=k, n=edge))
     ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
     assert ours <= frobenius_error(a @ b, a, b)
@@ -103,9 +101,7 @@ def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):
     assert ours <= 4 * frobenius_error(a @ b, a, b)
 
 
-def test_float32_backend_by_block_and_setting(tf32):
-    if not hopper_kernels_run():
-        pytest.skip("split float32 products are Hopper's")
+def test_float32_backend_by_block_and_setting(tf32, hopper):
     expected = "sm90-wgmma-f32x1" if tf32 else "sm90-wgmma-f32x3"
     assert spamm_torch.backend_for("cuda", torch.float32) == expected
     expected = "sm80-mma-tf32" if tf32 else "sm90-wgmma-f32x3"
@@ -346,19 +342,11 @@ def test_norms_taken_with_the_halves_are_those_of_norm_map(tf32, layout):
         assert torch.equal(spamm_torch.mm(a, b, tau=tau), expected)
 
 
-def test_float32_says_how_much_memory_its_halves_need():
-    if not hopper_kernels_run():
-        pytest.skip("split float32 products are Hopper's")
+def test_float32_says_how_much_memory_its_halves_need(hopper):
     a = torch.ones(16384, 16384, device="cuda")
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    room = torch.cuda.memory_reserved() + 1.2 * a.numel() * 4
-    torch.cuda.set_per_process_memory_fraction(room / total)
-    try:
-        with pytest.raises(torch.OutOfMemoryError, match=r"need \d+ bytes .* \[1, 16384, 16384\]"):
-            spamm_torch.mm(a, a, tau=0.0)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    refused = pytest.raises(torch.OutOfMemoryError, match=r"need \d+ bytes .* \[1, 16384, 16384\]")
+    with memory_limit([0], 1.2 * a.numel() * 4), refused:
+        spamm_torch.mm(a, a, tau=0.0)
 
 
 def test_the_setting_does_not_reach_the_cpu(tf32):

@@ -52,7 +52,6 @@ def test_first_and_second_derivatives(device, name, knob):
 
 @all_functions
 @pytest.mark.parametrize("knob", [SKIP_ALL, {"tau": 30.0}, {"valid_ratio": 0.3}])
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_gradients_are_dense_where_products_are_skipped(device, name, knob, dtype):
     """Integer operands: gradients of the dense product, exactly."""
     approximate, dense, shapes = FUNCTIONS[name]

@@ -11,6 +11,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import waiting_is_an_error
 
 import spamm_torch
 from spamm_torch._histogram import find_tau_across
@@ -277,12 +278,9 @@ def test_nothing_waits_for_the_device_before_the_product_is_found():
     norm_a = matrices.normal(40, 30, device="cuda").abs()
     norm_b = matrices.normal(30, 50, device="cuda", seed=1).abs()
     rounds = []
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
-            find_tau_across(norm_a, norm_b, 0.3, 40 * 30 * 50, rounds.append)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    refused = pytest.raises(RuntimeError, match="synchronizing CUDA operation")
+    with waiting_is_an_error(), refused:
+        find_tau_across(norm_a, norm_b, 0.3, 40 * 30 * 50, rounds.append)
     assert len(rounds) == 3
 
 

@@ -63,7 +63,6 @@ PRODUCTS = {
 
 
 @every_knob
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_products(device, dtype, knob, product):
     call, *shapes = PRODUCTS[product]

@@ -26,16 +26,10 @@ def assert_norms(actual, a, block):
     with np.errstate(over="ignore"):
         expected = torch.from_numpy(exact).to(dtype).double()
     info = torch.finfo(dtype)
-    torch.testing.assert_close(
-        actual.cpu().double(),
-        expected,
-        rtol=RELATIVE[dtype],
-        atol=info.smallest_normal * info.eps,
-        equal_nan=True,
-    )
+    within = {"rtol": RELATIVE[dtype], "atol": info.smallest_normal * info.eps}
+    torch.testing.assert_close(actual.cpu().double(), expected, **within, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", list(itertools.product(matrices.EDGES, repeat=2)))
 def test_every_block(device, dtype, block):
     a = matrices.normal(150, 270, dtype=dtype, device=device)
@@ -87,7 +81,6 @@ def test_both_operands_at_once_have_the_very_same_norms(device, edges, block, dt
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", list(itertools.product(matrices.EDGES, repeat=2)))
 def test_rows_have_the_very_same_norms_wherever_they_lie(dtype, block):
     """Loads of 16 bytes, single entries, and both in one warp, sum in the same order."""
@@ -108,7 +101,6 @@ def test_default_block_is_64(device):
 # ---- Exact where sum and root are representable -------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("edge", matrices.EDGES)
 def test_exact_for_constant_blocks(device, dtype, edge):
     """Every block of x has the norm x * edge, edge being the root of its size."""
@@ -118,7 +110,6 @@ def test_exact_for_constant_blocks(device, dtype, edge):
     assert norms.tolist() == [3.0 * edge, 0.375 * edge]
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("position", [(0, 0), (17, 63), (63, 5), (63, 63)])
 def test_exact_for_pythagorean_entries(device, dtype, position):
     a = torch.zeros(64, 64, dtype=dtype, device=device)
@@ -157,7 +148,6 @@ def test_neither_vanishes_nor_overflows(device, dtype, magnitude, block):
     assert (norms > 0).all()
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_random_entries_over_the_whole_range(device, dtype):
     """Each block at its own magnitude, from the smallest subnormal numbers to the largest ones."""
     info = torch.finfo(dtype)
@@ -183,7 +173,6 @@ def test_large_and_small_entries_side_by_side(device, dtype, large, small):
     assert_norms(spamm_torch.norm_map(a, 32), a, 32)
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan")])
 def test_inf_and_nan_stay_in_their_block(device, dtype, special):
     a = matrices.normal(96, 96, dtype=dtype, device=device)
@@ -197,7 +186,6 @@ def test_inf_and_nan_stay_in_their_block(device, dtype, special):
 # ---- Edges, repetition --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_edges_count_as_zeros_whatever_lies_beyond(device, dtype):
     """A window in a matrix of NaN: nothing outside the window is read as part of it."""
     whole = torch.full((200, 200), float("nan"), dtype=dtype, device=device)

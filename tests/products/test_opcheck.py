@@ -104,8 +104,12 @@ def flops_of(call, backward=False):
 def product_calls(device):
     a, b = torch.ones(40, 70, device=device), torch.ones(70, 50, device=device)
     bias = torch.ones(50, device=device)
-    batches = a.expand(3, -1, -1), b.expand(3, -1, -1)
+    batches, square = (a.expand(3, -1, -1), b.expand(3, -1, -1)), torch.ones(96, 96, device=device)
     return {
+        "symmetric": (
+            lambda **knob: spamm_torch.mm(square, square, symmetric=True, **knob),
+            lambda: square @ square,
+        ),
         "mm": (lambda **knob: spamm_torch.mm(a, b, **knob), lambda: a @ b),
         "addmm": (
             lambda **knob: spamm_torch.addmm(bias, a, b, **knob),
@@ -119,7 +123,7 @@ def product_calls(device):
     }
 
 
-@pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "linear"])
+@pytest.mark.parametrize("name", ["mm", "symmetric", "addmm", "bmm", "linear"])
 @pytest.mark.parametrize("knob", [{"tau": 1e9}, {"valid_ratio": 0.5}, {"max_error": 0.1}], ids=str)
 def test_flops_of_products(device, name, knob):
     ours, dense = product_calls(device)[name]

@@ -48,7 +48,6 @@ def test_views_of_one_matrix_have_one_norm_map():
     assert norm_maps_taken(lambda: mm(a, a, tau=0.5, block=(64, 32, 64))) == 2
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", [{"tau": 100.0}, {"valid_ratio": 0.5}, {"max_error": 0.1}])
 def test_one_matrix_gives_the_bits_of_two(device, dtype, knob):
     a = matrices.patchy(200, 200, dtype=dtype, device=device)
@@ -59,7 +58,6 @@ def test_one_matrix_gives_the_bits_of_two(device, dtype, knob):
 # ---- Norms of the result ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_norms_are_those_of_norm_map(device, dtype, block):
     a, b, added = operands(device, dtype)
@@ -151,7 +149,6 @@ def test_addmm_takes_norm_maps(device):
 # ---- out ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_out_of_any_layout(device, dtype, layout):
     a, b, added = operands(device, dtype)
@@ -177,7 +174,6 @@ def test_out_is_a_window(device, step):
     assert (wide == 7.0).all()
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("tau", [0.0, 150.0, 1e30])
 def test_out_is_every_argument(device, dtype, symmetric, tau):

@@ -7,7 +7,7 @@ step of 64 along K. The first that is done leaves its sums in C, where the other
 import matrices
 import pytest
 import torch
-from support import hopper_kernels_run
+from support import captured, hopper_kernels_run
 
 from spamm_torch import addmm, mm, norm_map
 
@@ -145,10 +145,8 @@ def test_the_same_bits_every_time(force, segments):
                 mm(a, b, tau=tau, out=out[i])
     torch.cuda.synchronize()
     assert all(torch.equal(*pair) for out in outs for pair in zip(out, expected, strict=True))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = mm(a, b, tau=4096.0)
+    graph, result = captured(lambda: mm(a, b, tau=4096.0))
     for _ in range(5):
-        captured.zero_()
+        result.zero_()
         graph.replay()
-        assert torch.equal(captured, expected[1])
+        assert torch.equal(result, expected[1])
