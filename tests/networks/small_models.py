@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from support import Made
 from torch import nn
 from torch.nn import functional as F
 
@@ -100,14 +101,19 @@ def is_served(model, *args, **kwargs):
     return count > 0
 
 
-def converted_alike(model, inputs, *config, atol=1e-4, **options):
+@torch.no_grad()
+def assert_same(model, original, *args, tolerance=1e-4):
+    args = args or (pictures(),)
+    torch.testing.assert_close(model(*args), original(*args), rtol=tolerance, atol=tolerance)
+
+
+def converted_alike(model, inputs, *config, tolerance=1e-4, **options):
     """The report of ``convert_``: generated forwards give for all inputs what the model gave."""
     original = copy.deepcopy(model)
     report = convert_(model, *config, **options)
     for x in inputs if isinstance(inputs, tuple) else (inputs,):
         assert is_served(model, x)
-        with torch.no_grad():
-            torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=atol)
+        assert_same(model, original, x, tolerance=tolerance)
     return report
 
 
@@ -128,6 +134,12 @@ class OfFunction(nn.Module):
 
     def forward(self, x):
         return self._function(x)
+
+
+def calling(forward):
+    """A model of two convolutions of 8 channels, a batch norm and a linear layer."""
+    convolutions = {name: nn.Conv2d(8, 8, 3, padding=1) for name in ("conv1", "conv2")}
+    return trained(Made(forward, **convolutions, bn=nn.BatchNorm2d(8), fc=nn.Linear(8, 3)))
 
 
 def rows(report):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from small_models import is_served, pictures, trained
+from small_models import Made, is_served, pictures, trained
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
@@ -61,16 +61,6 @@ def defaulted(x):
     return found
 
 
-class Net(nn.Module):
-    def __init__(self, answer):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32)
-        self._answer = answer
-
-    def forward(self, x):
-        return self._answer(F.relu(self.norm(self.conv(x))))
-
-
 ANSWERS = {
     "registered": (lambda x: Registered(x=x), True),
     "unknown": (lambda x: Unknown(x=x), False),
@@ -89,7 +79,9 @@ ANSWERS = {
 def test_results_keep_their_classes(name, with_example):
     answer, is_fused = ANSWERS[name]
     torch.manual_seed(0)
-    model, x = trained(Net(answer)), pictures(channels=8)
+    layers = {"conv": nn.Conv2d(8, 32, 3), "norm": nn.BatchNorm2d(32)}
+    model = trained(Made(lambda m, x: answer(F.relu(m.norm(m.conv(x)))), **layers))
+    x = pictures(channels=8)
     expected = model(x)
     report = convert_(model, overrides=EXACT, **({"example_input": x} if with_example else {}))
     assert is_served(model, x) == is_fused

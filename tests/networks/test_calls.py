@@ -6,6 +6,7 @@ import linecache
 import pytest
 import torch
 from small_models import OfFunction, is_served, trained
+from support import captured
 from torch import nn
 from torch.nn import functional as F
 
@@ -68,24 +69,19 @@ def test_heads_give_the_values_of_torch(device, relu, count):
         torch.testing.assert_close(model(input), expected, rtol=4e-3, atol=4e-3)
 
 
-def test_a_value_that_is_read_twice_stays():
+def test_what_stays():
+    """A value that is read twice, and what has no bias."""
+
     class Read(Head):
         def forward(self, x):
             x = self.fc1(F.relu(self.bn(self.conv(x))).mean((2, 3)))
             return x + F.relu(x)
 
-    model = trained(Read(F.relu))
-    with torch.no_grad():
+    for model in (trained(Read(F.relu)), head(bias=False)):
         expected = model(images())
         convert_(model)
         assert calls_of_both(model) == 0
         torch.testing.assert_close(model(images()), expected)
-
-
-def test_without_a_bias_it_stays():
-    model = head(bias=False)
-    convert_(model)
-    assert calls_of_both(model) == 0
 
 
 def test_hooks_and_replaced_layers_are_noticed():
@@ -342,12 +338,10 @@ def test_values_and_strides(device, name, with_example, layout, measured):
 @torch.no_grad()
 def test_a_changed_setting_is_noticed():
     up = nn.Upsample(scale_factor=2)
-    model = level(up)
-    convert_(model)
+    convert_(model := level(up))
     assert is_served(model, pictures())
     up.scale_factor = 3
-    found, _ = model(pictures())
-    assert found.shape[2:] == (18, 15)
+    assert model(pictures())[0].shape[2:] == (18, 15)
 
 
 @torch.no_grad()
@@ -409,14 +403,9 @@ def test_factors_for_which_torch_repeats_pixels():
 @pytest.mark.parametrize(
     ("size", "scale_factor", "after"),
     [
-        (None, 2, (10, 12)),
-        (None, (2.0, 3), (10, 18)),
-        (15, None, (15, 15)),
-        (torch.Size([10, 6]), None, (10, 6)),
-        (None, 1.5, None),
-        (None, (2,), None),
-        (None, None, None),
-        (10, 2, None),
+        *((None, 2, (10, 12)), (None, (2.0, 3), (10, 18)), (15, None, (15, 15))),
+        *((torch.Size([10, 6]), None, (10, 6)), (None, 1.5, None), (None, (2,), None)),
+        *((None, None, None), (10, 2, None)),
     ],
 )
 def test_sizes(size, scale_factor, after):
@@ -426,10 +415,7 @@ def test_sizes(size, scale_factor, after):
 @pytest.mark.cuda
 def test_a_cuda_graph_captures_it():
     images = pictures(torch.float16).cuda()
-    upsample_nearest(images, None, 2)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = upsample_nearest(images, None, 2)
+    graph, found = captured(lambda: upsample_nearest(images, None, 2))
     images.mul_(3)
     graph.replay()
     assert torch.equal(found, F.interpolate(images, scale_factor=2))

@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 import torch
-from small_models import is_served, trained
+from small_models import Made, is_served, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -141,12 +141,8 @@ def test_a_value_that_is_read_twice_stays(pooled):
     assert row.absorbed == ("bn", "relu")
 
 
-def test_without_an_example_nothing_is_measured_and_it_stays():
-    (row,) = convert_(stage())
-    assert "pool" not in row.absorbed
-
-
-def test_a_layer_that_skips_keeps_its_pool(pooled):
+def test_without_an_example_and_where_it_skips_a_layer_keeps_its_pool(pooled):
+    assert "pool" not in convert_(stage())[0].absorbed
     model, input = stage(), images()
     convert_(model, SpAMMConfig(tau=0.5), overrides={"conv": SpAMMConfig(tau=0.5)})
     assert calls_of_both(model) == 0
@@ -182,17 +178,8 @@ def test_settings_of_a_pool_and_a_tau_are_refused(tmp_path, pooled):
             convert_(stage(), file)
 
 
-def test_a_pool_with_a_hook_is_called(pooled):
+def test_weights_that_change_and_a_pool_with_a_hook_are_noticed(pooled):
     model, input, seen = stage(), images(), []
-    with torch.no_grad():
-        pooled(model, input)
-        model.pool.register_forward_hook(lambda *_: seen.append("pool"))
-        model(input)
-    assert seen == ["pool"]
-
-
-def test_weights_that_change_are_noticed(pooled):
-    model, input = stage(), images()
     with torch.no_grad():
         pooled(model, input)
         before = model(input)
@@ -200,6 +187,9 @@ def test_weights_that_change_are_noticed(pooled):
         revert_(own := copy.deepcopy(model))
         assert not torch.equal(model(input), before)
         torch.testing.assert_close(model(input), own(input))
+        model.pool.register_forward_hook(lambda *_: seen.append("pool"))
+        model(input)
+    assert seen == ["pool"]
 
 
 def test_gradients_of_layers_before_it(pooled):
@@ -255,16 +245,10 @@ def test_pools_give_the_values_of_torch(device, pool, images):
 
 
 def test_pools_that_return_indices_stay():
-    class Unpooled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 8, 3, padding=1)
-            self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
-
-        def forward(self, x):
-            return self.unpool(*self.pool(self.conv(x).relu()))
-
-    model, input = trained(Unpooled()), torch.randn(2, 3, 8, 8)
+    pools = {"pool": nn.MaxPool2d(2, return_indices=True), "unpool": nn.MaxUnpool2d(2)}
+    unpooled = lambda m, x: m.unpool(*m.pool(m.conv(x).relu()))  # noqa: E731
+    model = trained(Made(unpooled, conv=nn.Conv2d(3, 8, 3, padding=1), **pools))
+    input = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         expected = model(input)
         convert_(model)

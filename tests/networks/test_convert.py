@@ -1,5 +1,6 @@
 """convert_: which layers become what, what they absorb, and that results stay what they were."""
 
+import collections
 import copy
 import operator
 import re
@@ -9,6 +10,9 @@ import pytest
 import torch
 from small_models import (
     Block,
+    Made,
+    assert_same,
+    calling,
     converted_alike,
     fused_alone,
     is_served,
@@ -27,30 +31,10 @@ from spamm_torch._timing import Timing
 SKIPS = SpAMMConfig(tau=1e-3)
 
 
-@torch.no_grad()
-def assert_same(model, original, *args):
-    torch.testing.assert_close(model(*args), original(*args), rtol=1e-4, atol=1e-4)
-
-
-class Calling(nn.Module):
-    """Two convolutions, and a forward that is given."""
-
-    def __init__(self, forward, **rest):
-        super().__init__()
-        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, **rest)
-        self.conv2 = nn.Conv2d(8, 8, 1)
-        self.bn = nn.BatchNorm2d(8)
-        self._forward = forward
-
-    def forward(self, x):
-        return self._forward(self, x)
-
-
-def converted(forward, channels=8, **rest):
+def converted(forward):
     """What the convolutions of a model with this forward become."""
     torch.manual_seed(0)
-    model = trained(Calling(forward, **rest))
-    return rows(converted_alike(model, pictures(channels=channels)))
+    return rows(converted_alike(calling(forward), pictures(channels=8)))
 
 
 # ---- A network ----------------------------------------------------------------------------------
@@ -148,14 +132,9 @@ def test_spamm_layers_keep_their_own_setting():
 @pytest.mark.parametrize(
     ("activation", "name"),
     [
-        (nn.ReLU(), "relu"),
-        (nn.ReLU(inplace=True), "relu"),
-        (nn.ReLU6(), "relu6"),
-        (nn.Hardswish(), "hardswish"),
-        (nn.SiLU(inplace=True), "silu"),
-        (nn.LeakyReLU(), "leaky_relu"),
-        (nn.LeakyReLU(0.2), None),
-        (nn.GELU(), None),
+        *((nn.ReLU(), "relu"), (nn.ReLU(inplace=True), "relu"), (nn.ReLU6(), "relu6")),
+        *((nn.Hardswish(), "hardswish"), (nn.SiLU(inplace=True), "silu")),
+        *((nn.LeakyReLU(), "leaky_relu"), (nn.LeakyReLU(0.2), None), (nn.GELU(), None)),
         (nn.Hardsigmoid(), None),
     ],
     ids=str,
@@ -168,21 +147,13 @@ def test_activation_modules(activation, name):
 @pytest.mark.parametrize(
     ("activation", "name"),
     [
-        (F.relu, "relu"),
-        (lambda x: F.relu(x, inplace=True), "relu"),
-        (F.relu_, "relu"),
-        (torch.relu, "relu"),
-        (torch.relu_, "relu"),
-        (lambda x: x.relu(), "relu"),
-        (lambda x: x.relu_(), "relu"),
-        (F.relu6, "relu6"),
-        (F.hardswish, "hardswish"),
-        (F.silu, "silu"),
-        (F.leaky_relu, "leaky_relu"),
+        *((F.relu, "relu"), (lambda x: F.relu(x, inplace=True), "relu"), (F.relu_, "relu")),
+        *((torch.relu, "relu"), (torch.relu_, "relu"), (lambda x: x.relu(), "relu")),
+        *((lambda x: x.relu_(), "relu"), (F.relu6, "relu6"), (F.hardswish, "hardswish")),
+        *((F.silu, "silu"), (F.leaky_relu, "leaky_relu")),
         (lambda x: F.leaky_relu(x, 0.01, True), "leaky_relu"),
         (lambda x: F.leaky_relu(x, negative_slope=0.2), None),
-        (lambda x: F.leaky_relu(x, 0.2), None),
-        (torch.sigmoid, None),
+        *((lambda x: F.leaky_relu(x, 0.2), None), (torch.sigmoid, None)),
     ],
 )
 def test_activation_functions(activation, name):
@@ -193,19 +164,12 @@ def test_activation_functions(activation, name):
 @pytest.mark.parametrize(
     ("add", "is_absorbed"),
     [
-        (operator.add, True),
-        (operator.iadd, True),
-        (torch.add, True),
+        *((operator.add, True), (operator.iadd, True), (torch.add, True)),
         (lambda a, b: torch.add(a, b, alpha=1), True),
-        (lambda a, b: torch.add(a, b, alpha=2), False),
-        (lambda a, b: a.add(b), True),
-        (lambda a, b: a.add_(b), True),
-        (lambda a, b: b + a, True),
-        (lambda a, b: a + b.mean((2, 3), keepdim=True), False),
-        (lambda a, b: a + b[:1], False),
-        (lambda a, b: a + a, False),
-        (lambda a, b: a + 1, False),
-        (lambda a, b: a - b, False),
+        *((lambda a, b: torch.add(a, b, alpha=2), False), (lambda a, b: a.add(b), True)),
+        *((lambda a, b: a.add_(b), True), (lambda a, b: b + a, True)),
+        *((lambda a, b: a + b.mean((2, 3), keepdim=True), False), (lambda a, b: a + b[:1], False)),
+        *((lambda a, b: a + a, False), (lambda a, b: a + 1, False), (lambda a, b: a - b, False)),
     ],
 )
 def test_adds(add, is_absorbed):
@@ -213,74 +177,44 @@ def test_adds(add, is_absorbed):
     assert found["conv1"][1] == (("bn", "add", "relu") if is_absorbed else ("bn",))
 
 
-def test_an_add_of_two_convolutions_goes_to_the_last():
-    found = converted(lambda self, x: self.conv1(x) + self.bn(self.conv2(x)))
-    assert found == {"conv1": ("left", ()), "conv2": ("dense", ("bn", "add"))}
-
-
-def test_an_add_whose_operand_comes_later():
-    def forward(self, x):
-        y = self.conv1(x)
-        z = F.max_pool2d(x, 3, 1, 1)
-        return F.relu(y + z)
-
-    assert converted(forward)["conv1"] == ("dense", ("add", "relu"))
-
-
-def test_an_operand_that_is_written_is_not_absorbed_into():
-    """The sum in place changes the other operand, which is read again."""
-
-    def forward(self, x):
-        z = F.relu(self.conv2(x))
-        w = z
-        w += self.conv1(x)
-        return z + 1
-
-    found = converted(forward)
-    assert found == {"conv1": ("left", ()), "conv2": ("dense", ("relu",))}
-
-
-def test_an_input_that_is_written_in_between_ends_the_fusing():
-    def forward(self, x):
-        x = x * 1
-        y = self.bn(self.conv1(x))
-        x.relu_()
-        return F.relu(y + x)
-
-    assert converted(forward)["conv1"] == ("dense", ("bn",))
-
-
-def test_a_value_that_is_read_twice_is_kept():
-    def forward(self, x):
-        y = self.bn(self.conv1(x))
-        return F.relu(y) + y
-
-    assert converted(forward)["conv1"] == ("dense", ("bn",))
+@pytest.mark.parametrize(
+    ("forward", "conv1", "conv2"),
+    [
+        # Of two convolutions the last takes the add, whichever operand comes later.
+        (lambda m, x: m.conv1(x) + m.bn(m.conv2(x)), (), ("bn", "add")),
+        (lambda m, x: F.relu(m.conv1(x) + F.max_pool2d(x, 3, 1, 1)), ("add", "relu"), ()),
+        # The sum in place changes the other operand, which is read again.
+        (
+            lambda m, x: (z := F.relu(m.conv2(x)), operator.iadd(z, m.conv1(x)))[0] + 1,
+            *((), ("relu",)),
+        ),
+        # The input is written in between.
+        (lambda m, x: F.relu(m.bn(m.conv1(x := x * 1)) + (x.relu_(), x)[1]), ("bn",), ()),
+        # What is read twice is kept.
+        (lambda m, x: F.relu(y := m.bn(m.conv1(x))) + y, ("bn",), ()),
+        # Dropout that is always on stays.
+        (lambda m, x: F.relu(F.dropout(m.bn(m.conv1(x)), 0.0)), ("bn",), ()),
+        (lambda m, x: F.relu(F.dropout(m.bn(m.conv1(x)), 0.0, True)), ("bn",), ()),
+        (lambda m, x: F.relu(F.dropout(m.bn(m.conv1(x)), 0.5, False)), ("bn", "relu"), ()),
+    ],
+)
+def test_forwards(forward, conv1, conv2):
+    wanted = {"conv1": conv1, "conv2": conv2}
+    assert converted(forward) == {
+        name: ("dense" if absorbed else "left", absorbed) for name, absorbed in wanted.items()
+    }
 
 
 def test_what_passes_its_input_on_in_eval_mode_is_passed_over():
     layers = (nn.Conv2d(8, 8, 3), nn.Identity(), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.ReLU())
     assert fused_alone(*layers) == ("bn", "relu")
-
-    class Deep(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.bn = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-            self.depth = StochasticDepth(0.5, "row")
-
-        def forward(self, x):
-            return self.depth(self.bn(self.conv(x))) + x
-
-    model = trained(Deep())
-    assert rows(convert_(model))["conv"] == ("dense", ("bn", "add"))
-
-
-@pytest.mark.parametrize("training", [(), (True,)])
-def test_dropout_that_is_always_on_stays(training):
-    found = converted(lambda self, x: F.relu(F.dropout(self.bn(self.conv1(x)), 0.0, *training)))
-    assert found["conv1"] == ("dense", ("bn",))
-    found = converted(lambda self, x: F.relu(F.dropout(self.bn(self.conv1(x)), 0.5, False)))
-    assert found["conv1"] == ("dense", ("bn", "relu"))
+    deep = Made(
+        lambda m, x: m.depth(m.bn(m.conv(x))) + x,
+        conv=nn.Conv2d(8, 8, 3, padding=1),
+        bn=nn.BatchNorm2d(8),
+        depth=StochasticDepth(0.5, "row"),
+    )
+    assert rows(convert_(trained(deep)))["conv"] == ("dense", ("bn", "add"))
 
 
 def test_batch_norms_of_other_kinds():
@@ -292,16 +226,12 @@ def test_batch_norms_of_other_kinds():
 
 
 def test_a_convolution_in_two_places_is_folded_for_each():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(8, 8, 3, padding=1)
-            self.bn1, self.bn2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-
-        def forward(self, x):
-            return self.bn2(self.conv(F.relu(self.bn1(self.conv(x)))))
-
-    found = rows(converted_alike(trained(Twice()), pictures(channels=8)))
+    twice = Made(
+        lambda m, x: m.bn2(m.conv(F.relu(m.bn1(m.conv(x))))),
+        conv=nn.Conv2d(8, 8, 3, padding=1),
+        **{name: nn.BatchNorm2d(8) for name in ("bn1", "bn2")},
+    )
+    found = rows(converted_alike(trained(twice), pictures(channels=8)))
     assert found == {"conv": ("dense", ("bn", "relu")), "conv#2": ("dense", ("bn",))}
 
 
@@ -324,20 +254,14 @@ def test_depthwise_and_grouped_layers_stay_dense_and_absorb():
 # ---- What is left -------------------------------------------------------------------------------
 
 
-class Opaque(nn.Module):
+def opaque():
     """Control flow that depends on data; what is inside can be traced."""
-
-    def __init__(self):
-        super().__init__()
-        self.block = Block(8, 8)
-
-    def forward(self, x):
-        return self.block(x) if x.sum() != 0 else x
+    return Made(lambda m, x: m.block(x) if x.sum() != 0 else x, block=Block(8, 8))
 
 
 def test_a_part_that_cannot_be_traced_is_a_node_and_its_inside_is_fused(measured):
     measured([1.0, 2.0], [3.0, 1.0, 1.0])
-    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), Opaque(), Block(8, 8)))
+    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), opaque(), Block(8, 8)))
     original = copy.deepcopy(model)
     found = rows(convert_(model, dry_run=True))
     assert found["0"] == ("dense", ("relu",))
@@ -349,9 +273,9 @@ def test_a_part_that_cannot_be_traced_is_a_node_and_its_inside_is_fused(measured
 
 
 def test_a_root_that_cannot_be_traced_is_named_and_its_children_are_fused():
-    report = converted_alike(trained(Opaque()), pictures(channels=8))
+    report = converted_alike(trained(opaque()), pictures(channels=8))
     assert rows(report)["block.conv2"] == ("dense", ("bn", "add", "relu"))
-    assert any("the model (Opaque) cannot be traced (TraceError" in note for note in report.notes)
+    assert any("the model (Made) cannot be traced (TraceError" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(
@@ -389,25 +313,16 @@ def test_layers_with_hooks_are_called_and_not_absorbed():
     assert seen[:2] == ["bn", "layer"]
 
 
-class Remembering(nn.Module):
-    """Keeps what it computed for others to read."""
-
-    def __init__(self, keep):
-        super().__init__()
-        self.conv, self.seen, self.last = nn.Conv2d(8, 8, 3), [], None
-        self._keep = keep
-
-    def forward(self, x):
-        y = F.relu(self.conv(x))
-        self._keep(self, y)
-        return y
-
-
 @pytest.mark.parametrize(
     "keep", [lambda self, y: setattr(self, "last", y), lambda self, y: self.seen.append(y)]
 )
 def test_what_a_forward_sets_is_set(keep):
-    model = trained(nn.Sequential(Remembering(keep), nn.Conv2d(8, 8, 3), nn.ReLU()))
+    """A forward keeps what it computed for others to read."""
+    remembering = Made(
+        lambda m, x: (y := F.relu(m.conv(x)), keep(m, y))[0], conv=nn.Conv2d(8, 8, 3), last=None
+    )
+    remembering.seen = []
+    model = trained(nn.Sequential(remembering, nn.Conv2d(8, 8, 3), nn.ReLU()))
     found = rows(convert_(model))
     assert found == {"0.conv": ("left", ()), "1": ("dense", ("relu",))}
     assert (model[0].last, model[0].seen) == (None, [])
@@ -421,10 +336,7 @@ def test_what_a_forward_sets_is_set(keep):
 def test_what_a_trace_takes_for_something_else_is_left_without_an_example():
     """A trace sees no tensors, so that this forward takes the wrong branch."""
 
-    def forward(self, x):
-        return F.relu(self.conv1(x)) if isinstance(x, torch.Tensor) else self.conv2(x)
-
-    model = trained(Calling(forward))
+    model = calling(lambda m, x: F.relu(m.conv1(x)) if isinstance(x, torch.Tensor) else m.conv2(x))
     original = copy.deepcopy(model)
     report = convert_(trained(nn.Sequential(model, nn.Conv2d(8, 8, 1), nn.ReLU())))
     assert not any(row.absorbed for row in report)
@@ -439,18 +351,11 @@ def test_a_picture_without_a_batch():
 
 
 def test_outputs_keep_their_types():
-    class Pyramid(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
+    def forward(m, x):
+        y = m.body(x)
+        return collections.OrderedDict(low=y, high=[x, (y, None)])
 
-        def forward(self, x):
-            from collections import OrderedDict
-
-            y = self.body(x)
-            return OrderedDict(low=y, high=[x, (y, None)])
-
-    model = trained(Pyramid())
+    model = trained(Made(forward, body=nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())))
     original = copy.deepcopy(model)
     convert_(model)
     x = pictures(channels=8)
@@ -601,10 +506,7 @@ def test_each_call_of_a_convolution_is_timed_where_the_model_makes_it(monkeypatc
 
     monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
 
-    def forward(self, x):
-        return self.conv2(self.conv2(F.relu(self.conv1(F.relu(self.conv1(x))))))
-
-    model = trained(Calling(forward))
+    model = calling(lambda m, x: m.conv2(m.conv2(F.relu(m.conv1(F.relu(m.conv1(x)))))))
     hooks = [layer._forward_pre_hooks for layer in model.modules()]
     report = convert_(model, example_input=pictures(channels=8), fuse=fuse)
     of_calls = ["conv1", "conv1#2", "conv2", "conv2#2"]
@@ -631,15 +533,10 @@ def test_a_layer_with_two_names_is_named_by_either():
 
 
 def test_what_computes_something_else_is_left_and_named():
-    class Other(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(64, 64, 1)
+    def forward(m, x):
+        return F.relu(m.conv(x)) * (2 if isinstance(x, torch.Tensor) else 3)
 
-        def forward(self, x):
-            return F.relu(self.conv(x)) * (2 if isinstance(x, torch.Tensor) else 3)
-
-    model = trained(Other())
+    model = trained(Made(forward, conv=nn.Conv2d(64, 64, 1)))
     report = convert_(model, SKIPS, example_input=pictures(channels=64), overrides={"conv": SKIPS})
     assert rows(report)["conv"] == ("spamm", ())
     assert "not fused: its result differs by" in report[0].reason

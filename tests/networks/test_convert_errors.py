@@ -187,44 +187,29 @@ def renamed(content):
     content["layers"]["conv2"] = content["layers"].pop("conv1")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (renamed, "the settings must be those of this model; got a layer 'conv2' (close: conv1"),
-        (
-            lambda content: content["layers"].pop("layer2.0.conv1"),
-            "got none for 'layer2.0.conv1' (1 layers are missing)",
-        ),
-        (
-            layer("conv1", shape="3 > 32, 3x3, padding 0x0"),
-            "x3, padding 0x0' for 'conv1', which is '3 > 32, 3x3, padding 1x1'",
-        ),
-        (
-            layer("conv1", engine="cudnn"),
-            "the settings must have engines spamm, dense, left, spamm with a setting;",
-        ),
-        (
-            setting({"tau": 0.5, "max_error": 1}),
-            "exactly one of tau, valid_ratio and max_error must be given; got tau and max",
-        ),
-        (
-            setting(["tau", 1]),
-            "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'",
-        ),
-        (setting({"tau": 10**400}), "tau must be a number that float64 holds; got a larger one"),
-        (
-            setting({"tau": "high"}),
-            "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1",
-        ),
-        (
-            layer(band=[0.5, 0.2]),
-            "bands of two valid ratios, 0 <= low <= high <= 1; got [0.5, 0.2] for 'la",
-        ),
-        (lambda content: content.update(format=2), "must be of format 3; got format 2 (make them"),
-        (lambda content: content.update(format=4), "must be of format 3; got format 4 (make them"),
-        (lambda content: content.clear(), "config must be a settings file as a report saves it"),
-    ],
-)
+OTHER_SETTINGS = [
+    (renamed, "the settings must be those of this model; got a layer 'conv2' (close: conv1"),
+    (lambda content: content["layers"].pop("layer2.0.conv1"),
+     "got none for 'layer2.0.conv1' (1 layers are missing)"),
+    (layer("conv1", shape="3 > 32, 3x3, padding 0x0"),
+     "x3, padding 0x0' for 'conv1', which is '3 > 32, 3x3, padding 1x1'"),
+    (layer("conv1", engine="cudnn"),
+     "the settings must have engines spamm, dense, left, spamm with a setting;"),
+    (setting({"tau": 0.5, "max_error": 1}),
+     "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
+    (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
+    (setting({"tau": 10**400}), "tau must be a number that float64 holds; got a larger one"),
+    (setting({"tau": "high"}),
+     "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
+    (layer(band=[0.5, 0.2]),
+     "bands of two valid ratios, 0 <= low <= high <= 1; got [0.5, 0.2] for 'la"),
+    (lambda content: content.update(format=2), "must be of format 3; got format 2 (make them"),
+    (lambda content: content.update(format=4), "must be of format 3; got format 4 (make them"),
+    (lambda content: content.clear(), "config must be a settings file as a report saves it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), OTHER_SETTINGS)
 def test_settings_of_another_model(tmp_path, change, message):
     refused(resnet(), ValueError, message, settings(tmp_path, change))
 

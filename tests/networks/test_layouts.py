@@ -6,11 +6,10 @@ import linecache
 
 import pytest
 import torch
-from small_models import converted_alike, pictures, trained
-from support import FORMATS
+from small_models import Made, converted_alike, pictures, trained
+from support import FORMATS, Watching
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_
@@ -38,20 +37,13 @@ def computing_norms(monkeypatch):
 @pytest.mark.parametrize(
     ("channels", "options", "layout"),
     [
-        ((32, 32), {}, Layout(2)),
-        ((64, 32), {}, Layout(2)),
-        ((16, 16), {}, Layout(4)),
-        ((1, 32), {}, Layout(8)),
-        ((3, 64), {}, Layout(8)),
-        ((32, 11), {"kernel_size": 1, "padding": 0}, Layout(8)),
-        ((64, 64), {}, None),
+        *(((32, 32), {}, Layout(2)), ((64, 32), {}, Layout(2)), ((16, 16), {}, Layout(4))),
+        *(((1, 32), {}, Layout(8)), ((3, 64), {}, Layout(8))),
+        *(((32, 11), {"kernel_size": 1, "padding": 0}, Layout(8)), ((64, 64), {}, None)),
         ((32, 32), {"kernel_size": 5, "padding": 4, "dilation": 2}, Layout(2)),
-        ((32, 32), {"padding": 0}, None),
-        ((32, 32), {"stride": (1, 2)}, None),
-        ((32, 32), {"stride": (2, 1)}, Layout(2)),
-        ((32, 32), {"groups": 2}, None),
-        ((32, 32), {"padding_mode": "reflect"}, None),
-        ((32, 32), {"padding": "same"}, None),
+        *(((32, 32), {"padding": 0}, None), ((32, 32), {"stride": (1, 2)}, None)),
+        *(((32, 32), {"stride": (2, 1)}, Layout(2)), ((32, 32), {"groups": 2}, None)),
+        *(((32, 32), {"padding_mode": "reflect"}, None), ((32, 32), {"padding": "same"}, None)),
     ],
 )
 def test_it_follows_channels_and_geometry(channels, options, layout):
@@ -141,20 +133,19 @@ def parts_of(input):
     return input if isinstance(input, (list, tuple)) else [input]
 
 
-class Calls(TorchDispatchMode):
-    """Shapes of what the ops of deviations get, by name."""
+def deviations(call):
+    """The shapes of what the ops of deviations get in a call: channels, rows, columns, outputs."""
+    found = []
 
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.name().removeprefix("spamm_torch::")
+    def note(name, args, _):
         if name.startswith("conv2d_deviation"):
             parts = parts_of(args[0])
             channels = sum(part.shape[1] for part in parts)
-            self.found.append((channels, *parts[0].shape[2:], args[1].shape[0]))
-        return function(*args, **(kwargs or {}))
+            found.append((channels, *parts[0].shape[2:], args[1].shape[0]))
+
+    with Watching(note):
+        call()
+    return found
 
 
 def canvas(count=1, size=32):
@@ -184,9 +175,7 @@ def test_layers_are_computed_in_layouts(computing_norms):
     torch.manual_seed(0)
     model = trained(UNet(1, 11, width=32, depth=1))
     convert_(model, reference=canvas())
-    with Calls() as calls:
-        model(scattered())
-    assert calls.found == [
+    assert deviations(lambda: model(scattered())) == [
         (8, 32, 4, 256),  # eight columns of one channel
         (64, 32, 16, 64),
         (32, 16, 16, 64),
@@ -221,13 +210,11 @@ def test_zeros_stay_zeros(computing_norms):
     convert_(model, reference=canvas())
     seen = []
 
-    class Inputs(Calls):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.name().startswith("spamm_torch::conv2d_deviation"):
-                seen.append(any(bool(part.any()) for part in parts_of(args[0])))
-            return super().__torch_dispatch__(function, types, args, kwargs)
+    def note(name, args, _):
+        if name.startswith("conv2d_deviation"):
+            seen.append(any(bool(part.any()) for part in parts_of(args[0])))
 
-    with Inputs():
+    with Watching(note):
         model(canvas(2))
     assert seen == 8 * [False]
 
@@ -239,33 +226,33 @@ def spots(count=3, channels=32, rows=16, columns=16, top=2, left=3):
     return x
 
 
-class Readers(nn.Module):
+def layers(*names):
+    return {name: nn.Conv2d(32, 32, 3, padding=1) for name in names}
+
+
+def readers():
     """Upsampling whose result more than one layer reads, and phases that are read as they are."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
-        self.up, self.last = nn.Upsample(scale_factor=2), nn.Conv2d(32, 8, 3, padding=1)
+    def forward(m, x):
+        larger = m.up(m.first(x))
+        return m.last(m.second(larger)) + F.max_pool2d(larger, 3, 1, 1)[:, :8]
 
-    def forward(self, x):
-        larger = self.up(self.first(x))
-        return self.last(self.second(larger)) + F.max_pool2d(larger, 3, 1, 1)[:, :8]
+    rest = {"up": nn.Upsample(scale_factor=2), "last": nn.Conv2d(32, 8, 3, padding=1)}
+    return Made(forward, **layers("first", "second"), **rest)
 
 
-class Sums(nn.Module):
+def sums():
     """Sums that convolutions absorb: beside columns together, and behind upsampling."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(3))
-
-    def forward(self, x):
-        y = F.relu(self.second(F.relu(self.first(x))) + x)
+    def forward(m, x):
+        y = F.relu(m.second(F.relu(m.first(x))) + x)
         larger = F.interpolate(y, scale_factor=2)
-        return F.relu(self.third(larger) + larger)
+        return F.relu(m.third(larger) + larger)
+
+    return Made(forward, **layers("first", "second", "third"))
 
 
-@pytest.mark.parametrize("kind", [Readers, Sums])
+@pytest.mark.parametrize("kind", [readers, sums])
 def test_other_networks_give_what_they_gave(kind, computing_norms):
     """Of 15 columns none can be together."""
     torch.manual_seed(0)
@@ -273,43 +260,25 @@ def test_other_networks_give_what_they_gave(kind, computing_norms):
     converted_alike(kind().eval(), x, reference=torch.ones_like(x[:1]))
 
 
-class Written(nn.Module):
+@pytest.mark.parametrize("names_what_is_read", [True, False])
+def test_what_is_written_under_another_name_is_read_before(names_what_is_read, computing_norms):
     """What is upsampled has another name, by which it is changed before a convolution reads on."""
 
-    def __init__(self, names_what_is_read):
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
-        self.same, self.names_what_is_read = nn.Dropout(), names_what_is_read
-
-    def forward(self, x):
-        y = self.first(x)
-        other = self.same(y)
-        if self.names_what_is_read:
+    def forward(m, x):
+        y = m.first(x)
+        other = m.same(y)
+        if names_what_is_read:
             y, other = other, y
         larger = F.interpolate(y, scale_factor=2)
         smaller = F.max_pool2d(x, 2)
         other += x
-        return self.second(larger).mean((2, 3)) + smaller.mean((2, 3))
+        return m.second(larger).mean((2, 3)) + smaller.mean((2, 3))
 
-
-@pytest.mark.parametrize("names_what_is_read", [True, False])
-def test_what_is_written_under_another_name_is_read_before(names_what_is_read, computing_norms):
     torch.manual_seed(0)
-    model, reference = Written(names_what_is_read).eval(), torch.ones(1, 32, 16, 16)
+    model = Made(forward, **layers("first", "second"), same=nn.Dropout()).eval()
+    reference = torch.ones(1, 32, 16, 16)
     report = converted_alike(model, spots(), reference=reference)
     assert {row.action for row in report} == {"spamm"}
-
-
-class Enlarged(nn.Module):
-    """Nearest upsampling between convolutions; for which ``options`` is the question."""
-
-    def __init__(self, options):
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
-        self.options = options
-
-    def forward(self, x):
-        return self.second(F.interpolate(self.first(x), **self.options))
 
 
 @torch.no_grad()
@@ -326,94 +295,65 @@ class Enlarged(nn.Module):
 def test_phases_are_of_upsampling_by_exactly_two(options, reads, computing_norms):
     """A factor of 2.05 makes 24 x 32 of 12 x 16, too, but repeats other rows."""
     torch.manual_seed(0)
-    model, x = Enlarged(options).eval(), spots(rows=12, top=9, left=13)
+    model = Made(
+        lambda m, x: m.second(F.interpolate(m.first(x), **options)), **layers("first", "second")
+    ).eval()
+    x = spots(rows=12, top=9, left=13)
     converted_alike(model, x, reference=torch.ones_like(x[:1]))
-    with Calls() as calls:
-        model(x)
-    assert calls.found[1] == reads
+    assert deviations(lambda: model(x))[1] == reads
 
 
-class Mixed(nn.Module):
-    """A head in single precision behind layers in half precision."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.head = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(3))
-
-    def forward(self, x):
-        return self.head(F.relu(self.second(F.relu(self.first(x)))).float())
-
-    def in_half_precision(self):
-        for layer in (self.first, self.second):
-            layer.bfloat16()
-        return self
+def in_half_precision(model):
+    for layer in (model.first, model.second):
+        layer.bfloat16()
+    return model
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_network_of_two_types(when, monkeypatch):
-    """Where only the half types have norms; no layout takes the operands of another."""
+    """A head in single precision behind layers in half precision, which alone have norms.
+
+    No layout takes the operands of another type.
+    """
     for module in ("conversion", "fused"):
         name = f"spamm_torch.reference.{module}.computes_output_norms"
         monkeypatch.setattr(name, lambda device, dtype: dtype == torch.bfloat16)
     torch.manual_seed(0)
-    model = Mixed().eval()
-    original = copy.deepcopy(model).in_half_precision()
-    x = spots(columns=32)
+    model = Made(
+        lambda m, x: m.head(F.relu(m.second(F.relu(m.first(x)))).float()),
+        **layers("first", "second", "head"),
+    ).eval()
+    original = in_half_precision(copy.deepcopy(model))
+    x = spots(columns=32).bfloat16()
     if when == "before":
-        model.in_half_precision()
+        in_half_precision(model)
     convert_(model, reference=torch.ones(1, 32, 16, 32))
     if when == "after":  # the change of memory has the operands computed anew
-        model.in_half_precision().to(memory_format=torch.channels_last)
-    with Calls() as calls:
-        found = model(x.bfloat16())
-    assert len(calls.found) == 3
-    assert calls.found[0] == (64, 16, 16, 64)
-    torch.testing.assert_close(found, original(x.bfloat16()), rtol=1e-2, atol=1e-2)
-
-
-class Promoted(nn.Module):
-    """A concatenation of two types, which torch makes one."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(8, 32, 3, padding=1)
-        self.second = nn.Conv2d(40, 32, 3, padding=1).double()
-
-    def forward(self, x):
-        return self.second(torch.cat((self.first(x), x.double()), 1))
+        in_half_precision(model).to(memory_format=torch.channels_last)
+    found = deviations(lambda: model(x))
+    assert len(found) == 3
+    assert found[0] == (64, 16, 16, 64)
+    torch.testing.assert_close(model(x), original(x), rtol=1e-2, atol=1e-2)
 
 
 @torch.no_grad()
 def test_a_concatenation_of_two_types(computing_norms):
+    """Torch makes them one."""
     torch.manual_seed(0)
-    model, x = Promoted().eval(), spots(2, 8)
+    model = Made(
+        lambda m, x: m.second(torch.cat((m.first(x), x.double()), 1)),
+        first=nn.Conv2d(8, 32, 3, padding=1),
+        second=nn.Conv2d(40, 32, 3, padding=1).double(),
+    ).eval()
+    x = spots(2, 8)
     converted_alike(model, x, reference=torch.ones_like(x[:1]))
-    with Calls() as calls:
-        model(x)
-    assert len(calls.found) == 2
+    assert len(deviations(lambda: model(x))) == 2
 
 
-class Operations(TorchDispatchMode):
-    """The ops that run: names, and the shapes of images, weight and norms of what they read."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        options = kwargs or {}
-        name = function.name()
-        if name.startswith("spamm_torch::conv2d_deviation"):
-            norms = options.get("norm_parts", [options.get("norm_input")])
-            read = [None if x is None else tuple(x.shape) for x in (*parts_of(args[0]), *norms)]
-            self.found.append((name, read, tuple(args[1].shape), "residual" in options))
-        else:
-            self.found.append((name,))
-        return function(*args, **options)
-
-    def names(self):
-        return {name for name, *_ in self.found}
+def noting(names):
+    """Appends the name of each op that runs."""
+    return Watching(lambda name, *_: names.append(name))
 
 
 def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms, monkeypatch):
@@ -421,9 +361,9 @@ def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms,
 
     def times_of_parts(calls, _, around):
         for call, context in zip(calls, around, strict=True):
-            with context(), Operations() as operations:
-                call(lambda name, found=operations.found: found.append((name,)))
-            forms.append([name for name, *_ in operations.found])
+            forms.append(names := [])
+            with context(), noting(names):
+                call(names.append)
         return [{} for _ in calls]
 
     monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
@@ -460,12 +400,12 @@ def test_dense_layers_read_pools_and_joins_of_deviations(computing_norms, measur
     original = copy.deepcopy(model)
     report = convert_(model, example_input=scattered(), reference=canvas())
     assert all(row.action == "dense" for row in report)
-    with Operations() as operations:
+    names = []
+    with noting(names):
         found = model(scattered())
     torch.testing.assert_close(found, original(scattered()), rtol=1e-4, atol=1e-4)
-    names = operations.names()
-    assert {"spamm_torch::max_pool2d_deviation", "spamm_torch::join_deviations"} <= names
-    assert not {"aten::max_pool2d", "aten::max_pool2d_with_indices"} & names
+    assert {"max_pool2d_deviation", "join_deviations"} <= set(names)
+    assert not {"aten::max_pool2d", "aten::max_pool2d_with_indices"} & set(names)
 
 
 def unet():
@@ -473,7 +413,7 @@ def unet():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", [unet, Readers, Sums])
+@pytest.mark.parametrize("kind", [unet, readers, sums])
 @pytest.mark.parametrize("first", [None, "dense", "spamm"])
 def test_any_plan_gives_what_the_model_gives(kind, first, device, computing_norms, monkeypatch):
     """On the device's own kernels: without an example, and where every other layer is dense."""
@@ -499,9 +439,9 @@ def test_any_plan_gives_what_the_model_gives(kind, first, device, computing_norm
     model = kind().to(device, dtype).eval().to(memory_format=torch.channels_last)
     original = copy.deepcopy(model).double()
     channels = 1 if kind is unet else 32
-    empty = torch.full((4, channels, 64, 64), 0.2).to(device, dtype)
+    empty = torch.full((2, channels, 64, 64), 0.2).to(device, dtype)
     x = empty.clone(memory_format=torch.channels_last)
-    x[:, :, 9:20, 13:33] += torch.randn(4, channels, 11, 20).to(x)
+    x[:, :, 9:20, 13:33] += torch.randn(2, channels, 11, 20).to(x)
     report = convert_(model, example_input=None if first is None else x, reference=empty[:1])
     if first is not None:
         assert {row.action for row in report} == {"dense", "spamm"}

@@ -2,13 +2,15 @@
 
 import copy
 import gc
+import itertools
 import linecache
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from small_models import is_served, pictures, resnet, state_of, trained
+from small_models import assert_same, is_served, pictures, resnet, state_of, trained
+from support import captured
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,12 +18,6 @@ from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
 from spamm_torch.networks.install import fused_of
 
 EXACT = SpAMMConfig(max_error=1e-6)
-
-
-@torch.no_grad()
-def assert_same(model, original, x=None, tolerance=1e-4):
-    x = pictures() if x is None else x
-    torch.testing.assert_close(model(x), original(x), rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture(params=[None, EXACT], ids=["dense", "spamm"])
@@ -191,18 +187,13 @@ def test_threads_share_a_model(pair):
     model, original = pair
     with torch.no_grad():
         expected = original(pictures())
-    results = []
 
-    def run():
-        with torch.no_grad():
-            results.extend(model(pictures()) for _ in range(5))
+    @torch.no_grad()
+    def run(_):
+        return [model(pictures()) for _ in range(5)]
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 20
+    with ThreadPoolExecutor(4) as pool:
+        results = itertools.chain(*pool.map(run, range(4)))
     for result in results:
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
@@ -311,10 +302,7 @@ def test_a_captured_graph_reads_what_refresh_writes():
     model = resnet().cuda().half()
     convert_(model)
     x = pictures().cuda().half()
-    model(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = model(x)
+    graph, result = captured(lambda: model(x))
     for _ in range(3):  # each call folds anew, in other memory than the graph reads
         model.bn1.bias.add_(1)
         expected = model(x)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import OfFunction, pictures, trained
+from small_models import Made, OfFunction, pictures, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -107,23 +107,18 @@ def test_pools(pool, takes_norms):
         assert torch.equal(found, model(dark_pictures()))
 
 
-class Written(nn.Module):
-    """Two convolutions, and a write to the value between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2 = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(2))
-
-    def forward(self, x):
-        y = F.relu(self.conv1(x))
-        y.mul_(8.0)
-        return self.conv2(y)
-
-
 @torch.no_grad()
 def test_norms_of_a_value_that_is_written_do_not_travel():
+    """Two convolutions, and a write to the value between them."""
+
+    def forward(m, x):
+        y = F.relu(m.conv1(x))
+        y.mul_(8.0)
+        return m.conv2(y)
+
     torch.manual_seed(0)
-    model = trained(Written())
+    layers = {name: nn.Conv2d(64, 64, 3, padding=1) for name in ("conv1", "conv2")}
+    model = trained(Made(forward, **layers))
     convert_(model, SKIPS)
     (w1, b1), (w2, b2) = (fused_of(model).operands[3 * i : 3 * i + 2] for i in range(2))
     y = spamm_torch.conv2d(dark_pictures(), w1, b1, 1, 1, tau=TAU, activation="relu")
