@@ -1,10 +1,12 @@
 """calibrate with a reference picture: thresholds for small deviations, on top of zeros."""
 
+import contextlib
 import copy
 import json
 
 import pytest
 import torch
+from support import raises_line
 from tiny import assert_unchanged, linear_time, made_up, state_of
 from torch import nn
 
@@ -258,9 +260,8 @@ def test_settings_come_with_a_reference_like_their_own(made, tmp_path, reference
     made[0].save(path)
     model = network()
     line = rf"come with a reference of shape \(1, 1, 32, 32\), as they were made; got {got}$"
-    with pytest.raises(ValueError, match=line) as error:
+    with raises_line(ValueError, line):
         convert_(model, path, reference=reference)
-    assert "\n" not in str(error.value)
     assert type(model) is UNet
 
 
@@ -278,9 +279,15 @@ def test_settings_without_a_reference_come_without_one(tmp_path):
 # ---- An evaluate that the form does not serve ---------------------------------------------------
 
 
-class UnderAutocast(Distance):
+class Inside(Distance):
+    """In a context that a function of the model gives."""
+
+    def __init__(self, context):
+        super().__init__()
+        self.context = context
+
     def __call__(self, model, half):
-        with torch.autocast("cpu", torch.bfloat16):
+        with self.context(model):
             return super().__call__(model, half)
 
 
@@ -289,22 +296,21 @@ class WithPaddedPictures(Distance):
         return super().__call__(model, [(nn.functional.pad(x, (0, 8, 0, 8)), y) for x, y in half])
 
 
-class WithAHook(Distance):
-    def __call__(self, model, half):
-        hook = model.bottom[0].register_forward_hook(lambda *_: None)
-        try:
-            return super().__call__(model, half)
-        finally:
-            hook.remove()
+def with_a_hook(model):
+    return model.bottom[0].register_forward_hook(lambda *_: None)
 
 
-class InTrainingMode(Distance):
-    def __call__(self, model, half):
-        model.bottom.train(type(model) is not UNet)  # while it is converted
-        try:
-            return super().__call__(model, half)
-        finally:
-            model.eval()
+@contextlib.contextmanager
+def in_training_mode(model):
+    model.bottom.train(type(model) is not UNet)  # while it is converted
+    try:
+        yield
+    finally:
+        model.eval()
+
+
+def under_autocast(model):
+    return torch.autocast("cpu", torch.bfloat16)
 
 
 class FailsLate(Distance):
@@ -316,11 +322,12 @@ class FailsLate(Distance):
         return score
 
 
+SIZES = r"\(2, 1, 32, 32\) and float32"
 UNSERVED = {
-    "autocast": (UnderAutocast, None, r"\(2, 1, 32, 32\) and float32 under autocast$"),
+    "autocast": (under_autocast, None, f"{SIZES} under autocast$"),
     "padding": (WithPaddedPictures, None, r"\(2, 1, 40, 40\) and float32$"),
-    "a hook": (WithAHook, None, r"\(2, 1, 32, 32\) and float32 with a hook on bottom.0$"),
-    "training mode": (InTrainingMode, None, r"\(2, 1, 32, 32\) and float32 in training mode$"),
+    "a hook": (with_a_hook, None, f"{SIZES} with a hook on bottom.0$"),
+    "training mode": (in_training_mode, None, f"{SIZES} in training mode$"),
     "a second half of another size": (Distance, 64, r"\(2, 1, 64, 64\) and float32$"),
 }
 
@@ -336,9 +343,8 @@ def test_calls_that_the_form_does_not_serve_are_refused(timed, case):
     model = network()
     before = state_of(model)
     line = "^with a reference the model must be called, in evaluate too, with pictures .*; got a"
-    with pytest.raises(ValueError, match=f"{line} tensor of shape {got}") as error:
-        run(model, loader=loader, evaluate=kind())
-    assert "\n" not in str(error.value)
+    with raises_line(ValueError, f"{line} tensor of shape {got}"):
+        run(model, loader=loader, evaluate=kind() if isinstance(kind, type) else Inside(kind))
     assert_unchanged(model, before)
 
 
@@ -357,20 +363,14 @@ BAD = {
     TypeError: [({"reference": 3}, "reference must be a tensor; got int")],
     ValueError: [
         ({"reference": spots(2)}, "reference must be one picture"),
-        (
-            {"reference": empty(64)},
-            r"the loader's pictures and of example_input, \(2, 1, 32, 32\); got \(1, 1, 64, 64\)",
-        ),
-        (
-            {"example_input": torch.ones(1, 1, 64, 64)},
-            r"example_input, \(1, 1, 64, 64\); got \(1, 1, 32, 32\)",
-        ),
-        (
-            {"model": nn.Sequential(nn.Flatten(), nn.Linear(SIZE * SIZE, 2))},
-            "convolutions that can skip; got Sequential, which has none",
-        ),
+        ({"reference": empty(64)},
+         r"the loader's pictures and of example_input, \(2, 1, 32, 32\); got \(1, 1, 64, 64\)"),
+        ({"example_input": torch.ones(1, 1, 64, 64)},
+         r"example_input, \(1, 1, 64, 64\); got \(1, 1, 32, 32\)"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(SIZE * SIZE, 2))},
+         "convolutions that can skip; got Sequential, which has none"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,6 @@ BAD = {
 def test_bad_input_is_one_line(kind, given, line):
     given = {"model": network(), **given}
     before = type(given["model"])
-    with pytest.raises(kind, match=line) as error:
+    with raises_line(kind, line):
         run(**given)
-    assert "\n" not in str(error.value)
     assert type(given["model"]) is before

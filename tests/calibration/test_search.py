@@ -36,12 +36,8 @@ def model_of(candidates_by_layer, base=12.0):
 @pytest.mark.parametrize(
     ("loss", "is_allowed"),
     [
-        (Loss(1.0), True),
-        (Loss(1.01), False),
-        (Loss(0.0, 2.0), True),
-        (Loss(0.0, 2.01), False),
-        (Loss(1.01, 0.0), False),
-        (Loss(-5.0, 1.0), True),
+        *((Loss(1.0), True), (Loss(1.01), False), (Loss(0.0, 2.0), True), (Loss(0.0, 2.01), False)),
+        *((Loss(1.01, 0.0), False), (Loss(-5.0, 1.0), True)),
     ],
 )
 def test_a_loss_is_bound_by_its_drop_and_by_twice_that_of_changed_answers(loss, is_allowed):

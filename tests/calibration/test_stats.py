@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from support import waiting_is_an_error
 from tiny import dark_pictures, tiny_network
 from torch import nn
 from torch.nn.utils import parametrize
@@ -356,10 +357,6 @@ def test_recording_waits_for_nothing():
     model, input = tiny_network(batch_norm=True).cuda(), dark_pictures().cuda()
     convert_(model, SKIPS)
     model(input)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with record_stats(model) as stats:
-            model(input)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error(), record_stats(model) as stats:
+        model(input)
     assert 0 < stats["conv_b"].valid_ratio < 1

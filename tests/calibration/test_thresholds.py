@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support import Made
 from tiny import dark_pictures, tiny_network
 from torch import nn
 
@@ -111,18 +112,11 @@ def test_candidates(network):
 
 
 def test_what_is_not_called_or_no_number_has_no_candidates():
-    class Partly(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1)
-
-        def forward(self, x):
-            return self.used(x)
-
     torch.manual_seed(0)
-    pictures = dark_pictures(4, channels=32, size=8)
-    assert len(statistics_of(Partly(), [pictures])["used"].candidates) > 0
-    found = statistics_of(Partly(), [torch.full_like(pictures, torch.nan)])
+    layers = {name: nn.Conv2d(32, 32, 1) for name in ("used", "unused")}
+    model, pictures = Made(lambda m, x: m.used(x), **layers), dark_pictures(4, channels=32, size=8)
+    assert len(statistics_of(model, [pictures])["used"].candidates) > 0
+    found = statistics_of(model, [torch.full_like(pictures, torch.nan)])
     assert list(found) == ["used"]
     assert found["used"].candidates == ()
 
@@ -166,15 +160,8 @@ def test_errors_are_those_of_the_output():
 
 
 def test_where_the_output_says_nothing_the_layers_error_stands():
-    class Silent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = tiny_network()
-
-        def forward(self, x):
-            return self.network(x).argmax(1), "a text"
-
-    _, found = output_errors_of(Silent().eval(), [Example(dark_pictures(64, size=8))])
+    silent = Made(lambda m, x: (m.network(x).argmax(1), "a text"), network=tiny_network())
+    _, found = output_errors_of(silent.eval(), [Example(dark_pictures(64, size=8))])
     for layer in found.values():
         for candidate in layer.candidates:
             assert candidate.output_error == candidate.error

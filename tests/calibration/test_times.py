@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from support import Made
 from tiny import dark_pictures, made_up, tiny_network
 from torch import nn
 
@@ -68,15 +69,9 @@ def test_times_without_a_line_stay(monkeypatch, ratios):
 
 
 def test_all_calls_of_a_layer_count_and_others_do_not(monkeypatch):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv_b, self.unused = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1)
-
-        def forward(self, x):
-            return self.conv_b(self.conv_b(x.repeat(1, 11, 1, 1)[:, :32]))
-
-    model, example = Twice().eval(), Example(dark_pictures(2))
+    twice = lambda m, x: m.conv_b(m.conv_b(x.repeat(1, 11, 1, 1)[:, :32]))  # noqa: E731
+    model = Made(twice, conv_b=nn.Conv2d(32, 32, 1), unused=nn.Conv2d(32, 32, 1)).eval()
+    example = Example(dark_pictures(2))
     monkeypatch.setattr(times, "measure", made_up(lambda _: 5.0))
     statistics = {"conv_b": statistics_of(RATIOS), "unused": statistics_of(RATIOS)}
     with torch.no_grad():
