@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from support import refuses
+from support import captured, refuses, waiting_is_an_error
 from torch import nn
 from torch.library import opcheck
 
@@ -48,12 +48,8 @@ def expected_order(images, block):
 @pytest.mark.parametrize(
     ("shape", "block"),
     [
-        ((200, 3, 9, 14), 32),
-        ((640, 1, 8, 8), 64),
-        ((100, 2, 5, 1), 4),
-        ((63, 1, 6, 6), 64),
-        ((1, 1, 1, 1), 64),
-        ((0, 3, 8, 8), 64),
+        *(((200, 3, 9, 14), 32), ((640, 1, 8, 8), 64), ((100, 2, 5, 1), 4), ((63, 1, 6, 6), 64)),
+        *(((1, 1, 1, 1), 64), ((0, 3, 8, 8), 64)),
     ],
 )
 def test_the_order_is_by_bands_of_centres_to_and_fro(shape, block, device):
@@ -204,15 +200,10 @@ def test_two_streams_order_at_the_same_time():
 def test_the_order_waits_for_nothing_and_can_be_captured():
     images = squares(640).cuda()
     likeness_order(images)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         likeness_order(images)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        order = likeness_order(images)
-        ordered = order_images(images, 64)[0]
+    call = lambda: (likeness_order(images), order_images(images, 64)[0])  # noqa: E731
+    graph, (order, ordered) = captured(call)
     for seed in (1, 2):
         images.copy_(squares(640, seed=seed))
         graph.replay()

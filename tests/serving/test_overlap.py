@@ -6,13 +6,13 @@ feature (programmatic dependent launch, from sm_90 on) the late kernels cannot b
 """
 
 import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import late_cases
 import pytest
 import torch
 from late_cases import FAMILIES, OPS, late_copy, layer_norms, number
-from support import hopper_kernels_run, norm_maps
+from support import captured, norm_maps
 
 import spamm_torch
 
@@ -24,12 +24,6 @@ HALF_TYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def overlaps():
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs programmatic dependent launch, of compute capability 9.0 and newer")
-
-
-@pytest.fixture
-def hopper():
-    if not hopper_kernels_run():
-        pytest.skip("Hopper's kernels do not run here")
 
 
 def let_the_host_get_ahead():
@@ -179,9 +173,8 @@ def test_a_ready_weight_is_replayed(hopper):
     weight = normal_pictures(64, 64, 3, 3, dtype=torch.float16, seed=1)
     setting = {"tau": number(0.0), "norm_weight": OPS.conv2d_weight_norm(weight)}
     expected = OPS.conv2d(x, weight, None, 1, 1, **setting)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = OPS.conv2d(x, weight, None, 1, 1, **setting, weight_is_ready=True)
+    ready = functools.partial(OPS.conv2d, x, weight, None, 1, 1, **setting, weight_is_ready=True)
+    graph, output = captured(ready)
     for _ in range(10):
         output.zero_()
         graph.replay()
@@ -350,9 +343,6 @@ def test_calls_of_several_threads(calls):
                 if not torch.equal(result, expected):
                     failures.append(turn + offset)
 
-    threads = [threading.Thread(target=work, args=(5 * i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(0, 20, 5)))
     assert failures == []

@@ -41,20 +41,22 @@ def test_python_runs_a_package(packed):
     torch.testing.assert_close(result, expected)
 
 
+def serve(*files):
+    return subprocess.run([SERVE, *files], capture_output=True, text=True)
+
+
 @pytest.mark.inductor
 def test_cpp_runs_a_package(packed, tmp_path):
     """With the program of examples/cpp, which `make test` has built."""
     pictures, expected, path = packed
     torch.save(pictures, tmp_path / "pictures.pt")
-    command = [SERVE, path, tmp_path / "pictures.pt", tmp_path / "result.pt"]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = serve(path, tmp_path / "pictures.pt", tmp_path / "result.pt")
     assert run.returncode == 0, run.stderr
     torch.testing.assert_close(torch.load(tmp_path / "result.pt"), expected)
 
 
 def test_the_program_says_what_it_cannot_read(tmp_path):
-    command = [SERVE, "no.pt2", "no.pt", tmp_path / "no"]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = serve("no.pt2", "no.pt", tmp_path / "no")
     assert run.returncode == 1
     assert "no.pt2" in run.stderr
 

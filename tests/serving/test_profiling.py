@@ -3,13 +3,11 @@
 tests/cpp/nvtx_test.cpp sees the ranges themselves.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support import python
 from torch.profiler import ProfilerActivity, profile
 
 import spamm_torch
@@ -51,17 +49,14 @@ def test_nvtx_changes_no_result(device, value, tmp_path):
     """In a process of its own: the variable is read when the library is loaded."""
     path = tmp_path / "found.pt"
     code = (
-        "import sys, torch; sys.path[:0] = sys.argv[1:3]; import test_profiling as test; "
-        "device = torch.device(sys.argv[3]); "
+        "import sys, torch; sys.path[:0] = sys.argv[1:4]; import test_profiling as test; "
+        "device = torch.device(sys.argv[4]); "
         "torch.save([test.product(device, torch.float32), test.convolution(device, torch.float32)],"
-        " sys.argv[4])"
+        " sys.argv[5])"
     )
-    arguments = map(str, (REPOSITORY, Path(__file__).parent, device, path))
-    subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "SPAMM_TORCH_NVTX": value},
-        check=True,
-    )
+    here = Path(__file__).parent
+    arguments = REPOSITORY, here.parent, here, device, path
+    python("-c", code, *arguments, check=True, SPAMM_TORCH_NVTX=value)
     expected = product(device, torch.float32), convolution(device, torch.float32)
     for found, result in zip(torch.load(path), expected, strict=True):
         assert torch.equal(found, result)

@@ -33,68 +33,46 @@ def other_map(dtype=torch.float64):
 
 CASES = {
     TypeError: [
-        (
-            lambda: mm(X.to_sparse_csr()),
-            "expects dense or sparse_bsr; got sparse_csr: a.to_sparse_bsr(64), or call to_dense()",
-        ),
+        (lambda: mm(X.to_sparse_csr()),
+         "expects dense or sparse_bsr; got sparse_csr: a.to_sparse_bsr(64), or call to_dense()"),
         (lambda: mm(A, X.to_sparse()), "got sparse_coo: b.to_sparse_bsr(64)"),
         (lambda: mm(A, X.to_sparse_bsc(32)), "got sparse_bsc: b."),
         (lambda: mm(A, A.float()), "a and b must have one dtype; got float64 and float32"),
-        (
-            lambda: mm(bsr([0, 1, 1, 1], [0], dtype=torch.int32)),
-            "a must be float16, bfloat16, float32 or float64; got int32",
-        ),
+        (lambda: mm(bsr([0, 1, 1, 1], [0], dtype=torch.int32)),
+         "a must be float16, bfloat16, float32 or float64; got int32"),
         (lambda: mm(drop="a"), "drop must be a number; got 'a'"),
         (lambda: mm(out=X), "mm of block-sparse matrices takes no out; got one"),
         (lambda: mm(devices=[0]), "takes no devices; got one"),
         (lambda: mm(X, X, drop=1.0), "drop is for sparse_bsr operands; got dense ones"),
         (lambda: mm(A, X, drop=1.0), "for a sparse_bsr result; got a dense one"),
         (lambda: spamm_torch.addmm(X, X, X, tau=1.0, plan=1), "plan is for sparse_bsr"),
-        (
-            lambda: mm(norm_a=MAP.to_dense()),
-            "mm expects two dense norm maps, or two of sparse_bsr matrices",
-        ),
-        (
-            lambda: mm(norm_a=MAP.float()),
-            "norm_a must be float64 for float64 operands; got float32",
-        ),
-        (
-            lambda: spamm_torch.addmm(X, A, A, tau=1.0),
-            "expects an input that is sparse_bsr, as the result is; got one that is dense",
-        ),
+        (lambda: mm(norm_a=MAP.to_dense()),
+         "mm expects two dense norm maps, or two of sparse_bsr matrices"),
+        (lambda: mm(norm_a=MAP.float()),
+         "norm_a must be float64 for float64 operands; got float32"),
+        (lambda: spamm_torch.addmm(X, A, A, tau=1.0),
+         "expects an input that is sparse_bsr, as the result is; got one that is dense"),
         (lambda: spamm_torch.addmm(A, X, A, tau=1.0), "an input that is dense"),
-        (
-            lambda: spamm_torch.addmm(A.float(), A, A, tau=1.0),
-            "input and the operands must have one dtype",
-        ),
+        (lambda: spamm_torch.addmm(A.float(), A, A, tau=1.0),
+         "input and the operands must have one dtype"),
         (lambda: spamm_torch.find_tau(MAP, MAP.to_dense(), 0.5), "got strided for norm_b"),
-        (
-            lambda: spamm_torch.valid_ratio(MAP, other_map(torch.float32), 1.0),
-            "norm_a and norm_b must have one dtype; got float64 and float32",
-        ),
+        (lambda: spamm_torch.valid_ratio(MAP, other_map(torch.float32), 1.0),
+         "norm_a and norm_b must have one dtype; got float64 and float32"),
         (lambda: sparse.from_dense(A), "a must be a dense (strided) tensor"),
         (lambda: sparse.from_scipy(X), "from_scipy expects a sparse matrix of scipy; got Tensor"),
-        (
-            lambda: sparse.transpose(X),
-            "expects sparse_bsr; got a dense tensor for a: spamm_torch.sparse.from_dense(a, 64)",
-        ),
+        (lambda: sparse.transpose(X),
+         "expects sparse_bsr; got a dense tensor for a: spamm_torch.sparse.from_dense(a, 64)"),
         (lambda: sparse.trace(3), "a must be a tensor; got int"),
         (lambda: sparse.add(A, A.float()), "a and b must have one dtype"),
-        (
-            lambda: sparse.submatrix(A, torch.tensor([1.0])),
-            "rows must be int64 (1-d); got float32 of shape (1,)",
-        ),
+        (lambda: sparse.submatrix(A, torch.tensor([1.0])),
+         "rows must be int64 (1-d); got float32 of shape (1,)"),
     ],
     ValueError: [
-        (
-            lambda: mm(bsr([0, 1], [0], (32, 64), (32, 64)), A),
-            "a must have square blocks of 32, 64 or 128; got blocks of 32 x 64",
-        ),
+        (lambda: mm(bsr([0, 1], [0], (32, 64), (32, 64)), A),
+         "a must have square blocks of 32, 64 or 128; got blocks of 32 x 64"),
         (lambda: mm(X.to_sparse_bsr(16)), "got blocks of 16 x 16"),
-        (
-            lambda: mm(bsr([0, 1, 1], [0], size=(64, 64)), bsr([0, 1], [0], (64, 64), (64, 64))),
-            "a and b must have blocks of one size; got 32 and 64",
-        ),
+        (lambda: mm(bsr([0, 1, 1], [0], size=(64, 64)), bsr([0, 1], [0], (64, 64), (64, 64))),
+         "a and b must have blocks of one size; got 32 and 64"),
         (lambda: mm(block=128), "block must be that of the matrices, 32; got 128"),
         (lambda: spamm_torch.mm(A, A), "exactly one of tau, valid_ratio and max_error"),
         (lambda: mm(max_error=1.0), "got tau and max_error"),
@@ -102,81 +80,53 @@ CASES = {
         (lambda: mm(drop=-1.0), "drop must be at least 0; got -1.0"),
         (lambda: mm(drop=math.nan), "drop must be at least 0; got nan"),
         (lambda: sparse.from_dense(X, 48), "block must be 32, 64 or 128; got 48"),
-        (
-            lambda: sparse.submatrix(A, torch.tensor([96])),
-            "rows must be from 0 to 95; got 96 to 96",
-        ),
+        (lambda: sparse.submatrix(A, torch.tensor([96])),
+         "rows must be from 0 to 95; got 96 to 96"),
         (lambda: sparse.submatrix(A, torch.tensor([1, 1])), "rows must be distinct; got 2"),
-        (
-            lambda: sparse.permute(A, torch.full((96,), 5)),
-            "order must hold each number from 0 to 95 once",
-        ),
+        (lambda: sparse.permute(A, torch.full((96,), 5)),
+         "order must hold each number from 0 to 95 once"),
     ],
     RuntimeError: [
-        (
-            lambda: mm(A, bsr([0, 1], [0], (64, 64), (64, 64))),
-            "a's columns must match b's rows; got shapes (96, 96) and (64, 64)",
-        ),
-        (
-            lambda: mm(bsr([0, 2, 2, 2], [1, 0])),
-            "a's block columns must ascend in each block row, each once; got 1 before 0",
-        ),
-        (
-            lambda: mm(A, bsr([0, 0, 2, 2], [1, 1])),
-            "b's block columns must ascend in each block row, each once; got 1 before 1",
-        ),
-        (
-            lambda: mm(bsr([0, 1, 1, 1], [3])),
-            "a's block columns must be from 0 to 2; got 3 in block row 0",
-        ),
+        (lambda: mm(A, bsr([0, 1], [0], (64, 64), (64, 64))),
+         "a's columns must match b's rows; got shapes (96, 96) and (64, 64)"),
+        (lambda: mm(bsr([0, 2, 2, 2], [1, 0])),
+         "a's block columns must ascend in each block row, each once; got 1 before 0"),
+        (lambda: mm(A, bsr([0, 0, 2, 2], [1, 1])),
+         "b's block columns must ascend in each block row, each once; got 1 before 1"),
+        (lambda: mm(bsr([0, 1, 1, 1], [3])),
+         "a's block columns must be from 0 to 2; got 3 in block row 0"),
         (lambda: mm(bsr([0, 2, 1, 1], [0])), "a's row offsets must ascend to 1; got"),
-        (
-            lambda: mm(bsr([0, 0, 0, 2], [0])),
-            "a's row offsets must go from 0 to 1, its stored blocks; got 0 to 2",
-        ),
-        (
-            lambda: mm(A, patterns.matrix("one", 2, 3, 32)),
-            "a's columns must match b's rows; got shapes (96, 96) and (64, 96)",
-        ),
+        (lambda: mm(bsr([0, 0, 0, 2], [0])),
+         "a's row offsets must go from 0 to 1, its stored blocks; got 0 to 2"),
+        (lambda: mm(A, patterns.matrix("one", 2, 3, 32)),
+         "a's columns must match b's rows; got shapes (96, 96) and (64, 96)"),
         (lambda: mm(A, X[:95]), "got shapes (96, 96) and (95, 96)"),
         (lambda: mm(A, X[0]), "mm expects two matrices (2-d); got shape (96,) for b"),
-        (
-            lambda: mm(torch.stack([X, X]).to_sparse_bsr(32)),
-            "mm expects block-sparse matrices (2-d); got shape (2, 96, 96) for a",
-        ),
+        (lambda: mm(torch.stack([X, X]).to_sparse_bsr(32)),
+         "mm expects block-sparse matrices (2-d); got shape (2, 96, 96) for a"),
         (lambda: mm(A, X.to("meta")), "run on CPUs and CUDA; got b on meta"),
         (lambda: mm(A.detach().requires_grad_()), "have no gradient here: expected"),
         (lambda: mm(A, X.clone().requires_grad_()), "got b, which requires one"),
-        (
-            lambda: mm(patterns.matrix("one", 2, 3, 32), A, symmetric=True),
-            "a symmetric product must be square; got 2 block rows and 3 block columns",
-        ),
+        (lambda: mm(patterns.matrix("one", 2, 3, 32), A, symmetric=True),
+         "a symmetric product must be square; got 2 block rows and 3 block columns"),
         (lambda: mm(norm_b=other_map()), "norm_b must have the pattern of its matrix, "),
-        (
-            lambda: spamm_torch.addmm(bsr([0, 1], [0], size=(32, 96)), A, A, tau=1.0),
-            "input must have the product's shape (96, 96); got (32, 96)",
-        ),
+        (lambda: spamm_torch.addmm(bsr([0, 1], [0], size=(32, 96)), A, A, tau=1.0),
+         "input must have the product's shape (96, 96); got (32, 96)"),
         (
             lambda: spamm_torch.error_bound(
                 MAP, spamm_torch.norm_map(patterns.matrix("one", 2, 2, 32)), 1.0
             ),
             "must be (MB, KB) and (KB, NB); got shapes (3, 3) and (2, 2)",
         ),
-        (
-            lambda: sparse.from_dense(X[None], 32),
-            "from_dense expects a matrix (2-d); got shape (1, 96, 96)",
-        ),
+        (lambda: sparse.from_dense(X[None], 32),
+         "from_dense expects a matrix (2-d); got shape (1, 96, 96)"),
         (lambda: sparse.to_dense(A, (97, 96)), "shape must be at most (96, 96); got (97, 96)"),
-        (
-            lambda: sparse.add(A, patterns.matrix("one", 2, 3, 32)),
-            "add expects two matrices of one shape; got (96, 96) and (64, 96)",
-        ),
-        (
-            lambda: sparse.permute(A, torch.arange(64)),
-            "a square matrix and an order of its rows; got shape (96, 96) and 64 indices",
-        ),
+        (lambda: sparse.add(A, patterns.matrix("one", 2, 3, 32)),
+         "add expects two matrices of one shape; got (96, 96) and (64, 96)"),
+        (lambda: sparse.permute(A, torch.arange(64)),
+         "a square matrix and an order of its rows; got shape (96, 96) and 64 indices"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 
 import block_patterns as patterns
+import matrices
 import pytest
 import torch
 from hypothesis import given
@@ -11,10 +12,7 @@ from hypothesis import strategies as st
 import spamm_torch
 from spamm_torch import sparse
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("edge", [32, 64, 128])
 @pytest.mark.parametrize("shape", [(1, 1), (100, 300), (128, 256), (0, 5)])
 def test_from_and_to_dense(dtype, edge, shape, device):
@@ -87,7 +85,6 @@ def test_identity(size, device):
 
 
 @pytest.mark.parametrize("pattern", patterns.PATTERNS)
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_numbers_and_the_transpose(pattern, dtype, index, device):
     a = patterns.matrix(pattern, 5, 4, 32, dtype, index=index, device=device)
@@ -112,7 +109,7 @@ def test_a_norm_neither_vanishes_nor_overflows():
 @given(
     names=st.tuples(*[st.sampled_from(sorted(patterns.PATTERNS))] * 2),
     factors=st.tuples(*[st.sampled_from([1.0, -2.0, 0.0])] * 2),
-    dtype=st.sampled_from(DTYPES),
+    dtype=st.sampled_from(matrices.DTYPES),
     drop=st.sampled_from([None, 0.0, 1.0, math.inf]),
 )
 def test_add(device, names, factors, dtype, drop):
@@ -168,7 +165,6 @@ def test_permute_leaves_padding_at_the_end(device):
     assert torch.equal(sparse.to_dense(found, (70, 70)), dense[order][:, order])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_what_torch_has_stays_usable(dtype, tmp_path):
     """Scaling, other types, files: matrices are torch's own."""
     a = patterns.matrix("random", 3, 3, 32, dtype)

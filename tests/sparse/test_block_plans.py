@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import captured
+from support import captured, waiting_is_an_error
 
 import spamm_torch
 from spamm_torch import sparse
@@ -169,13 +169,9 @@ def test_bad_patterns():
                 assert ops.bsr_find_tau(*on_cuda(maps), **knob).isnan()
             assert ops.bsr_error_bound(*on_cuda(maps), torch.tensor(0.1))[0].isnan()
     good = (crow, col, norms) * 2
+    added = {"crow_input": crow.cuda(), "col_input": col.flip(0).cuda()}
     with pytest.raises(RuntimeError, match=r"input's block columns must ascend"):
-        ops.bsr_plan(
-            *on_cuda((*good, 3)),
-            torch.tensor(0.0),
-            crow_input=crow.cuda(),
-            col_input=col.flip(0).cuda(),
-        )
+        ops.bsr_plan(*on_cuda((*good, 3)), torch.tensor(0.0), **added)
     with pytest.raises(RuntimeError, match=r"norm_a and norm_b must be on the same device"):
         ops.bsr_plan(*on_cuda(good[:3]), *good[3:], 3, torch.tensor(0.0))
 
@@ -204,15 +200,11 @@ def test_plans_that_are_used_again_do_not_wait():
     b = torch.sparse_bsr_tensor(
         a.crow_indices(), a.col_indices(), a.values() * 2, size=a.shape, check_invariants=False
     )
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        sparse.maps.check_plan(
-            plan, *(sparse.blocks.read(x, "a", "mm") for x in (a, b)), None, False
-        )
+    with waiting_is_an_error():
+        read = (sparse.blocks.read(x, "a", "mm") for x in (a, b))
+        sparse.maps.check_plan(plan, *read, None, False)
         spamm_torch.find_tau(*[spamm_torch.norm_map(x) for x in (a, b)], max_error=1e-3)
         sparse.trace(a), sparse.norm(a)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

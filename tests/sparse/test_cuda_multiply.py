@@ -1,9 +1,11 @@
 """bsr_multiply on CUDA by plans of the CPU: against the oracle, and the bits of dense storage."""
 
 import block_patterns as patterns
+import matrices
 import pytest
 import torch
-from test_block_products import DTYPES, assert_is_product
+from support import captured
+from test_block_products import assert_is_product
 
 import spamm_torch
 from spamm_torch import sparse
@@ -42,7 +44,6 @@ def multiply(a, b, tau, input=None, beta=1.0, alpha=1.0, symmetric=False):
 
 @pytest.mark.parametrize("pattern", patterns.PATTERNS)
 @pytest.mark.parametrize("edge", [32, 64, 128])
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_against_the_oracle(pattern, edge, dtype, index, share):
@@ -66,7 +67,7 @@ def dense_product(function, *matrices, norms, tau, edge, **options):
 
 @pytest.mark.strength(3)
 @pytest.mark.parametrize("edge", [32, 64, 128])
-@pytest.mark.parametrize("dtype", [*DTYPES, "tf32"])
+@pytest.mark.parametrize("dtype", [*matrices.DTYPES, "tf32"])
 @pytest.mark.parametrize("pattern", ["random", "banded", "gaps", "full", "arrow"])
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.8])
 @pytest.mark.parametrize("size", [448, 2048])
@@ -124,7 +125,6 @@ def test_a_matrix_is_split_once(edge, tf32, symmetric, monkeypatch):
 
 
 @pytest.mark.parametrize("edge", [32, 64, 128])
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
 def test_spoilt_blocks_reach_no_others(edge, dtype, spoilt):
     """A block with NaN or infinity spoils what it meets stored blocks for."""
@@ -148,7 +148,6 @@ def test_spoilt_blocks_reach_no_others(edge, dtype, spoilt):
 
 
 @pytest.mark.parametrize("edge", [32, 64])
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_no_products(edge, dtype, added, symmetric):
@@ -160,7 +159,6 @@ def test_no_products(edge, dtype, added, symmetric):
 
 
 @pytest.mark.parametrize("edge", [32, 64, 128])
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_in_graphs_and_on_streams(edge, dtype):
     """No call waits for the host, and none shares memory with another."""
     a = patterns.symmetric(patterns.matrix("banded", 9, 9, edge, dtype))
@@ -168,9 +166,7 @@ def test_in_graphs_and_on_streams(edge, dtype):
     arguments, options = call_of(a, a, plan, a)
     options |= {"symmetric": True, "beta": 0.5}
     expected = [x.clone() for x in ops.bsr_multiply(*arguments, **options)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = ops.bsr_multiply(*arguments, **options)
+    graph, replayed = captured(lambda: ops.bsr_multiply(*arguments, **options))
     streams = [torch.cuda.Stream() for _ in range(3)]
     found = []
     for _ in range(4):
@@ -180,7 +176,7 @@ def test_in_graphs_and_on_streams(edge, dtype):
             with torch.cuda.stream(stream):
                 found.append(ops.bsr_multiply(*arguments, **options))
     torch.cuda.synchronize()
-    for results in (captured, *found):
+    for results in (replayed, *found):
         assert all(torch.equal(x, y) for x, y in zip(results, expected, strict=True))
 
 
