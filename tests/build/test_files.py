@@ -4,7 +4,7 @@ import io
 import os
 import stat
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,25 +42,21 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypat
 
 
 def test_what_is_no_file_is_written_to(tmp_path):
-    pipe, found = tmp_path / "pipe", []
+    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
-    reader.start()
-    write_text(pipe, "text")
-    reader.join()
-    assert found == ["text"]
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(pipe.read_text)
+        write_text(pipe, "text")
+    assert found.result() == "text"
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_writers_do_not_share_their_unfinished_files(tmp_path):
     path, texts = tmp_path / "journal", [str(number) * 100_000 for number in range(4)]
     write_text(path, texts[0])
-    writers = [threading.Thread(target=write_text, args=(path, text)) for text in texts]
-    for writer in writers:
-        writer.start()
-    seen = {path.read_text() for _ in range(50)}
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(4) as pool:
+        pool.map(write_text, [path] * 4, texts)
+        seen = {path.read_text() for _ in range(50)}
     assert seen <= set(texts)
     assert os.listdir(tmp_path) == ["journal"]
 

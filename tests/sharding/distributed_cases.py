@@ -118,7 +118,11 @@ def assert_bits(result, expected, what):
 
 
 def assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, *, group=None, balance=False, **options):
-    """The rows of this rank have the bits of one process."""
+    """The rows of this rank have the bits of one process. Cuts are numbers, or a kind of them."""
+    cuts_a, cuts_b = (
+        cuts_of(len(x), rank.world, cuts) if isinstance(cuts, str) else cuts
+        for x, cuts in ((a, cuts_a), (b, cuts_b))
+    )
     found = distributed.mm(
         shard(a, cuts_a, rank), shard(b, cuts_b, rank), group=group, balance=balance, **options
     )
@@ -177,18 +181,14 @@ def bits_of_one_process(rank):
     for dtype, block in itertools.product(matrices.DTYPES, blocks):
         a, b = operands(rank, dtype=dtype)
         for stages in (short_stages, contextlib.nullcontext):
-            kind_a, kind_b = next(kinds)
-            cuts_a = cuts_of(len(a), rank.world, kind_a)
-            cuts_b = cuts_of(len(b), rank.world, kind_b)
             with stages():
-                assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, **next(knobs), block=block)
+                assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
 
 
 @case()
 def stages_of_2048_columns(rank):
     a, b = operands(rank, 200, 190, 4500)
-    cuts = cuts_of(200, rank.world, "even"), cuts_of(190, rank.world, "even")
-    assert_rows_of_mm(rank, a, b, *cuts, valid_ratio=0.3)
+    assert_rows_of_mm(rank, a, b, "even", "even", valid_ratio=0.3)
 
 
 @case()
@@ -196,8 +196,7 @@ def layouts(rank):
     a, b = operands(rank, dtype=torch.float16)
     for layout in ("transposed", "every other row", "misaligned"):
         laid_out = matrices.LAYOUTS[layout]
-        cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
-        assert_rows_of_mm(rank, laid_out(a), laid_out(b), *cuts, valid_ratio=0.5)
+        assert_rows_of_mm(rank, laid_out(a), laid_out(b), "odd", "odd", valid_ratio=0.5)
 
 
 def tau_of_columns(rank, a, b):
@@ -218,9 +217,8 @@ def layouts_that_travel(rank):
     """Cuts off the block grid make rows travel; they keep the layout, and so the norms' bits."""
     for seed in range(4):
         a, b = decaying(300, 260, rank, torch.float16, seed).t(), operands(rank, k=300)[1].half()
-        cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
         tau = tau_of_columns(rank, a, b)
-        assert_rows_of_mm(rank, a, b, *cuts, tau=tau)
+        assert_rows_of_mm(rank, a, b, "odd", "odd", tau=tau)
         mesh = init_device_mesh(rank.device.type, (rank.world,))
         c = spamm_torch.mm(placed(a, mesh, [S1]), placed(b, mesh, [S0]), tau=tau)
         assert_bits(c.full_tensor(), spamm_torch.mm(a, b, tau=tau), "DTensor")
@@ -230,17 +228,14 @@ def layouts_that_travel(rank):
 def empty_dimensions(rank):
     for m, k, n in ((0, 100, 100), (100, 0, 100), (100, 100, 0), (0, 0, 0), (1, 1, 1)):
         a, b = operands(rank, m, k, n)
-        cuts = cuts_of(m, rank.world, "odd"), cuts_of(k, rank.world, "odd")
-        for knob in KNOBS:
-            for balance in (False, True):
-                assert_rows_of_mm(rank, a, b, *cuts, balance=balance, **knob)
+        for knob, balance in itertools.product(KNOBS, (False, True)):
+            assert_rows_of_mm(rank, a, b, "odd", "odd", balance=balance, **knob)
 
 
 @case()
 def norms_that_are_no_numbers(rank):
     a, b = operands(rank)
-    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "even")
-    zeros = a.clone()
+    cuts, zeros = ("odd", "even"), a.clone()
     zeros[:, 64:] = 0
     bad_a, bad_b = a.clone(), b.clone()
     bad_a[70, 3], bad_b[200, 100] = float("nan"), float("inf")
@@ -259,10 +254,9 @@ def balanced(rank):
     """Rows of A move to where they make work equal, and rows of C come back."""
     a, b = operands(rank, m=1500)
     a[700:] *= 1e-3
-    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "even")
     for knob in KNOBS:
         with computed_rows() as rows:
-            assert_rows_of_mm(rank, a, b, *cuts, balance=True, **knob)
+            assert_rows_of_mm(rank, a, b, "odd", "even", balance=True, **knob)
     lengths = torch.zeros(rank.world, dtype=torch.int64, device=rank.device)
     lengths[rank.number] = rows[0]
     dist.all_reduce(lengths)
@@ -322,11 +316,10 @@ def search_by_histograms(rank):
     with mock.patch.object(_rank_product, "WHOLE_MAPS_RANKS", 1):
         for dtype in matrices.DTYPES:
             a, b = operands(rank, dtype=dtype)
-            cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "first empty")
             search = mock.Mock(wraps=_rank_product.find_tau_across)
             with mock.patch.object(_rank_product, "find_tau_across", search):
                 for ratio in ratios:
-                    assert_rows_of_mm(rank, a, b, *cuts, valid_ratio=ratio)
+                    assert_rows_of_mm(rank, a, b, "odd", "first empty", valid_ratio=ratio)
             assert search.call_count == len(ratios)
 
 
@@ -358,8 +351,7 @@ def a_group_of_some_ranks(rank):
         )
         return
     in_group = replace(rank, number=rank.number - 1, world=rank.world - 1)
-    cuts = [cuts_of(length, in_group.world, "odd") for length in (len(a), len(b))]
-    assert_rows_of_mm(in_group, a, b, *cuts, valid_ratio=0.5, group=group)
+    assert_rows_of_mm(in_group, a, b, "odd", "odd", valid_ratio=0.5, group=group)
 
 
 @case()
@@ -379,7 +371,6 @@ def groups_that_are_none(rank):
 def all_ranks_raise_together(rank):
     """And stay in step: a right call follows each wrong one."""
     right = operands(rank)
-    cuts = [cuts_of(len(x), rank.world, "odd") for x in right]
     last = rank.number == rank.world - 1
     even = [64 * part for part in range(rank.world + 1)]
     a, b = (shard(x, even, rank) for x in operands(rank, even[-1], even[-1], 96))
@@ -391,7 +382,7 @@ def all_ranks_raise_together(rank):
 
     def refused(error, line, a=a, b=b, options=tau):
         assert_all_raise(error, line, functools.partial(distributed.mm, a, b, **options))
-        assert_rows_of_mm(rank, *right, *cuts, tau=3.0)
+        assert_rows_of_mm(rank, *right, "odd", "odd", tau=3.0)
 
     def differs(error, what, usual, other, *given, **more):
         line = f"{what} must be the same on all ranks; got {usual} on rank 0 and {other} {end}"
@@ -646,17 +637,10 @@ def placed(x, mesh, placements):
 
 
 LINE = {  # of a and b on a dimension of the mesh: that of c
-    (S0, S0): S0,
-    (S0, R): S0,
-    (R, S1): S1,
-    (S1, S1): S1,
+    **dict.fromkeys([(S0, S0), (S0, R), (S1, S0), (S0, S1), (R, S0)], S0),
+    **dict.fromkeys([(R, S1), (S1, S1), (S1, R)], S1),
+    **dict.fromkeys([(Partial(), S0), (S0, Partial())], S0),
     (R, R): R,
-    (S1, S0): S0,
-    (S0, S1): S0,
-    (R, S0): S0,
-    (S1, R): S1,
-    (Partial(), S0): S0,
-    (S0, Partial()): S0,
 }
 
 
@@ -750,8 +734,7 @@ def linear_of_dtensors(rank):
     weight = matrices.normal(70, 130, device=rank.device, seed=1)
     bias = matrices.normal(70, device=rank.device, seed=2)
     own_input, own_weight, own_bias = (
-        distribute_tensor(x, mesh, [p]).requires_grad_()
-        for x, p in ((input, S0), (weight, S0), (bias, S0))
+        distribute_tensor(x, mesh, [S0]).requires_grad_() for x in (input, weight, bias)
     )
     found = spamm_torch.linear(own_input, own_weight, own_bias, valid_ratio=0.5)
     assert found.shape == (4, 50, 70)
@@ -793,10 +776,8 @@ def dtensors_that_do_not_fit(rank):
     refused("TypeError", line, lambda: spamm_torch.addmm(own_a, own_a, own_b, tau=1.0))
     line = "a's columns must match b's rows; got shapes (96, 96) and (95, 96)"
     refused("RuntimeError", line, lambda: mm(own_a, narrow))
-    line = (
-        f"a's shard must have shape ({length}, 96), as torch.chunk cuts; got ({length - 1}, 96) "
-        f"(on rank {rank.world - 1})"
-    )
+    line = f"a's shard must have shape ({length}, 96), as torch.chunk cuts; got ({length - 1}, 96) "
+    line += f"(on rank {rank.world - 1})"
     refused("ValueError", line, lambda: mm(uneven, own_b))
     line = (
         "the kind of a and b must be the same on all ranks; got "
@@ -858,13 +839,8 @@ def main(rank, world, device, folder):
     if place.type == "cuda":
         torch.cuda.set_device(place)
     store = dist.FileStore(str(folder / "store"), world)
-    dist.init_process_group(
-        "gloo" if place.type == "cpu" else "nccl",
-        store=store,
-        rank=rank,
-        world_size=world,
-        timeout=TIMEOUT,
-    )
+    backend = "gloo" if place.type == "cpu" else "nccl"
+    dist.init_process_group(backend, timeout=TIMEOUT, world_size=world, rank=rank, store=store)
     record = {}
     for name, case in cases(world, place.type).items():
         try:

@@ -50,7 +50,6 @@ def check(input, weight, cuts, devices, bias=None, **options):
 # ---- Bits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", KNOBS, ids=name_of)
 def test_shards_on_one_device(device, dtype, knob):
     input = images(200, dtype=dtype, device=device)
@@ -90,7 +89,6 @@ def test_settings(device, knob, setting):
     check(input, weight, (0, 128, 140), [device] * 2, **setting, **knob)
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", KNOBS[:3], ids=name_of)
 def test_im2col_matrices_of_several_pieces(device, dtype, knob):
     input = images(40, 64, (16, 24), dtype=dtype, device=device)
@@ -149,7 +147,6 @@ def test_bad_values_are_never_skipped(device):
 @pytest.mark.cuda
 @pytest.mark.parametrize("knob", [{"tau": 0.0}, {"valid_ratio": 0.5}], ids=name_of)
 @pytest.mark.parametrize("tf32", [False, True])
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize(
     ("count", "channels", "out_channels", "setting"),
     [
@@ -364,7 +361,6 @@ def test_information_of_devices():
 @pytest.mark.multi_gpu
 @pytest.mark.usefixtures("either_gpu_is_current")
 class TestTwoGpus:
-    @pytest.mark.parametrize("dtype", matrices.DTYPES)
     @pytest.mark.parametrize("knob", KNOBS, ids=name_of)
     def test_shards(self, dtype, knob):
         input = images(200, dtype=dtype, device="cuda:0")
@@ -375,7 +371,6 @@ class TestTwoGpus:
         devices = [TWO_GPUS[1], TWO_GPUS[0], TWO_GPUS[1]]
         check(input, weight, (0, 64, 64, 200), devices, bias, padding=1, **knob)
 
-    @pytest.mark.parametrize("dtype", matrices.DTYPES)
     @pytest.mark.parametrize("knob", KNOBS, ids=name_of)
     @pytest.mark.parametrize("home", [0, 1])
     @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

@@ -27,19 +27,10 @@ def by_parts(out, a, b, norm_a, norm_b, tau, block, row_cuts, column_cuts):
         itertools.pairwise(row_cuts), itertools.pairwise(column_cuts)
     ):
         rows, columns = slice(i * block, i_end * block), slice(j * block, j_end * block)
-        ops.multiply_part(
-            a[rows],
-            b[:, columns],
-            norm_a[i:i_end],
-            norm_b[:, j:j_end],
-            tau,
-            (block,) * 3,
-            out[rows, columns],
-            whole=out.shape,
-        )
+        part = a[rows], b[:, columns], norm_a[i:i_end], norm_b[:, j:j_end]
+        ops.multiply_part(*part, tau, (block,) * 3, out[rows, columns], whole=out.shape)
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", matrices.EDGES)
 @pytest.mark.parametrize("sizes", [(512, 256, 640), (500, 257, 645), (300, 96, 40)])
 def test_parts_have_the_bits_of_the_whole(device, dtype, block, sizes):
@@ -57,7 +48,6 @@ def test_parts_have_the_bits_of_the_whole(device, dtype, block, sizes):
 # 40 x 40 areas of 128 x 128 take large tiles, a part by itself would take small ones, and the two
 # round float32 differently.
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", [32, 64])
 def test_parts_take_the_tiles_of_the_whole(dtype, block):
     arguments = product("cuda", dtype, 5120, 1024, 5120, block)
@@ -143,7 +133,6 @@ def check_parts(cuts, a, b, norm_a, norm_b, tau, input):
     assert torch.equal(torch.cat(parts, 1), whole)
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_parts_of_a_batch(device, dtype):
     check_parts((0, 1, 4), *batch(device, dtype, 3, 200, 100, 90))
 
@@ -151,7 +140,6 @@ def test_parts_of_a_batch(device, dtype):
 # The whole takes large tiles, a part by itself would take small ones, and the two round float32
 # differently.
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_parts_of_a_batch_take_the_tiles_of_the_whole(dtype):
     check_parts((0, 4, 40), *batch("cuda", dtype, 4, 2560, 512, 2560))
 

@@ -254,14 +254,9 @@ class TestExchangePlan:
         tau = 0.5
         cuts = random_cuts(generator, rows, mesh[0])
         b_cuts = random_cuts(generator, depth, mesh[0]) if seed % 2 else None
+        maps, rows_of_b = (norm_a.to(device), norm_b.to(device)), b_cuts and [k * c for c in b_cuts]
         plan = exchange_plan(
-            norm_a.to(device),
-            norm_b.to(device),
-            tau,
-            [m * cut for cut in cuts],
-            mesh,
-            b_cuts=b_cuts and [k * cut for cut in b_cuts],
-            block=block,
+            *maps, tau, [m * cut for cut in cuts], mesh, b_cuts=rows_of_b, block=block
         )
         valid = ~(norm_a[:, :, None] * norm_b[None] < tau)
         layout = Layout(valid, cuts, b_cuts, mesh)
@@ -374,30 +369,18 @@ def units_of(largest_a=NORM_A, norm_b=NORM_B, tau=0.5, stage_blocks=2):
 
 # Of both calls: arguments, error and line.
 BAD_MAPS = [
-    (
-        {"norm_a": NORM_A[None], "norm_b": NORM_B[None]},
-        RuntimeError,
-        "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [1, 8, 4] and [1, 4, 6]",
-    ),
-    (
-        {"norm_a": NORM_A.half(), "norm_b": NORM_B.half()},
-        TypeError,
-        "norm_a must be float32 or float64; got float16",
-    ),
-    (
-        {"norm_b": NORM_B.double()},
-        TypeError,
-        "norm_a and norm_b must have one dtype; got float32 and float64",
-    ),
+    ({"norm_a": NORM_A[None], "norm_b": NORM_B[None]}, RuntimeError,
+     "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [1, 8, 4] and [1, 4, 6]"),
+    ({"norm_a": NORM_A.half(), "norm_b": NORM_B.half()}, TypeError,
+     "norm_a must be float32 or float64; got float16"),
+    ({"norm_b": NORM_B.double()}, TypeError,
+     "norm_a and norm_b must have one dtype; got float32 and float64"),
     ({"norm_a": [1.0]}, TypeError, "norm_a must be a tensor; got list"),
     ({"tau": math.nan}, ValueError, "tau must be a number; got nan"),
     ({"tau": torch.ones(1)}, RuntimeError, "tau must be a 0-d tensor; got shape [1]"),
-    (
-        {"block": 48},
-        ValueError,
-        "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48",
-    ),
-]
+    ({"block": 48}, ValueError,
+     "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48"),
+]  # fmt: skip
 CUTS_LINE = (
     "{} must be {} ascending numbers from 0 into the last of {} blocks of 64, multiples of 64 but "
     "for the last; got {}"
@@ -406,56 +389,30 @@ BAD_CUTS = [[0, 256, 448], [0, 256, 513], [0, 100, 512], [0, 512, 256], [64, 256
 BAD_CUTS += [[-64, 0, 512], [0, 256.0, 512]]
 MISFIT = {"norm_b": torch.ones(5, 6)}, RuntimeError
 BAD = [
-    (
-        plan_of,
-        *MISFIT,
-        "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [8, 4] and [5, 6]",
-    ),
-    (
-        cuts_of,
-        *MISFIT,
-        "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 4] and [5, 6]",
-    ),
+    (plan_of, *MISFIT,
+     "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [8, 4] and [5, 6]"),
+    (cuts_of, *MISFIT,
+     "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 4] and [5, 6]"),
     *[(call, *bad) for call in (plan_of, cuts_of) for bad in BAD_MAPS],
     (cuts_of, {"parts": 0}, ValueError, "parts must be positive; got 0"),
     (cuts_of, {"parts": 2.0}, TypeError, "parts must be an integer; got 2.0"),
     (cuts_of, {"parts": True}, TypeError, "parts must be an integer; got True"),
-    (
-        lambda: ops.row_work(NORM_A, NORM_B, host(0.5), 2, -1),
-        *({}, ValueError, "multiple must be positive; got -1"),
-    ),
+    (lambda: ops.row_work(NORM_A, NORM_B, host(0.5), 2, -1),
+     *({}, ValueError, "multiple must be positive; got -1")),
     (units_of, {"stage_blocks": 0}, ValueError, "stage_blocks must be positive; got 0"),
-    (
-        units_of,
-        {"largest_a": NORM_A[:, :3]},
-        RuntimeError,
-        "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 3] and [4, 6]",
-    ),
+    (units_of, {"largest_a": NORM_A[:, :3]}, RuntimeError,
+     "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 3] and [4, 6]"),
     *[(plan_of, {"cuts": c}, ValueError, CUTS_LINE.format("cuts", 3, 8, c)) for c in BAD_CUTS],
     (plan_of, {"b_cuts": [0, 256]}, ValueError, CUTS_LINE.format("b_cuts", 3, 4, [0, 256])),
     (plan_of, {"mesh_shape": (4, 1)}, ValueError, CUTS_LINE.format("cuts", 5, 8, CUTS)),
-    *[
-        (
-            plan_of,
-            {"mesh_shape": mesh},
-            ValueError,
-            f"mesh_shape must be two positive integers; got {mesh!r}",
-        )
-        for mesh in [(2,), (2, 0), (2, -1), (2, 1, 1), 2, (2, 1.0), "21"]
-    ],
-    (
-        plan_of,
-        {"dtype": torch.float64},
-        TypeError,
-        "dtype must be float32 or float16 or bfloat16 for float32 norms; got float64",
-    ),
-    (
-        plan_of,
-        {"norm_a": NORM_A.double(), "norm_b": NORM_B.double(), "dtype": torch.float16},
-        TypeError,
-        "dtype must be float64 for float64 norms; got float16",
-    ),
-]
+    *[(plan_of, {"mesh_shape": mesh}, ValueError,
+       f"mesh_shape must be two positive integers; got {mesh!r}")
+      for mesh in [(2,), (2, 0), (2, -1), (2, 1, 1), 2, (2, 1.0), "21"]],
+    (plan_of, {"dtype": torch.float64}, TypeError,
+     "dtype must be float32 or float16 or bfloat16 for float32 norms; got float64"),
+    (plan_of, {"norm_a": NORM_A.double(), "norm_b": NORM_B.double(), "dtype": torch.float16},
+     TypeError, "dtype must be float64 for float64 norms; got float16"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD, ids=range(len(BAD)))
