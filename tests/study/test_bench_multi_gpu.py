@@ -197,20 +197,8 @@ def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch, capsys):
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
 def test_two_gpus_measure_every_cell(tmp_path):
-    arguments = (
-        "multi_gpu",
-        "--sizes",
-        2304,
-        3072,
-        "--sweep",
-        512,
-        "--repeats",
-        1,
-        "--batches",
-        128,
-        512,
-    )
-    arguments += ("--out", tmp_path, "--name", "small")
+    arguments = ("multi_gpu", "--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
+    arguments += ("--batches", 128, 512, "--out", tmp_path, "--name", "small")
     bench.main([str(argument) for argument in arguments])
     tables = tables_of(tmp_path / "small.json")
     assert not any(row.get("absent") for rows in tables.values() for row in rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import python
 
 import check_budget
 import mutate
@@ -40,13 +41,9 @@ sys.exit(exit_code(lambda: {}))
 def run(code, stdout):
     """Exit code and error lines of a script whose main is an expression."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command, options = [sys.executable, "-c", RUN.format(code)], {"cwd": SCRIPTS, "text": True}
     result = subprocess.run(
-        [sys.executable, "-c", RUN.format(code)],
-        cwd=SCRIPTS,
-        env=environment,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=environment, stdout=stdout, stderr=subprocess.PIPE, **options
     )
     return result.returncode, result.stderr.splitlines()
 
@@ -139,12 +136,7 @@ def test_a_bar_on_a_terminal_only_where_something_is_left_to_do():
 def test_imports_that_end_early_say_one_line(module, ends, line, tmp_path):
     """Ctrl-C while torch is loaded, and a library that is not built."""
     (tmp_path / "torch.py").write_text(module)
-    run = subprocess.run(
-        [sys.executable, SCRIPTS / "bench.py", "--help"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    run = python(SCRIPTS / "bench.py", "--help", PYTHONPATH=str(tmp_path))
     assert (run.returncode, run.stderr.splitlines()) == (ends, [line])
     assert run.stdout.startswith("Benchmarks: " if ends == 1 else "")
 
@@ -215,13 +207,7 @@ def test_without_a_gpu_it_says_so_in_one_line(capfd):
 
 def test_help_from_another_folder_without_cuda():
     """A process of its own, where nothing is imported by chance."""
-    run = subprocess.run(
-        [sys.executable, SCRIPTS / "bench.py", "networks", "--help"],
-        cwd="/",
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
+    run = python(SCRIPTS / "bench.py", "networks", "--help", cwd="/", CUDA_VISIBLE_DEVICES="")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("usage: bench.py networks")
 

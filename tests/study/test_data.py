@@ -6,6 +6,7 @@ import hashlib
 import pytest
 import torch
 from study_tools import digits, idx_bytes, write_part
+from support import raises_line
 
 from models import data
 from models.errors import UserError
@@ -133,9 +134,8 @@ def test_a_failed_download_says_what_is_missing(tmp_path, monkeypatch):
         raise RuntimeError("Error downloading train-images:\nmirror 1\nmirror 2")
 
     monkeypatch.setattr("torchvision.datasets.MNIST", download)
-    with pytest.raises(UserError, match=r"MNIST.raw.*Error downloading train-images") as caught:
+    with raises_line(UserError, r"MNIST.raw.*Error downloading train-images"):
         data.load_digits(tmp_path, full=True)
-    assert_one_line(caught)
 
 
 def test_fingerprints_tell_data_apart():
@@ -149,10 +149,6 @@ def test_fingerprints_tell_data_apart():
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
-
-
-def assert_one_line(caught):
-    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file(tmp_path):
@@ -192,7 +188,6 @@ def test_a_damaged_file(tmp_path, damage):
     raw = write_part(tmp_path, "t10k", *digits(10))
     name, content, words = _damaged()[damage]
     (raw / name).write_bytes(content)
-    with pytest.raises(UserError, match=words) as caught:
+    with raises_line(UserError, words) as caught:
         data.load_digits(tmp_path)
     assert str(raw / name) in str(caught.value)
-    assert_one_line(caught)

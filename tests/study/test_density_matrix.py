@@ -1,8 +1,5 @@
 """The command examples/density_matrix.py: a small real run, and what it refuses."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 from study_tools import assert_refused, assert_three_files
+from support import python
 
 import density_matrix
 from common import results
@@ -117,23 +115,9 @@ def test_shards_over_processes(source, tmp_path):
     densities, methods = [], []
     for launcher in ((), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")):
         path = tmp_path / f"density{len(launcher)}.npz"
-        arguments = [
-            "--device",
-            "cpu",
-            *source,
-            "--sparse",
-            "--repeats",
-            "1",
-            "--max-errors",
-            "1e-8",
-        ]
-        arguments += ["--out", str(tmp_path), "--density", str(path)]
-        run = subprocess.run(
-            [sys.executable, *launcher, str(SCRIPT), *arguments],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        )
+        arguments = [*launcher, SCRIPT, "--device", "cpu", *source, "--sparse", "--repeats", 1]
+        arguments += ["--max-errors", "1e-8", "--out", tmp_path, "--density", path]
+        run = python(*arguments, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
         assert run.returncode == 0, run.stderr
         densities.append(torch.from_numpy(np.load(path)["density"]))
         [run] = results.load(tmp_path / "density_matrix.json")["runs"]
@@ -164,20 +148,13 @@ def test_it_runs_with_torch_alone(tmp_path):
         f"sys.argv[0] = {str(SCRIPT)!r}; sys.path[0] = {str(SCRIPT.parent)!r}; "
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    arguments = ("--device", "cpu", "--chain", "64", "--repeats", "1", "--out", str(tmp_path))
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    arguments = ("--device", "cpu", "--chain", 64, "--repeats", 1, "--out", tmp_path)
+    run = python("-W", "ignore", "-c", code, *arguments, OMP_NUM_THREADS="1")
     assert run.returncode == 0, run.stderr
     assert "no picture: matplotlib is not installed" in run.stdout
     assert "float32 5e-7, last four float64 1e-9" in run.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "density_matrix.json",
-        "density_matrix.md",
-    ]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"density_matrix.json", "density_matrix.md"}
     assert "png" not in (tmp_path / "density_matrix.md").read_text()
     assert results.load(tmp_path / "density_matrix.json")["runs"]
 
@@ -293,18 +270,14 @@ def test_electrons_that_do_not_fit(tmp_path, capsys):
 
 
 def test_files_that_are_missing_or_damaged(tmp_path, capsys):
-    path = tmp_path / "given.npz"
-    assert refused(tmp_path, capsys, "--matrices", path) == (
-        f"cannot read {path}: No such file or directory"
-    )
+    path, array = tmp_path / "given.npz", tmp_path / "given.npy"
+    line = refused(tmp_path, capsys, "--matrices", path)
+    assert line == f"cannot read {path}: No such file or directory"
     path.write_text("no matrices")
-    assert refused(tmp_path, capsys, "--matrices", path) == (
-        f"expected an .npz file of plain arrays; got {path}"
-    )
-    np.save(path.with_suffix(".npy"), np.eye(4))
-    assert refused(tmp_path, capsys, "--matrices", path.with_suffix(".npy")).startswith(
-        "expected an .npz file of plain arrays"
-    )
+    np.save(array, np.eye(4))
+    for file in (path, array):
+        line = refused(tmp_path, capsys, "--matrices", file)
+        assert line == f"expected an .npz file of plain arrays; got {file}"
     assert refused(tmp_path, capsys, "--ergo", "gold").endswith("got gold")
 
 

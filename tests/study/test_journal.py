@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from support import raises_line
 
 from common.journal import Journal, run_settings
 from models.checkpoint import save_checkpoint
@@ -144,26 +145,18 @@ def test_missing_folders_are_made(tmp_path):
     assert (tmp_path / "a" / "b" / "c").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("first\nsecond"), OSError(28, "first")])
-def test_an_error_of_the_writer_is_one_line(path, error):
+OTHERS = [KeyboardInterrupt, SystemExit, ValueError, MemoryError]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("first\nsecond"), OSError(28, "first"), *OTHERS])
+def test_an_error_of_the_writer_is_one_line_and_whatever_else_passes(path, error):
     def write(file):
         file.write(b"half")
         raise error
 
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(error if error in OTHERS else UserError) as caught:
         write_atomically(path, write)
-    assert str(caught.value) == f"cannot write {path}: first"
-    assert_only_the_old_content(path)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError, MemoryError])
-def test_whatever_else_interrupts_a_write_passes_and_leaves_nothing(path, error):
-    def write(file):
-        file.write(b"half")
-        raise error
-
-    with pytest.raises(error):
-        write_atomically(path, write)
+    assert error in OTHERS or str(caught.value) == f"cannot write {path}: first"
     assert_only_the_old_content(path)
 
 
@@ -177,10 +170,8 @@ def test_a_full_disk(path):
 def test_a_full_disk_under_a_checkpoint(path):
     """torch.save then raises a RuntimeError about positions in its archive."""
     content = {"config": {}, "data": "", "step": 0, "model": {"w": torch.zeros(5000)}}
-    with pytest.raises(UserError, match="File too large") as caught, small_disk():
+    with raises_line(UserError, f"{path}.*File too large"), small_disk():
         save_checkpoint(path, {**content, "optimizer": {}})
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
     assert_only_the_old_content(path)
 
 

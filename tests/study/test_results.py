@@ -1,11 +1,10 @@
 """Pages of results: made of their JSON files, and of nothing else."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import python
 
 import plot_results
 import plot_summary
@@ -52,12 +51,7 @@ def test_a_picture_is_drawn_without_torch_and_the_library(tmp_path):
         "import sys; sys.modules['torch'] = sys.modules['spamm_torch'] = None; "
         "import plot_results; plot_results.main(sys.argv[1:])"
     )
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "density_matrix.json")],
-        cwd=REPOSITORY / "scripts",
-        check=True,
-        capture_output=True,
-    )
+    python("-c", code, tmp_path / "density_matrix.json", cwd=REPOSITORY / "scripts", check=True)
     for suffix in (".json", ".md"):
         made = (tmp_path / "density_matrix").with_suffix(suffix).read_text()
         assert made == (RESULTS / "density_matrix").with_suffix(suffix).read_text()
