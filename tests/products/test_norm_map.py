@@ -80,6 +80,18 @@ def test_both_operands_at_once_have_the_very_same_norms(device, edges, block, dt
     assert torch.equal(norm_b, spamm_torch.norm_map(b, (block_k, block_n)))
 
 
+@pytest.mark.parametrize("layout", sorted(matrices.LAYOUTS))
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_parts_have_the_very_same_norms(device, dtype, layout):
+    """Also a part of one row, which shards and ranks may have, and one of one column."""
+    a = matrices.LAYOUTS[layout](matrices.normal(97, 97, dtype=dtype, device=device))
+    expected = spamm_torch.norm_map(a, 32)
+    for part in (slice(0, 32), slice(64, 96), slice(96, 97)):
+        blocks = slice(part.start // 32, part.start // 32 + 1)
+        assert torch.equal(spamm_torch.norm_map(a[part], 32), expected[blocks])
+        assert torch.equal(spamm_torch.norm_map(a[:, part], 32), expected[:, blocks])
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("block", list(itertools.product(matrices.EDGES, repeat=2)))
 def test_rows_have_the_very_same_norms_wherever_they_lie(dtype, block):

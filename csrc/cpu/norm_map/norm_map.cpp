@@ -42,10 +42,6 @@ void norms_along_rows(const Tensor& a, int64_t m, int64_t k, const Tensor& norms
   });
 }
 
-bool has_unit_stride(const Tensor& a, int64_t dim) {
-  return a.stride(dim) == 1 || a.size(dim) == 1;
-}
-
 Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
   check_operand_dtype(a.scalar_type(), "a");
   check_matrices(a, "a");
@@ -60,12 +56,13 @@ Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
   };
   Tensor matrices = as_batches(a), norms = as_batches(result);
   int64_t m = block[0], k = block[1];
-  if (has_unit_stride(matrices, 1) && !has_unit_stride(matrices, 2)) {
+  // By strides alone: a part of one row has the norms of the whole.
+  if (matrices.stride(1) == 1 && matrices.stride(2) != 1) {
     // The norms of the transpose are the transposed norms, and its rows are contiguous.
     matrices = matrices.mT();
     norms = norms.mT();
     std::swap(m, k);
-  } else if (!has_unit_stride(matrices, 2)) {
+  } else if (matrices.stride(2) != 1) {
     matrices = matrices.contiguous();
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "norm_map", [&] {
