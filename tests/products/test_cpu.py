@@ -95,7 +95,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-SHAPES = [(1, 100, 70), (3, 33, 65), (17, 600, 100), (130, 1030, 200), (200, 129, 31)]
+SHAPES = [(1, 100, 70), (3, 33, 65), (17, 600, 100), (130, 1030, 200), (400, 100, 300)]
 cases = []
 for dtype, block, (m, k, n) in itertools.product(
     (torch.float32, torch.bfloat16), (32, 64, (128, 32, 64)), SHAPES

@@ -189,7 +189,8 @@ class Product {
   }
 
   // A is read in place if its rows are contiguous and its shape is early (kernel_shapes.h).
-  // Otherwise it is packed.
+  // Otherwise it is packed. Matrix instructions sum an odd end of K in another order than one that
+  // is padded, so with such an end A is packed in any case: its bits do not depend on its layout.
   void place_a() {
     if constexpr (std::is_same_v<T, P>) {
       const View<T> whole = view<T>(arguments_.a, 0);
@@ -197,7 +198,7 @@ class Product {
           (whole.column_stride == 1 || depth_ == 1) && (whole.row_stride >= depth_ || rows_ == 1);
       // The stride of a single row has no meaning.
       lda_ = rows_ == 1 ? kSliceDepth : std::max(whole.row_stride, depth_);
-      if (rows_are_contiguous && (!kVnni || depth_ % 2 == 0) &&
+      if (rows_are_contiguous && (!kVnni || depth_ % kDepthStep == 0) &&
           (!Microkernel<P>::generates() ||
            is_early_shape(arguments_.a.scalar_type(), lda_, rows_ % block_.m, depth_ % block_.k,
                           block_.m, block_.k, block_.n))) {
