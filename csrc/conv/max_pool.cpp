@@ -48,10 +48,12 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
 
 Tensor pool_by_torch(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                      IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  // torch 2.11's kernel for channels-last float64 on CUDA writes beyond its shared memory.
+  // torch 2.11's kernel for channels-last float64 on CUDA writes beyond its shared memory. Strides
+  // of one channel may say both; those of a view of one dimension say contiguous.
   const bool copies = input.is_cuda() && input.scalar_type() == at::kDouble;
-  const Tensor output = std::get<0>(at::max_pool2d_with_indices(
-      copies ? input.contiguous() : input, kernel_size, stride, padding, dilation, ceil_mode));
+  const Tensor output = std::get<0>(
+      at::max_pool2d_with_indices(copies ? input.contiguous().view(-1).view(input.sizes()) : input,
+                                  kernel_size, stride, padding, dilation, ceil_mode));
   if (!copies) return output;
   return at::empty(output.sizes(), output.options(), input.suggest_memory_format()).copy_(output);
 }
