@@ -1,5 +1,4 @@
-#include "shards/host_norms.h"
-
+// Norm maps of matrices in host memory.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
@@ -8,8 +7,8 @@
 
 #include "block.h"
 #include "checks.h"
-#include "shards/gather.h"
-#include "shards/naming_memory.h"
+#include "shards/host_reader.h"
+#include "shards/transfers.h"
 #include "spamm/spamm.h"
 
 namespace spamm::shards {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "shards/naming_memory.h"
+#include "shards/host_reader.h"
 #include "shards/row_copy.h"
 #include "spamm/spamm.h"
 

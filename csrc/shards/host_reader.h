@@ -1,7 +1,8 @@
-// Copies from host memory to a device.
+// Copies from host memory to a device, and norm maps of matrices there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <array>
 #include <condition_variable>
@@ -65,5 +66,27 @@ class HostReader {
   bool stops_ = false;
   std::thread thread_;  // the last member, because it uses the others
 };
+
+// The norm map of `x` in blocks of this many rows and columns, on the first device, with the bits
+// of norm_map there. Each device reads an equal share of the rows, in pieces of about
+// `piece_bytes`. Waits for the devices.
+at::Tensor norm_map_from_host(const HostMatrix& x, std::array<int64_t, 2> block,
+                              const std::vector<at::Device>& devices, int64_t piece_bytes,
+                              int64_t ring_bytes);
+
+// Runs `work`, which takes memory of `device`, for buffers of so many bytes and what kernels need
+// beside them. An OutOfMemoryError then names both.
+template <class Work>
+void naming_memory(at::Device device, int64_t bytes, const Work& work) {
+  bool failed = false;
+  try {
+    work();
+  } catch (const c10::OutOfMemoryError&) {
+    failed = true;
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, !failed,
+                   "a product of operands in host memory needs at least ", bytes, " bytes on ",
+                   device);
+}
 
 }  // namespace spamm::shards

@@ -8,7 +8,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <map>
+#include <mutex>
 #include <optional>
+#include <utility>
 
 namespace spamm::shards {
 
@@ -30,7 +33,18 @@ class Lane {
   static Lane current(at::Device device) { return Lane(guard_of(device).getStream(device)); }
   // A stream beside the current one. The same number gives the same stream, because memory is
   // cached for each stream that has used it.
-  static Lane side(at::Device device, int number);
+  static Lane side(at::Device device, int number) {
+    if (device.is_cpu()) return current(device);
+    static std::mutex mutex;
+    static std::map<std::pair<at::DeviceIndex, int>, c10::Stream> streams;
+    const std::lock_guard lock(mutex);
+    const std::pair key(device.index(), number);
+    auto found = streams.find(key);
+    if (found == streams.end()) {
+      found = streams.emplace(key, guard_of(device).getStreamFromGlobalPool(device)).first;
+    }
+    return Lane(found->second);
+  }
 
   at::Device device() const { return stream_.device(); }
   c10::Stream stream() const { return stream_; }

@@ -1,6 +1,6 @@
-// The op spamm with `devices`. Operands in host memory go to spamm_host.h. Otherwise A and B lie on
-// one GPU, and so does C. The other GPUs fetch what they need of B, and then rows of A in chunks,
-// while finished rows of C leave.
+// The op spamm with `devices`. Operands in host memory go to spamm_host.cpp. Otherwise A and B lie
+// on one GPU, and so does C. The other GPUs fetch what they need of B, and then rows of A in
+// chunks, while finished rows of C leave.
 #include "shards/spamm_devices.h"
 
 #include <ATen/Functions.h>
@@ -17,15 +17,13 @@
 #include "checks.h"
 #include "shards/devices.h"
 #include "shards/for_each_part.h"
-#include "shards/gather.h"
 #include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
 #include "shards/plan_maps.h"
-#include "shards/read_together.h"
 #include "shards/remote_cuts.h"
 #include "shards/row_copy.h"
-#include "shards/spamm_host.h"
+#include "shards/transfers.h"
 #include "threshold.h"
 
 namespace spamm::shards {

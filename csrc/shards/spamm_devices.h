@@ -2,6 +2,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "spamm.h"
 
@@ -15,5 +20,27 @@ bool is_for_one(const ProductArguments& product);
 // operands in host memory, and then complete on return. For operands on a GPU the host waits for it
 // once, to read the plan.
 Tensor spamm_on_devices(const ProductArguments& product);
+
+// How operands in host memory travel. What is absent is chosen.
+struct HostSizes {
+  std::optional<int64_t> stage_blocks;  // block columns of a stage
+  int64_t panels = 1;                   // passes over B, at least
+  int64_t piece_bytes = 64 << 20;       // what is read at a time where the operands do not say
+  std::optional<bool> is_pinned;        // of both operands; as the tensors say if absent
+};
+
+// The op spamm with `devices` for operands on the CPU: (M, N) in pinned memory, with the bits that
+// one of the devices computes for operands with contiguous rows. The operands may be larger than
+// the devices' memory. The arguments have been checked. The devices are of one kind; if that is the
+// CPU, the result is not pinned. Returns when the result is there.
+//
+// Where tau is given, A is read once and B once for each panel of rows of A: one, unless A does not
+// fit into the devices' memory. Where tau is searched for, the operands are read once more before,
+// for their norm maps.
+//
+// Throws OutOfMemoryError, which names the device and the bytes, if a panel of the fewest rows does
+// not fit, or three pieces for the norm maps.
+Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
+                       const HostSizes& sizes = {});
 
 }  // namespace spamm::shards

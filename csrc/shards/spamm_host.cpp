@@ -1,17 +1,16 @@
 // Operands stream through the devices. What decides the time is the link between host and device:
 // each byte crosses it once, and devices pass on to each other what they have read.
-#include "shards/spamm_host.h"
-
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <deque>
 
 #include "checks.h"
-#include "shards/host_norms.h"
 #include "shards/host_part.h"
+#include "shards/host_reader.h"
 #include "shards/plan.h"
 #include "shards/row_copy.h"
+#include "shards/spamm_devices.h"
 #include "threshold.h"
 
 namespace spamm::shards {

@@ -12,12 +12,12 @@
 #include "arguments.h"
 #include "checks.h"
 #include "shards/for_each_part.h"
-#include "shards/gather.h"
 #include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
 #include "shards/plan_maps.h"
 #include "shards/row_copy.h"
+#include "shards/transfers.h"
 #include "threshold.h"
 
 namespace spamm::shards {

@@ -8,8 +8,7 @@
 #include <limits>
 
 #include "checks.h"
-#include "sparse/map_arguments.h"
-#include "sparse/multiply_arguments.h"
+#include "sparse/bsr_arguments.h"
 
 namespace spamm {
 

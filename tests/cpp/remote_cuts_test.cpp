@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "shards/read_together.h"
+#include "shards/transfers.h"
 #include "support.h"
 
 namespace spamm::shards {

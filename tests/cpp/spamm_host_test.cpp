@@ -1,7 +1,5 @@
 // Products of operands in host memory, on several "devices" that are all the CPU: what travels, in
 // which order and through which buffers is the same as on GPUs.
-#include "shards/spamm_host.h"
-
 #include <ATen/Context.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 
 #include "checks.h"
 #include "shards/host_reader.h"
+#include "shards/spamm_devices.h"
 #include "support.h"
 
 namespace spamm::shards {

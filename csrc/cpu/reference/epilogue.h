@@ -7,7 +7,7 @@
 #include "activation.h"
 #include "cpu/common/clones.h"
 #include "cpu/common/convert.h"
-#include "cpu/conv/activate.h"
+#include "cpu/conv/epilogue.h"
 
 namespace spamm::cpu {
 

@@ -99,8 +99,6 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
-  m.impl("bsr_drop", torch::CppFunction::makeFromBoxedFunction<&run_bsr<&bsr_drop>>());
-}
+TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("bsr_drop", boxed<&bsr_drop>()); }
 
 }  // namespace spamm::cpu

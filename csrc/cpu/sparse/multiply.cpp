@@ -28,8 +28,8 @@
 #include "cpu/multiply/epilogue.h"
 #include "cpu/multiply/slice_kernel.h"
 #include "cpu/norm_map/strip_norms.h"
+#include "sparse/bsr_arguments.h"
 #include "sparse/csr.h"
-#include "sparse/multiply_arguments.h"
 
 namespace spamm::cpu {
 namespace {

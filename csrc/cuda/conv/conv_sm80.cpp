@@ -11,7 +11,7 @@
 #include "cuda/conv/im2col_norms.h"
 #include "cuda/conv/launch_sm80.h"
 #include "cuda/device.h"
-#include "cuda/forced_tile.h"
+#include "cuda/forced.h"
 #include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/multiply/multiply.h"

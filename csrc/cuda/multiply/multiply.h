@@ -5,8 +5,7 @@
 
 #include "block.h"
 #include "cuda/device.h"
-#include "cuda/forced_segments.h"
-#include "cuda/forced_tile.h"
+#include "cuda/forced.h"
 #include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/multiply/split.h"

@@ -13,7 +13,7 @@
 #include "cuda/hopper.h"
 #include "cuda/norm_map/norm_map.h"
 #include "cuda/sparse/blocks.h"
-#include "sparse/multiply_arguments.h"
+#include "sparse/bsr_arguments.h"
 #include "stage_range.h"
 #include "tf32_setting.h"
 

@@ -151,8 +151,6 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  m.impl("bsr_plan", torch::CppFunction::makeFromBoxedFunction<&run_bsr<&bsr_plan>>());
-}
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("bsr_plan", boxed<&bsr_plan>()); }
 
 }  // namespace spamm::cuda
