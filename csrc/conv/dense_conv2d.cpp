@@ -32,6 +32,14 @@ void activate_(Tensor output, Activation activation) {
   }
 }
 
+// Whether oneDNN's convolution of float16 ends the process: it can where a window lies in the
+// padding alone (seen with torch 2.11 on CPUs that have AVX512-FP16).
+bool needs_padded_input(const DenseConvolution& conv) {
+  const Size2 window = conv.shape.window(), padding = conv.shape.padding;
+  return conv.input.is_cpu() && conv.input.scalar_type() == at::kHalf &&
+         (padding.height >= window.height || padding.width >= window.width);
+}
+
 // torch's own convolution, under its own settings but for TF32.
 Tensor torch_convolution(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
@@ -40,8 +48,15 @@ Tensor torch_convolution(const DenseConvolution& conv) {
   // AMX. Its first column needs no stride.
   const bool is_column = conv.input.is_cpu() && shape.output.width == 1;
   const Size2 stride = is_column ? Size2{shape.stride.height, 1} : shape.stride;
+  Tensor input = conv.input;
+  Size2 padding = shape.padding;
+  if (needs_padded_input(conv)) {
+    input =
+        at::constant_pad_nd(input, {padding.width, padding.width, padding.height, padding.height});
+    padding = {0, 0};
+  }
   const Tensor output =
-      at::_convolution(conv.input, conv.weight, conv.bias, stride.pair(), shape.padding.pair(),
+      at::_convolution(input, conv.weight, conv.bias, stride.pair(), padding.pair(),
                        shape.dilation.pair(), /*transposed=*/false,
                        /*output_padding=*/{0, 0}, shape.groups, context.benchmarkCuDNN(),
                        context.deterministicCuDNN() || context.deterministicAlgorithms(),

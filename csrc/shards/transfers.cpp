@@ -12,7 +12,7 @@ namespace spamm::shards {
 
 using at::Tensor;
 
-Tensor gather_rows(TensorList pieces, std::span<const Mark> ready, at::Device device) {
+Tensor gather_rows(at::TensorList pieces, std::span<const Mark> ready, at::Device device) {
   const Lane current = Lane::current(device);
   const bool in_place = std::all_of(pieces.begin(), pieces.end(),
                                     [&](const Tensor& x) { return x.device() == device; });

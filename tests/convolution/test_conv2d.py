@@ -493,6 +493,21 @@ def test_a_kernel_of_one_pixel_ignores_dilation(device, run, channels):
         assert_near(found, F.conv2d(input.double(), weight.double(), **shape))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_windows_that_lie_in_the_padding(device, groups, dtype):
+    """torch's own CPU convolution of float16 dies of them."""
+    input = randn(2, 2, 3, 1, dtype=dtype, device=device)
+    weight = randn(4, 2 // groups, 2, 2, dtype=dtype, device=device)
+    shape = {"stride": (3, 2), "padding": 3, "dilation": 2, "groups": groups}
+    expected = F.conv2d(input.double(), weight.double(), **shape)
+    for found in (
+        torch.ops.spamm_torch.dense_conv2d(input, weight, **shape),
+        spamm_torch.conv2d(input, weight, tau=0.0, **shape),
+    ):
+        assert (found - expected).abs().max() <= 2e-3 * expected.abs().max()
+
+
 @pytest.mark.parametrize("shape", [(2, 2, 5, 4), (2, 5, 4)])
 def test_gradcheck(device, shape):
     def f64(*sizes, seed):
