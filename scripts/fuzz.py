@@ -8,15 +8,21 @@ and huge numbers. A case that fails is made as simple as it can be and added to 
 of JSON, which `tests/robustness` replays when it is put into its cases.jsonl. The same seed draws
 the same cases. On CUDA norm maps are the device's own, held against the oracle's, and decide.
 
+--processes shares time and cases among processes with a seed each, from --seed on, and adds up.
 --soak makes the same calls again and again instead, and watches their bits and the memory.
 """
 
 import json
+import os
 import random
 import resource
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the oracle's, beside other processes
 
 import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
 
@@ -84,34 +90,69 @@ def fuzz(given):
                     file.write(json.dumps(case) + "\n")
             number += 1
     finally:  # after Ctrl-C, too
-        ran = f"{number - given.first} cases of seed {given.seed} on {given.device}"
-        print(f"{ran}: {failed} failed", flush=True)
+        report(given, number - given.first, failed)
+
+
+def report(given, cases, failed, **more):
+    """Says and saves how many cases ran; UserError where some of them failed."""
+    ran = f"{cases} cases of seed {given.seed} on {given.device}"
+    print(f"{ran}: {failed} failed", flush=True)
+    if given.save:
+        found = {"device": str(given.device), "seed": given.seed, "cases": cases, "failed": failed}
+        given.save.write_text(json.dumps(found | more) + "\n")
     if failed:
         raise UserError(f"expected none of {ran} to fail; {failed} did, see {given.failures}")
 
 
+def fuzz_side_by_side(given):
+    """The same by several processes, whose figures are added up; one that dies counts as failed."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        saved = [Path(folder, str(process)) for process in range(given.processes)]
+        options = ["--device", str(given.device), "--minutes", str(given.minutes)]
+        options += ["--first", str(given.first), "--failures", str(given.failures)]
+        options += ["--cases", str(-(-given.cases // given.processes))]
+        children = []
+        for process, path in enumerate(saved):
+            own = ["--seed", str(given.seed + process), "--save", str(path)]
+            command = [sys.executable, __file__, *options, *own]
+            children.append(subprocess.Popen(command))
+        codes = [child.wait() for child in children]
+        found = [json.loads(path.read_text()) for path in saved if path.exists()]
+    died = [code for code in codes if code not in (0, 1)]
+    cases, failed = (sum(each[name] for each in found) for name in ("cases", "failed"))
+    seconds = round(time.monotonic() - begin, 1)
+    report(given, cases, failed + len(died), processes=given.processes, seconds=seconds, died=died)
+
+
 def soak(given):
     """The same cases over and over: no bit may change, and memory must not grow."""
-    end, rounds, early = time.monotonic() + 60 * given.minutes, 0, 0
+    end, rounds, early = time.monotonic() + 60 * given.minutes, 0, {}
     count = min(given.cases, 200)
     cases = [drawn(given.seed, given.first + number) for number in range(count)]
+    bits = {}
     while time.monotonic() < end or rounds < 6:
-        for case in cases:
+        for number, case in enumerate(cases):
+            space.seen = 0
             if said := problem(case, given.device):
                 raise UserError(f"round {rounds}: {said} ({json.dumps(case)})")
+            if bits.setdefault(number, space.seen) != space.seen:
+                raise UserError(f"round {rounds}: other bits than before ({json.dumps(case)})")
         rounds += 1
         if rounds == 3:  # by then every buffer has its size
-            early = resident()
-    growth = resident() - early
-    print(f"{rounds} rounds of {len(cases)} cases: memory grew by {growth / 2**20:.1f} MiB")
-    if growth > 64 * 2**20:
-        raise UserError(f"expected flat memory; it grew by {growth} bytes in {rounds - 3} rounds")
+            early = memory(given.device)
+    growth = {name: size - early[name] for name, size in memory(given.device).items()}
+    said = ", ".join(f"{size / 2**20:.1f} MiB of {name}" for name, size in growth.items())
+    print(f"{rounds} rounds of {len(cases)} cases with the same bits: memory grew by {said}")
+    if max(growth.values()) > 64 * 2**20:
+        raise UserError(f"expected flat memory; it grew by {said} in {rounds - 3} rounds")
 
 
-def resident():
+def memory(device):
     """Bytes of memory that this process holds."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    found = {"the host": pages * resource.getpagesize()}
+    return found | ({"the GPU": torch.cuda.memory_reserved()} if device.type == "cuda" else {})
 
 
 def main(arguments=None):
@@ -132,6 +173,9 @@ def main(arguments=None):
     add(parser, "--failures", "file for cases that fail", Path("failures.jsonl"), type=Path)
     what = "threads of the CPU; many processes may run side by side"
     add(parser, "--threads", what, 1, type=options.positive_integer)
+    what = "so many, each with a seed of its own"
+    add(parser, "--processes", what, 1, type=options.positive_integer)
+    add(parser, "--save", "JSON file for the figures", None, "none", type=Path)
     options.add_device_option(parser)
     parser.add_argument(
         "--soak", action="store_true", help="repeat at most 200 cases, watch the memory"
@@ -139,7 +183,8 @@ def main(arguments=None):
     given = parser.parse_args(arguments)
     given.device = options.choose_device(given.device)
     torch.set_num_threads(given.threads)
-    (soak if given.soak else fuzz)(given)
+    chosen = soak if given.soak else fuzz if given.processes == 1 else fuzz_side_by_side
+    chosen(given)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 import spamm_torch
+from spamm_torch._rounding import sums_of
 from spamm_torch.sparse.products import TO_DROP
 
 from . import space
@@ -63,12 +64,15 @@ def tau_of(knob, maps, host):
     return tau
 
 
-def compare(results, a, b, maps, tau, case, device, upper=False, input=None, beta=1, alpha=1):
+def compare(
+    results, a, b, maps, tau, case, device, upper=False, drop=0.0, input=None, beta=1, alpha=1
+):
     """Holds products against the oracle's, by the decisions that the library's norms make.
 
     On CUDA float32 is measured against the norms of blocks, too: split parts share a power of two
-    in each block, and what a tau of 1000 times their products would skip may go. A CPU's
-    instructions for bfloat16 take what is below 2^-126 for zero. upper: of a symmetric product.
+    in each block. Subnormal numbers may count as zero in a CPU's instructions for bfloat16 and in
+    TF32; the three parts of float32 end at 2^-133. upper: of a symmetric product. drop: the norm
+    below which blocks are left out.
     """
     dtype, block = a.dtype, case["block"]
     patterns = {case["pattern_a"], case["pattern_b"]}
@@ -77,24 +81,21 @@ def compare(results, a, b, maps, tau, case, device, upper=False, input=None, bet
     size = oracle.multiply(a.abs(), b.abs(), *maps, tau, block, *absolute)
     exact = oracle.multiply(a, b, *maps, tau, block, input, beta, alpha)
     on_cuda = device.type == "cuda" and dtype == torch.float32
+    sums = None if patterns <= EXACT else sums_of(device, dtype, oracle.edges(block))
     with np.errstate(all="ignore"):
-        kinds = {"once": patterns <= EXACT, "tf32": case["tf32"] and on_cuda}
-        bound = space.rounding(exact, size, a.shape[-1], dtype, **kinds)
-        if on_cuda and not kinds["once"]:
+        bound = drop + space.rounding(exact, size, a.shape[-1], sums, dtype, alpha=abs(alpha))
+        if on_cuda and sums:
             m, k, n = oracle.edges(block)
             finite = (torch.nan_to_num(x.double(), 0.0, 0.0, 0.0) for x in (a, b))
             norms = oracle.products(*map(oracle.norm_map, finite, ((m, k), (k, n))))
-            lost = np.where(oracle.kept(*maps, tau), norms, 0).sum(-2) * 2.0**-30
-            lost += max(0.0, np.nan_to_num(float(tau), posinf=0.0)) * norms.shape[-2] / 1000
-            of_entries = lost.repeat(m, -2).repeat(n, -1)
-            bound = bound + abs(alpha) * of_entries[..., : exact.shape[-2], : exact.shape[-1]]
-        if dtype == torch.bfloat16 and device.type == "cpu" and "tiny" in patterns:
-            most = max(
-                float(torch.nan_to_num(x.abs(), 0.0, 0.0).max())
-                for x in (a, b, a.new_ones(1))
-                if x.numel()
-            )
-            bound = bound + a.shape[-1] * torch.finfo(dtype).smallest_normal * most * abs(alpha)
+            lost = np.where(oracle.kept(*maps, tau), norms, 0).sum(-2)
+            of_entries = abs(alpha) * lost.repeat(m, -2).repeat(n, -1)
+            of_entries *= space.LOST_OF_TF32 if case["tf32"] else space.LOST_OF_SPLIT
+            bound = bound + of_entries[..., : exact.shape[-2], : exact.shape[-1]]
+        if "tiny" in patterns and (on_cuda or (dtype == torch.bfloat16 and device.type == "cpu")):
+            least = 2.0 ** (-133 if on_cuda and not case["tf32"] else -126)
+            how = (*maps, tau, block, None, 0, abs(alpha))
+            bound += space.flushed(lambda a, b: oracle.multiply(a, b, *how), a, b, least)
     if patterns & {"huge", "tiny"} and patterns & {"inf", "nan"}:  # sums overflow, or 0 times inf
         size = np.where(np.isfinite(size), size, np.finfo(np.float64).max)
     if upper:
@@ -241,6 +242,7 @@ def sparse(case, device):
         tau = spamm_torch.find_tau(*norms, max_error=knob["max_error"] * share)
     tau = tau.cpu() if isinstance(tau, torch.Tensor) else tau
     options = {**knob, "return_norms": True, "symmetric": is_symmetric}
+    drop = {"drop": torch.finfo(host_a.dtype).smallest_normal} if form == "drop" else {}
     scaling, mask_c, mask = {}, torch.zeros(m, n, dtype=torch.bool), None
     if form == "addmm":
         mask, added = _blocks(m, n, 0.4, case, "patchy", seed + 2)
@@ -252,7 +254,6 @@ def sparse(case, device):
     elif is_dense:
         found, norms = spamm_torch.mm(a, host_b.to(device), **options)
     else:
-        drop = {"drop": torch.finfo(host_a.dtype).smallest_normal} if form == "drop" else {}
         found, norms = spamm_torch.mm(a, b, **options, **drop)
     if is_dense:
         expect_bits(norms, spamm_torch.norm_map(found, edge), "norms of the result")
@@ -272,4 +273,5 @@ def sparse(case, device):
         found = spamm_torch.sparse.to_dense(found)
     if bool(host_a.isfinite().all() and host_b.isfinite().all()):
         # Else the oracle multiplies a NaN by blocks that are not stored, the library does not.
-        compare([found], host_a, host_b, host, tau, case, device, is_symmetric, **scaling)
+        more = scaling | drop
+        compare([found], host_a, host_b, host, tau, case, device, is_symmetric, **more)
