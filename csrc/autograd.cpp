@@ -289,6 +289,7 @@ void spamm_shards_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet ke
     Tensor whole_b = b[p];
     if (whole_b.size(0) != a[p].size(1)) {
       std::vector<Tensor> rows;
+      rows.reserve(b.size());
       for (const Tensor& shard : b) rows.push_back(shard.to(a[p].device()));
       whole_b = at::cat(rows);
     }
