@@ -120,23 +120,16 @@ struct ConvShardsArguments : ConvOptions {
   }
 };
 
-struct DeviationArguments : ConvArguments {
-  Tensor base = {};
-
-  static auto members(auto& x) {
-    return std::tuple_cat(std::tie(x.input, x.weight, x.base), geometry(x), search(x),
-                          std::tie(x.norm_weight, x.norm_input, x.residual, x.activation));
-  }
-};
-
 // `parts` stand for `input`.
-struct DeviationPartsArguments : DeviationArguments {
+struct DeviationArguments : ConvArguments {
   std::vector<Tensor> parts = {}, norm_parts = {};
-  bool in_phases = false;
+  Tensor base = {};
+  bool in_phases = false, norms = false;
 
   static auto members(auto& x) {
-    return std::tie(x.parts, x.weight, x.base, x.stride, x.padding, x.dilation, x.knob.threshold,
-                    x.block, x.pixel_block, x.norm_weight, x.norm_parts, x.activation, x.in_phases);
+    return std::tuple_cat(
+        std::tie(x.parts, x.weight, x.base), geometry(x), search(x),
+        std::tie(x.norm_weight, x.norm_parts, x.residual, x.activation, x.in_phases, x.norms));
   }
 };
 
@@ -151,7 +144,9 @@ inline void read(const c10::IValue& value, bool& x) { x = value.toBool(); }
 inline void read(const c10::IValue& value, Scalar& x) { x = value.toScalar(); }
 inline void read(const c10::IValue& value, std::string& x) { x = value.toStringRef(); }
 inline void read(const c10::IValue& value, DimVector& x) { x = value.toDimVector(); }
-inline void read(const c10::IValue& value, std::vector<Tensor>& x) { x = value.toTensorVector(); }
+inline void read(const c10::IValue& value, std::vector<Tensor>& x) {
+  if (!value.isNone()) x = value.toTensorVector();
+}
 template <class T>
 void read(const c10::IValue& value, std::optional<T>& x) {
   if (!value.isNone()) read(value, x.emplace());

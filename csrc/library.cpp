@@ -19,18 +19,12 @@ const string product =
     "Tensor a, Tensor b, " + knob +
     ", int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, Tensor? input=None, "
     "Scalar beta=1, Scalar alpha=1, int[]? devices=None, bool symmetric=False";
-const string geometry = "int[2] stride=1, int[2] padding=0, int[2] dilation=1";
-const string groups = geometry + ", int groups=1";
+const string geometry = "int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1";
 const string blocks = "int[3]? block=None, int[3]? pixel_block=None";
 const string convolution =
-    "Tensor input, Tensor weight, Tensor? bias=None, " + groups + ", " + knob + ", " + blocks +
+    "Tensor input, Tensor weight, Tensor? bias=None, " + geometry + ", " + knob + ", " + blocks +
     ", Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
     "str activation=\"none\", bool weight_is_ready=False";
-const string deviation =
-    "Tensor input, Tensor weight, Tensor base, " + groups +
-    ", *, float? threshold=None, float? valid_ratio=None, float? max_error=None, " + blocks +
-    ", Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
-    "str activation=\"none\"";
 const string pool =
     "Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, "
     "bool ceil_mode=False";
@@ -76,10 +70,6 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
       "block, "
       "Tensor(a!) out, *, int[2] whole, Tensor? own_rows=None, int first_own_row=0) -> ()");
-  // The plan of a product over several devices. 2-d norm maps. `largest_a` (parts, KB) holds the
-  // largest norm of each part in each column of norm_a, NaN kept. Returns bool (parts, KB, stages):
-  // whether some block product of the part's rows with block row k of the stage is valid.
-  m.def("needed_units(Tensor largest_a, Tensor norm_b, Tensor tau, int stage_blocks) -> Tensor");
   // The work of each block row, int64 (MB), in thousandths of a valid block product. With parts > 0
   // also parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. They
   // wait for the device.
@@ -110,45 +100,41 @@ TORCH_LIBRARY(spamm_torch, m) {
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
   // activation(convolution + bias + residual) by torch's convolution, or a device's call that fuses
   // the three. Nothing is skipped.
-  define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + groups +
+  define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
          ", *, Tensor? residual=None, str activation=\"none\") -> Tensor");
   // For an input that is the deviation from a reference: activation(convolution + residual + base)
   // - activation(base). Base is the convolution of the reference and its bias, of one image; the
   // residual is a deviation, too. Where input and residual are zero, so is the result. Without a
-  // knob dense_conv2d's convolution is called. norm_input: norms of the input's pixels, (images,
-  // rows, columns, blocks of 64 channels), as conv2d_deviation_with_norms returns those of its
-  // output. No gradient.
-  define("conv2d_deviation(" + deviation + ") -> Tensor");
-  define("conv2d_deviation_with_norms(" + deviation + ") -> (Tensor, Tensor)");
-  // conv2d_deviation_with_norms of the concatenation of parts along their channels, channels-last.
-  // norm_parts: norms of the pixels of each part, or none. in_phases: the output's channels are
-  // [row][column][C] of 2 x 2 pixels, and the result is (N, C, 2 H, 2 W); with C = 32 its norms are
-  // those of two neighbouring columns together, (N, 2 H, W, 1). No gradient.
-  define("conv2d_deviation_parts(Tensor[] parts, Tensor weight, Tensor base, " + geometry +
-         ", *, float threshold, " + blocks +
-         ", Tensor? norm_weight=None, Tensor[] norm_parts, str activation=\"none\", "
-         "bool in_phases=False) -> (Tensor, Tensor)");
+  // knob dense_conv2d's convolution is called. The input is the concatenation of `parts` along
+  // their channels; the result is channels-last unless there is one part. With `norms` also those
+  // of the result's pixels, (images, rows, columns, blocks of 64 channels), else None. norm_parts:
+  // such norms of each part. in_phases: the output's channels are [row][column][C] of 2 x 2 pixels,
+  // and the result is (N, C, 2 H, 2 W), channels-last; with C = 32 its norms are those of two
+  // neighbouring columns together, (N, 2 H, W, 1). No gradient.
+  define("conv2d_deviation(Tensor[] parts, Tensor weight, Tensor base, " + geometry +
+         ", *, float? threshold=None, float? valid_ratio=None, float? max_error=None, " + blocks +
+         ", Tensor? norm_weight=None, Tensor[]? norm_parts=None, Tensor? residual=None, "
+         "str activation=\"none\", bool in_phases=False, bool norms=False) -> (Tensor, Tensor)");
   // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
   // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
   // images. The results are those of the whole batch, bit for bit, if the devices are alike.
-  define("conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, " + groups +
+  define("conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, " + geometry +
          ", *, " + knob + ", " + blocks + ", str activation=\"none\") -> Tensor[]");
   // conv2d with nothing skipped, then torch's max pooling of 2 x 2 pixels with stride 2. Of a
   // batch; no gradient.
-  define("conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, " + groups +
+  define("conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
          ", *, Tensor? norm_weight=None, str activation=\"none\") -> Tensor");
-  // torch's max pooling of a batch, without indices. No gradient.
-  define("max_pool2d(" + pool + ") -> Tensor");
-  // The same and the output norms. No gradient.
-  define("max_pool2d_with_norms(" + pool + ") -> (Tensor, Tensor)");
+  // torch's max pooling of a batch, without indices, and with `norms` the output norms, else None.
+  // No gradient.
+  define("max_pool2d(" + pool + ", *, bool norms=False) -> (Tensor, Tensor)");
   // The same for deviations from a reference, one image: the max pooling of input + reference less
-  // that of the reference, with norms as conv2d_deviation_with_norms returns them. norm_input:
-  // norms of the input's pixels, or of f neighbouring columns together, (N, H, W / f, blocks of 64
-  // of f C channels); windows that are zero need not be read then. No gradient.
+  // that of the reference, with norms as conv2d_deviation returns them. norm_input: norms of the
+  // input's pixels, or of f neighbouring columns together, (N, H, W / f, blocks of 64 of f C
+  // channels); windows that are zero need not be read then. No gradient.
   define("max_pool2d_deviation(Tensor input, Tensor reference, " +
          pool.substr(pool.find("int[2]")) + ", *, Tensor? norm_input=None) -> (Tensor, Tensor)");
-  // Concatenates deviations (N, C, H, W) along their channels, with norms as
-  // conv2d_deviation_with_norms returns them. No gradient.
+  // Concatenates deviations (N, C, H, W) along their channels, with norms as conv2d_deviation
+  // returns them. No gradient.
   m.def("join_deviations(Tensor[] parts) -> (Tensor, Tensor)", tags);
   // Norms (groups, MB, KB) of conv2d's weight matrix. Modules pin them.
   m.def(
@@ -160,7 +146,6 @@ TORCH_LIBRARY(spamm_torch, m) {
   // through the images. copies: without it the first is empty.
   m.def("order_images(Tensor images, int bands, bool copies=True) -> (Tensor, Tensor, Tensor)");
 
-  // Whether convolutions on this device compute output norms without a norm pass.
-  m.def("computes_output_norms(Device device, ScalarType dtype) -> bool");
+  // The name of the kernel that multiplies such matrices.
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
 }

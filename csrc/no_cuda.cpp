@@ -15,10 +15,9 @@ void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  for (const char* name :
-       {"norm_map", "find_tau", "product_histogram", "valid_counts", "error_bound", "spamm",
-        "spamm_with_norms", "spamm_into", "multiply", "multiply_part", "needed_units", "bsr_plan",
-        "bsr_find_tau", "bsr_error_bound"}) {
+  for (const char* name : {"norm_map", "find_tau", "product_histogram", "valid_counts",
+                           "error_bound", "spamm", "spamm_with_norms", "spamm_into", "multiply",
+                           "multiply_part", "bsr_plan", "bsr_find_tau", "bsr_error_bound"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_cuda>());
   }
 }

@@ -242,8 +242,8 @@ def first_layers():
         wide = torch.randn(72, 3, 7, 7).to(x)
         spamm_torch.conv2d(many, wide, bias, tau=0.0, padding=3, stride=2, relu=True)
         spamm_torch.conv2d(many[:2], torch.randn(8, 3, 9, 9).to(x), tau=0.0, stride=3)
-        OPS.max_pool2d_with_norms(output, 2)
-        OPS.max_pool2d_with_norms(output, 3, 2, 1)
+        OPS.max_pool2d(output, 2, norms=True)
+        OPS.max_pool2d(output, 3, 2, 1, norms=True)
         OPS.max_pool2d(output, 2)
         OPS.max_pool2d(output[:5], 3, 2, 1)
 
@@ -270,14 +270,15 @@ def deviations():
     for dtype, pixel_block in itertools.product(DTYPES[:3], ((1, 8, 8), (64, 1, 1))):
         x = randn(5, 72, 9, 10, dtype=dtype).to(memory_format=torch.channels_last)
         weight, base = torch.randn(136, 72, 3, 3).to(x), torch.randn(1, 136, 9, 10).to(x)
-        output, _ = OPS.conv2d_deviation_with_norms(
-            x,
+        output, _ = OPS.conv2d_deviation(
+            [x],
             weight,
             base,
             padding=1,
             threshold=60.0,
             pixel_block=pixel_block,
             activation="relu",
+            norms=True,
         )
         OPS.max_pool2d_deviation(output, base, 2)
         OPS.join_deviations([output, x])
@@ -293,7 +294,7 @@ def strips(x):
     for own, outer, in_phases in cases:
         weight = torch.randn(outer, sum(part.shape[1] for part in own), 3, 3).to(x)
         norms = [OPS.join_deviations([part])[1] for part in own]
-        OPS.conv2d_deviation_parts(
+        OPS.conv2d_deviation(
             own,
             weight,
             torch.randn(1, outer, 9, 10).to(x),

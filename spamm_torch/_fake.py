@@ -139,13 +139,6 @@ def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
     return norm_a.new_empty((*norm_a.shape[:-1], norm_b.shape[-1]), dtype=torch.int32)
 
 
-@_fake("needed_units")
-def _(largest_a: Tensor, norm_b: Tensor, tau: Tensor, stage_blocks: int) -> Tensor:
-    _number(largest_a, norm_b, tau)
-    stages = _blocks(norm_b.shape[1], stage_blocks)
-    return norm_b.new_empty((*largest_a.shape, stages), dtype=torch.bool)
-
-
 @_fake("row_work")
 def _(
     norm_a: Tensor, norm_b: Tensor, tau: Tensor, parts: int, **_: Any
@@ -285,7 +278,6 @@ def _(weight: Tensor, groups: int, block: Any, pixel_block: Any) -> Tensor:
 # ---- Pools --------------------------------------------------------------------------------------
 
 
-@_fake("max_pool2d")
 def _max_pool(input: Tensor, kernel_size: Any, **setting: Any) -> Tensor:
     torch._check(
         input.dim() == 4,
@@ -294,9 +286,10 @@ def _max_pool(input: Tensor, kernel_size: Any, **setting: Any) -> Tensor:
     return torch.nn.functional.max_pool2d(input, kernel_size, **setting)
 
 
-@_fake("max_pool2d_with_norms")
-def _(**arguments: Any) -> tuple[Tensor, Tensor]:
-    return _with_norms(_max_pool(**arguments))
+@_fake("max_pool2d")
+def _(norms: bool, **arguments: Any) -> tuple[Tensor, Tensor | None]:
+    output = _max_pool(**arguments)
+    return _with_norms(output) if norms else (output, None)
 
 
 @_fake("conv2d_max_pool")
@@ -314,16 +307,6 @@ def _with_pixel_norms(output: Tensor, together: int = 1) -> tuple[Tensor, Tensor
     return output, norms
 
 
-@_fake("conv2d_deviation")
-def _deviation(**arguments: Any) -> Tensor:
-    return _conv(bias=None, **arguments)
-
-
-@_fake("conv2d_deviation_with_norms")
-def _(**arguments: Any) -> tuple[Tensor, Tensor]:
-    return _with_pixel_norms(_deviation(**arguments))
-
-
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
     for part in parts:
@@ -331,15 +314,23 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts), 1).to(memory_format=torch.channels_last)
 
 
-@_fake("conv2d_deviation_parts")
-def _(parts: Sequence[Tensor], in_phases: bool, **arguments: Any) -> tuple[Tensor, Tensor]:
-    output = _deviation(input=_joined(parts), **arguments)
-    if not in_phases:
-        return _with_pixel_norms(output)
-    images, channels, rows, columns = output.shape
-    placed = output.new_empty((images, channels // 4, 2 * rows, 2 * columns))
-    placed = placed.to(memory_format=torch.channels_last)
-    return _with_pixel_norms(placed, 2 if channels // 4 == 32 else 1)
+@_fake("conv2d_deviation")
+def _(
+    parts: Sequence[Tensor],
+    norm_parts: Sequence[Tensor] | None,
+    in_phases: bool,
+    norms: bool,
+    **arguments: Any,
+) -> tuple[Tensor, Tensor | None]:
+    output = _conv(parts[0] if len(parts) == 1 else _joined(parts), bias=None, **arguments)
+    for given in norm_parts or ():
+        _check_together(parts[0], norm_parts=given)
+    if in_phases:
+        images, channels, rows, columns = output.shape
+        placed = output.new_empty((images, channels // 4, 2 * rows, 2 * columns))
+        output = placed.to(memory_format=torch.channels_last)
+    together = 2 if in_phases and output.shape[1] == 32 else 1
+    return _with_pixel_norms(output, together) if norms else (output, None)
 
 
 @_fake("max_pool2d_deviation")

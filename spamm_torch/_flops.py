@@ -31,7 +31,7 @@ def _weight(args: tuple[Any, ...], given: dict[str, Any]) -> Any:
     return given["weight"] if "weight" in given else args[1]
 
 
-@register_flop_formula([_ops.conv2d, _ops.dense_conv2d, _ops.conv2d_deviation])
+@register_flop_formula([_ops.conv2d, _ops.dense_conv2d])
 def _conv2d(*args: Any, out_shape: _Shape, **given: Any) -> int:
     return _convolution(_weight(args, given), out_shape)
 
@@ -41,9 +41,7 @@ def _conv2d_shards(*args: Any, out_shape: Sequence[_Shape], **given: Any) -> int
     return sum(_convolution(_weight(args, given)[0], output) for output in out_shape)
 
 
-@register_flop_formula(
-    [_ops.conv2d_with_norms, _ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_parts]
-)
+@register_flop_formula([_ops.conv2d_with_norms, _ops.conv2d_deviation])
 def _conv2d_with_norms(*args: Any, out_shape: Sequence[_Shape], **given: Any) -> int:
     return _convolution(_weight(args, given), out_shape[0])
 

@@ -69,6 +69,19 @@ def stage_blocks(block_columns: int, edge: int) -> int:
     return int(max(-(-block_columns * edge // 4096) * 256, 2048) // edge)
 
 
+def needed_units(largest_a: Tensor, norm_b: Tensor, tau: Tensor, stage: int) -> Tensor:
+    """Bool (parts, KB, stages): whether a part needs a block row of B in a stage of its columns.
+
+    ``largest_a`` (parts, KB) holds the largest norm of each part in each column of A's map, NaN
+    kept. Rounding is monotone, so the largest norms are valid exactly if any norms are.
+    csrc/shards/plan_maps.cpp has the same.
+    """
+    stages = -(-norm_b.shape[1] // stage)
+    whole = torch.nn.functional.pad(norm_b, (0, stages * stage - norm_b.shape[1]))
+    products = largest_a[:, :, None] * whole.unflatten(1, (stages, stage)).amax(2)
+    return ~(products < tau.to(products.dtype))
+
+
 # ---- Exchange plans -----------------------------------------------------------------------------
 
 
@@ -220,6 +233,7 @@ def exchange_plan(
         row_stage = stage_blocks(_longest(row_blocks), m)
 
         b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
+        work = _work_of_ranks(norm_a, b_panels, threshold, row_blocks)  # first: it checks the maps
         a_panels = [norm_a[begin:end].t() for begin, end in pairwise(row_blocks)]
         along_columns = [
             _exchange(norm_a, panel, threshold, row_blocks, b_blocks, stage) for panel in b_panels
@@ -228,7 +242,6 @@ def exchange_plan(
             _exchange(norm_b.t(), panel, threshold, column_blocks, a_blocks, row_stage)
             for panel in a_panels
         ]
-        work = _work_of_ranks(norm_a, b_panels, threshold, row_blocks)
     ranks = torch.arange(mesh_rows * mesh_columns).view(mesh_rows, mesh_columns)
     send, dense_send = torch.zeros(2, ranks.numel(), ranks.numel(), dtype=torch.int64)
     for group, (_, blocks, dense_blocks), block_bytes in (
@@ -266,7 +279,7 @@ def _exchange(
     parts = [norms[begin:end] for begin, end in pairwise(cuts)]
     largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
     has_rows = torch.tensor([len(part) > 0 for part in parts])[:, None, None]
-    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
+    need = needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
     columns = other.shape[1]
     widths = torch.tensor(
         [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64

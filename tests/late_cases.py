@@ -198,9 +198,7 @@ def layer_cases(device):
     for dtype in HALF_TYPES:
         x = {"x": values.pictures(128, 64, 16, 16, dtype=dtype)}
         yield Case(f"max_pool2d {dtype}", x, lambda x: OPS.max_pool2d(x, 2, 2))
-        yield Case(
-            f"max_pool2d_with_norms {dtype}", x, lambda x: OPS.max_pool2d_with_norms(x, 2, 2)
-        )
+        yield Case(f"max_pool2d, norms {dtype}", x, lambda x: OPS.max_pool2d(x, 2, 2, norms=True))
 
 
 # Images, channels, output channels, size, kernel, stride, padding.
@@ -272,6 +270,10 @@ def deviation_cases(device, dtype):
     def norms_of(x):
         return OPS.join_deviations([x])[1]
 
+    def one_part(input, weight, base, norm_input=None, **options):
+        options["norm_parts"] = [] if norm_input is None else [norm_input]
+        return OPS.conv2d_deviation([input], weight, base, norms=True, **options, **setting)
+
     for name, (channels, out_channels, kernel, stride) in {
         "strips": (64, 64, 3, 1),
         "strips, two groups": (128, 128, 3, 1),
@@ -285,8 +287,7 @@ def deviation_cases(device, dtype):
             "base": pictures(1, out_channels, size, size),
             "residual": spots(out_channels, size),
         }
-        place = {"stride": stride, "padding": kernel // 2}
-        call = functools.partial(OPS.conv2d_deviation_with_norms, **place, **setting)
+        call = functools.partial(one_part, stride=stride, padding=kernel // 2)
         yield Case(f"deviations, {name}", tensors, call)
         norm_weight = OPS.conv2d_weight_norm(tensors["weight"], pixel_block=(1, 8, 8))
         given = {"norm_input": norms_of(tensors["input"]), "norm_weight": norm_weight}
@@ -302,7 +303,7 @@ def deviation_cases(device, dtype):
         given = [x for x in (part_0, part_1) if x is not None]
         of_given = [x for x in (norm_0, norm_1) if x is not None]
         more = {"norm_parts": of_given, "in_phases": in_phases, "padding": 1, **setting}
-        return OPS.conv2d_deviation_parts(given, weight, base, **more)
+        return OPS.conv2d_deviation(given, weight, base, norms=True, **more)
 
     tensors = {"part_0": first, "part_1": second, **norms, "base": base}
     tensors["weight"] = pictures(64, 128, 3, 3, scale=0.1)
@@ -357,9 +358,6 @@ def search_cases(device):
     """What reads norm maps, of one block and more, and images in order of likeness."""
     values = Values(device)
 
-    def units(norm_a, norm_b, tau):
-        return OPS.needed_units(norm_a.amax(0, keepdim=True), norm_b, tau, 4)
-
     def work(norm_a, norm_b, tau):
         return OPS.row_work(norm_a, norm_b, tau)[0]
 
@@ -377,7 +375,6 @@ def search_cases(device):
         yield Case(f"error_bound {edge}", maps, bound, change)
         tensors = {**maps, "tau": torch.full((), 0.01, device=device)}
         change["tau"] = huge
-        yield Case(f"needed_units {edge}", tensors, units, change)
         yield Case(f"row_work {edge}", tensors, work, change)
     images = {"images": torch.rand(256, 3, 32, 32, device=device, generator=values.generator)}
     flip = {"images": lambda images: images.flip(0)}

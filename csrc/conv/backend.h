@@ -89,8 +89,6 @@ struct ConvBackend {
   // The norms (1, MB, KB) of a weight, where they are not norm_map's. Pinned norms must match those
   // of the convolution bit for bit.
   Way<at::Tensor(const at::Tensor& weight, int64_t groups, const Block& block)> weight_norms = {};
-  // Whether convolutions compute output norms without a norm pass; there is nothing to run.
-  Way<void(at::Device device, at::ScalarType dtype)> output_norms = {};
 };
 
 // A max pooling whose arguments have been checked.

@@ -264,10 +264,6 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
   return norms ? *norms : norms_of_weight_matrix(weight, groups, edges);
 }
 
-bool computes_output_norms_op(at::Device device, at::ScalarType dtype) {
-  return Backends<ConvBackend>::find(device.type(), &ConvBackend::output_norms, device, dtype);
-}
-
 }  // namespace
 
 Tensor weight_norms(const Convolution& conv) {
@@ -284,10 +280,6 @@ TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", boxed<&conv2d_op>());
   m.impl("conv2d_with_norms", boxed<&conv2d_with_norms_op>());
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
-}
-
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
-  m.impl("computes_output_norms", &computes_output_norms_op);
 }
 
 }  // namespace spamm

@@ -73,19 +73,12 @@ ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, I
   return {output, wants_output_norms ? layer_norms(output) : Tensor()};
 }
 
-Tensor max_pool2d(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                  IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  return check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
-                        /*wants_output_norms=*/false)
-      .output;
-}
-
-std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRef kernel_size,
-                                                 IntArrayRef stride, IntArrayRef padding,
-                                                 IntArrayRef dilation, bool ceil_mode) {
-  auto [output, norms] = check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
-                                        /*wants_output_norms=*/true);
-  return {output, norms};
+std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, IntArrayRef kernel_size,
+                                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                      bool ceil_mode, bool norms) {
+  const auto result =
+      check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode, norms);
+  return {result.output, result.norms};
 }
 
 Tensor conv2d_max_pool_op(ConvPoolArguments& x) {
@@ -113,7 +106,6 @@ Tensor conv2d_max_pool_op(ConvPoolArguments& x) {
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("max_pool2d", &max_pool2d);
-  m.impl("max_pool2d_with_norms", &max_pool2d_with_norms);
   m.impl("conv2d_max_pool", boxed<&conv2d_max_pool_op>());
 }
 

@@ -5,7 +5,8 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
-#include <utility>
+#include <tuple>
+#include <vector>
 
 #include "checks.h"
 #include "conv/layers.h"
@@ -17,14 +18,14 @@ namespace {
 
 // ---- Arguments ----------------------------------------------------------------------------------
 
-void check_norms_of_pixels(const Tensor& norms, const Tensor& x, const char* name) {
+void check_norms_of_pixels(const Tensor& norms, const Tensor& x) {
   check_precomputed_norm_map(norms, pixel_norms_shape(x.size(0), {x.size(2), x.size(3)}, x.size(1)),
-                             x, x.sizes(), name);
+                             x, x.sizes(), "norm_parts");
 }
 
-// `x.knob` has been checked, and the norms of the input are checked by the caller.
-Deviation check_deviation(const DeviationArguments& x, bool wants_output_norms) {
-  Deviation conv = {check_conv2d(x, wants_output_norms)};
+// `x.knob` has been checked, and the norms of the parts are checked by the caller.
+Deviation check_deviation(const DeviationArguments& x) {
+  Deviation conv = {check_conv2d(x, x.norms)};
   const Tensor &base = x.base, &input = x.input;
   check_same_device(base, input, "base", "input");
   TORCH_CHECK_TYPE(base.scalar_type() == input.scalar_type(), "base must have the input's dtype ",
@@ -33,8 +34,15 @@ Deviation check_deviation(const DeviationArguments& x, bool wants_output_norms) 
   expected[0] = 1;
   TORCH_CHECK(base.sizes() == expected, "base must have the shape of one image's output, ",
               IntArrayRef(expected), "; got ", base.sizes());
+  TORCH_CHECK(!x.in_phases || conv.shape.out_channels % 4 == 0,
+              "an output in phases must have a multiple of 4 channels; got ",
+              conv.shape.out_channels);
   if (conv.activation != Activation::kNone) conv.base = base;
-  conv.parts = {input};
+  conv.input = x.parts[0];
+  conv.parts = x.parts;
+  conv.norms = x.norm_parts;
+  conv.in_phases = x.in_phases;
+  if (!conv.is_whole()) conv.output_format = at::MemoryFormat::ChannelsLast;
   return conv;
 }
 
@@ -82,9 +90,10 @@ Tensor norms_of_columns(const Tensor& images, int64_t columns) {
                                        {rows * width * channels, 1, width * channels, channels}));
 }
 
-ConvolutionResult convolve_deviation(const Deviation& conv, const Knob& knob) {
+// is_dense: by dense_conv2d's convolution.
+ConvolutionResult convolve_deviation(const Deviation& conv, const Knob& knob, bool is_dense) {
   const bool is_empty = c10::multiply_integers(conv.output_sizes()) == 0;
-  if (!is_empty) {
+  if (!is_empty && !is_dense) {
     if (auto found = Backends<ReferenceBackend>::run(conv.input.device().type(),
                                                      &ReferenceBackend::convolve, conv, knob)) {
       if (conv.wants_output_norms && !found->norms.defined()) {
@@ -93,7 +102,10 @@ ConvolutionResult convolve_deviation(const Deviation& conv, const Knob& knob) {
       return {found->output.contiguous(conv.output_format), found->norms};
     }
   }
-  if (conv.is_whole()) return with_base(convolve(without_base(conv), knob).output, conv);
+  if (conv.is_whole()) {
+    const Convolution plain = without_base(conv);
+    return with_base(is_dense ? without_skipping(plain) : convolve(plain, knob).output, conv);
+  }
   Deviation whole = conv;
   whole.in_phases = false;
   if (conv.parts.size() > 1) {
@@ -101,61 +113,32 @@ ConvolutionResult convolve_deviation(const Deviation& conv, const Knob& knob) {
     whole.parts = {whole.input};
     whole.norms.clear();
   }
-  const ConvolutionResult result = convolve_deviation(whole, knob);
+  if (conv.in_phases) whole.wants_output_norms = false;
+  const ConvolutionResult result = convolve_deviation(whole, knob, is_dense);
   if (!conv.in_phases) return result;
   const Tensor placed = without_phases(result.output).contiguous(at::MemoryFormat::ChannelsLast);
+  if (!conv.wants_output_norms) return {placed, Tensor()};
   return {placed, norms_of_columns(placed, columns_of_norms(placed.size(1)))};
 }
 
-// ---- Ops ----------------------------------------------------------------------------------------
+// ---- The op -------------------------------------------------------------------------------------
 
 // Batches alone: a deviation is one of many images from one reference.
-ConvolutionResult check_and_convolve(DeviationArguments& x, bool wants_output_norms) {
-  TORCH_CHECK(x.input.dim() == 4, "input must be (images, channels, height, width); got shape ",
-              x.input.sizes());
-  const bool is_dense = !x.knob.threshold && !x.knob.valid_ratio && !x.knob.max_error;
-  if (is_dense) x.knob.threshold = 0;
-  x.knob = checked_knob(x.knob);
-  const OptTensor norm_input = std::exchange(x.norm_input, std::nullopt);
-  Deviation conv = check_deviation(x, wants_output_norms);
-  if (norm_input) {
-    check_norms_of_pixels(*norm_input, x.input, "norm_input");
-    conv.norms = {*norm_input};
-  }
-  if (!is_dense) return convolve_deviation(conv, x.knob);
-  conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-  return with_base(without_skipping(without_base(conv)), conv);
-}
-
-Tensor conv2d_deviation(DeviationArguments& x) {
-  return check_and_convolve(x, /*wants_output_norms=*/false).output;
-}
-
-std::tuple<Tensor, Tensor> conv2d_deviation_with_norms(DeviationArguments& x) {
-  const auto [output, norms] = check_and_convolve(x, /*wants_output_norms=*/true);
-  return {output, norms};
-}
-
-std::tuple<Tensor, Tensor> conv2d_deviation_parts(DeviationPartsArguments& x) {
+std::tuple<Tensor, Tensor> conv2d_deviation(DeviationArguments& x) {
   check_parts(x.parts);
   TORCH_CHECK(x.norm_parts.empty() || x.norm_parts.size() == x.parts.size(),
               "norm_parts must have one tensor for each of the ", x.parts.size(),
               " parts, or none; got ", x.norm_parts.size());
   for (size_t i = 0; i < x.norm_parts.size(); ++i) {
-    check_norms_of_pixels(x.norm_parts[i], x.parts[i], "norm_parts");
+    check_norms_of_pixels(x.norm_parts[i], x.parts[i]);
   }
   x.input = shape_of_all(x.parts);
+  const bool is_dense = !x.knob.threshold && !x.knob.valid_ratio && !x.knob.max_error;
+  if (is_dense) x.knob.threshold = 0;
   x.knob = checked_knob(x.knob);
-  Deviation conv = check_deviation(x, /*wants_output_norms=*/true);
-  TORCH_CHECK(!x.in_phases || conv.shape.out_channels % 4 == 0,
-              "an output in phases must have a multiple of 4 channels; got ",
-              conv.shape.out_channels);
-  conv.input = x.parts[0];
-  conv.parts = x.parts;
-  conv.norms = x.norm_parts;
-  conv.in_phases = x.in_phases;
-  conv.output_format = at::MemoryFormat::ChannelsLast;
-  const auto [output, norms] = convolve_deviation(conv, x.knob);
+  Deviation conv = check_deviation(x);
+  if (is_dense) conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+  const auto [output, norms] = convolve_deviation(conv, x.knob, is_dense);
   return {output, norms};
 }
 
@@ -163,8 +146,6 @@ std::tuple<Tensor, Tensor> conv2d_deviation_parts(DeviationPartsArguments& x) {
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d_deviation", boxed<&conv2d_deviation>());
-  m.impl("conv2d_deviation_with_norms", boxed<&conv2d_deviation_with_norms>());
-  m.impl("conv2d_deviation_parts", boxed<&conv2d_deviation_parts>());
 }
 
 }  // namespace spamm

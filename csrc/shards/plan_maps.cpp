@@ -1,5 +1,4 @@
-// The ops needed_units and row_work. Device-free: composed of ATen ops and valid_counts. CUDA has a
-// kernel of its own for needed_units, which saves launches.
+// What parts need of B, and the op row_work: composed of ATen ops and valid_counts.
 #include "shards/plan_maps.h"
 
 #include <ATen/Functions.h>
@@ -30,19 +29,6 @@ void check_maps(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
 
 }  // namespace
 
-void check_unit_maps(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
-                     int64_t stage_blocks) {
-  check_maps(largest_a, norm_b, tau);
-  TORCH_CHECK_VALUE(stage_blocks > 0, "stage_blocks must be positive; got ", stage_blocks);
-}
-
-Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
-                    int64_t stage_blocks) {
-  static const auto op =
-      ops::find("spamm_torch::needed_units").typed<decltype(shards::needed_units)>();
-  return op.call(largest_a, norm_b, tau, stage_blocks);
-}
-
 Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
   const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
   const int64_t missing = stages * stage_blocks - norm_b.size(1);
@@ -50,27 +36,17 @@ Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
   return whole.contiguous().view({norm_b.size(0), stages, stage_blocks});
 }
 
-namespace {
-
-// (KB, stages): the largest norm in each block row of each stage. at::amax keeps NaN.
-Tensor largest_of_stages(const Tensor& norm_b, int64_t stage_blocks) {
-  return in_stages(norm_b, stage_blocks).amax(2);
-}
-
 // A unit is needed if its largest norm, times the largest norm in the part's column, is valid.
 // Rounding is monotone, so this is true exactly if some block product of the part with the unit is
-// valid.
-Tensor needed_units_op(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
-                       int64_t stage_blocks) {
-  check_unit_maps(largest_a, norm_b, tau, stage_blocks);
-  const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
-  if (largest_a.numel() * stages == 0)
-    return at::empty({largest_a.size(0), largest_a.size(1), stages},
-                     norm_b.options().dtype(at::kBool));
-  const Tensor products =
-      largest_a.unsqueeze(2).mul(largest_of_stages(norm_b, stage_blocks).unsqueeze(0));
+// valid. at::amax keeps NaN.
+Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
+                    int64_t stage_blocks) {
+  const Tensor largest_b = in_stages(norm_b, stage_blocks).amax(2);
+  const Tensor products = largest_a.unsqueeze(2).mul(largest_b);
   return products.lt(tau.to(products.scalar_type())).logical_not_();
 }
+
+namespace {
 
 std::tuple<Tensor, std::vector<int64_t>> row_work_op(const Tensor& norm_a, const Tensor& norm_b,
                                                      const Tensor& tau, int64_t parts,
@@ -94,9 +70,6 @@ Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
       .add_(kWorkOfAny * norm_b.numel());
 }
 
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("needed_units", &needed_units_op);
-  m.impl("row_work", &row_work_op);
-}
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("row_work", &row_work_op); }
 
 }  // namespace spamm::shards

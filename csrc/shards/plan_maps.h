@@ -9,11 +9,9 @@ namespace spamm::shards {
 // with zeros.
 at::Tensor in_stages(const at::Tensor& norm_b, int64_t stage_blocks);
 
-// Refuses what the op needed_units cannot take.
-void check_unit_maps(const at::Tensor& largest_a, const at::Tensor& norm_b, const at::Tensor& tau,
-                     int64_t stage_blocks);
-
-// The op needed_units.
+// `largest_a` (parts, KB) holds the largest norm of each part in each column of norm_a, NaN kept.
+// Returns bool (parts, KB, stages): whether some block product of the part's rows with block row k
+// of the stage is valid. _plan.py has the same.
 at::Tensor needed_units(const at::Tensor& largest_a, const at::Tensor& norm_b,
                         const at::Tensor& tau, int64_t stage_blocks);
 

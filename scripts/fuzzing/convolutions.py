@@ -245,20 +245,17 @@ def deviation(case, device):
     names = ("stride", "padding", "dilation")
     where = [list(im2col_reference.pair(geometry[name])) for name in names]
     options = {"activation": activation, **ENGINES[case["engine"]]}
-    if case["parts"] and case["engine"] in ("zeros", "small") and shape[1] > 1:
+    parts = [x]
+    if case["parts"] and shape[1] > 1:
         parts = [x[:, : shape[1] // 2], x[:, shape[1] // 2 :]]
-        given = [OPS.join_deviations([part])[1] for part in parts] if case["norms"] else []
-        call = functools.partial(OPS.conv2d_deviation_parts, parts, w, base, *where)
-        found, norms = call(norm_parts=given, **options)
-    else:
-        if case["residual"]:
-            addend = sparse(tuple(sums.shape), seed + 3)
-            sums, size = sums + addend.double(), size + addend.double().abs()
-            options["residual"] = addend.to(device)
-        if case["norms"]:
-            options["norm_input"] = OPS.join_deviations([x])[1]
-        call = functools.partial(OPS.conv2d_deviation_with_norms, x, w, base, *where)
-        found, norms = call(geometry["groups"], **options)
+    if case["residual"]:
+        addend = sparse(tuple(sums.shape), seed + 3)
+        sums, size = sums + addend.double(), size + addend.double().abs()
+        options["residual"] = addend.to(device)
+    if case["norms"]:
+        options["norm_parts"] = [OPS.join_deviations([part])[1] for part in parts]
+    place = (*where, geometry["groups"])
+    found, norms = OPS.conv2d_deviation(parts, w, base, *place, norms=True, **options)
     activate = support.ACTIVATIONS[activation]
     wanted = activate(sums + lone) - activate(lone)
     expect_near(found, wanted, sums, size + 2 * lone.abs(), inner, activation, passes=4)
@@ -311,8 +308,8 @@ def pool(case, device):
         size = F.max_pool2d(F.conv2d(numbers.double().abs(), w.cpu().double().abs()), 2)
         expect_near(found, apart, apart, 2 * size, shape[1], passes=1)  # of both
     elif form == "norms":
-        found, norms = OPS.max_pool2d_with_norms(x, *setting)
-        expect_bits(found, wanted, "max_pool2d_with_norms")
+        found, norms = OPS.max_pool2d(x, *setting, norms=True)
+        expect_bits(found, wanted, "max_pool2d with norms")
         space.expect_norms(norms, norms_of(wanted, 64), "norms of the pool", 2e-5)
     else:
-        expect_bits(OPS.max_pool2d(x, *setting), wanted, "max_pool2d")
+        expect_bits(OPS.max_pool2d(x, *setting)[0], wanted, "max_pool2d")

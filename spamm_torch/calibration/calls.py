@@ -50,10 +50,7 @@ class ConvCall:
     @property
     def input(self) -> Tensor:
         """The input; of an op that takes parts, these side by side."""
-        parts = self.given.get("parts")
-        if parts is None:
-            found: Tensor = self.given["input"]
-            return found
+        parts = self.given.get("parts", [self.given.get("input")])
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @property
@@ -98,7 +95,7 @@ class ConvCall:
         """The result with nothing skipped, by torch's convolution."""
         given = {name: value for name, value in self.given.items() if name in _OF_DENSE}
         if "base" in given:
-            return _ops.conv2d_deviation(self.input, **given)
+            return _ops.conv2d_deviation([self.input], **given)[0]
         return _ops.dense_conv2d(self.input, **given)
 
 
@@ -279,10 +276,7 @@ _PYTHON = {
 }
 _OPS = {
     form: packet.default
-    for packet in (
-        *(_ops.conv2d, _ops.conv2d_with_norms, _ops.conv2d_deviation),
-        *(_ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_parts),
-    )
+    for packet in (_ops.conv2d, _ops.conv2d_with_norms, _ops.conv2d_deviation)
     for form in (packet, packet.default)
 }
 

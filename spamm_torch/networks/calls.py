@@ -132,7 +132,7 @@ def max_pool2d(
     """As ``torch.nn.functional.max_pool2d``, without a gradient."""
     pooling = (kernel_size, stride, padding, dilation, ceil_mode)
     if _op_is_faster(input):
-        return _max_pool2d(input, *pooling)
+        return _max_pool2d(input, *pooling)[0]
     return F.max_pool2d(input, *pooling)
 
 

@@ -85,10 +85,12 @@ class _Generator:
         own, graph = self._copies[node], self._graph
         with graph.inserting_before(own):
             leaves_norms = node in self._flow.pools
-            op = _ops.max_pool2d_with_norms.default if leaves_norms else max_pool2d
-            value = graph.call_function(op, (own.args[0], *pooling))
+            args = (own.args[0], *pooling)
             if leaves_norms:
-                value = self._with_norms(value)
+                both = graph.call_function(_ops.max_pool2d.default, args, {"norms": True})
+                value = self._with_norms(both)
+            else:
+                value = graph.call_function(max_pool2d, args)
         self._put(own, value)
         graph.erase_node(own)
 

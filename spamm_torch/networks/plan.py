@@ -226,4 +226,6 @@ def fills_norm_block(images: Tensor) -> bool:
 @functools.cache
 def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether convolutions there compute the norms of their output without a pass over it."""
-    return _ops.computes_output_norms(device, dtype)
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return str(_ops.backend_for(device, dtype, (_EDGE,) * 3)).startswith("sm90")

@@ -197,9 +197,7 @@ class _Generator:
 
     def _convolve(self, place: int, site: Site) -> None:
         layout = self._flow.layouts.get(site.name)
-        reads_parts = site.name in self._flow.parts or (layout is not None and layout.in_phases)
-        call = self._call_of_parts if reads_parts else self._call
-        value, norms = call(place, site, layout or Layout())
+        value, norms = self._call(place, site, layout or Layout())
         if site.name in self._flow.plain:
             self._plain[site.last] = value
         else:
@@ -211,32 +209,8 @@ class _Generator:
                 self._norms[site.last] = norms, columns
         self._convolve_reference(place, site)
 
-    def _call_of_parts(self, place: int, site: Site, layout: Layout) -> tuple[fx.Node, fx.Node]:
-        """The same where the call reads parts, or puts phases in their places."""
-        weight, base, norms = self._operands_of(place, site)
-        setting = self._plan.engines[site.name].setting
-        assert setting is not None
-        reads_parts = site.name in self._flow.parts
-        has_norms = reads_parts or site.name in self._flow.readers
-        nodes = list(self._flow.parts[site.name] if reads_parts else [self._read_by(site, layout)])
-        options = {**setting.op_arguments(), **layout.options(), "norm_weight": norms}
-        options["activation"] = site.activation
-        options["in_phases"] = layout.in_phases
-        parts = [self._together(self._deviation_of(node), layout) for node in nodes]
-        options["norm_parts"] = [
-            self._norms_of(node, layout.columns) for node in nodes if has_norms
-        ]
-        geometry = _geometry(site.conv) if layout == Layout() else layout.geometry(site.conv)
-        both = self._forward.call_function(
-            _ops.conv2d_deviation_parts.default, (parts, weight, base, *geometry[:3]), options
-        )
-        result, left = (
-            self._forward.call_function(operator.getitem, (both, place)) for place in range(2)
-        )
-        return self._apart(result, layout), left
-
     def _call(self, place: int, site: Site, layout: Layout) -> tuple[fx.Node, fx.Node | None]:
-        """A site's deviations, and their norms where another site reads them."""
+        """A site's deviations, and their norms where they are written."""
         weight, base, norms = self._operands_of(place, site)
         setting = self._plan.engines[site.name].setting
         options: dict[str, Any] = {} if setting is None else setting.op_arguments()
@@ -248,24 +222,27 @@ class _Generator:
             self._forward.erase_node(norms)
         else:
             options["norm_weight"] = norms
-        value = _input_of(site)
-        if site.name in self._flow.readers:
-            options["norm_input"] = self._norms_of(value, layout.columns)
+        nodes = self._flow.parts.get(site.name) or [self._read_by(site, layout)]
+        if site.name in self._flow.readers or site.name in self._flow.parts:
+            options["norm_parts"] = [self._norms_of(node, layout.columns) for node in nodes]
         if site.residual is not None:
             options["residual"] = self._together(self._deviation_of(site.residual), layout)
         options["activation"] = site.activation
-        images = self._together(self._deviation_of(value), layout)
-        args = (images, weight, base, *geometry)
+        parts = [self._together(self._deviation_of(node), layout) for node in nodes]
         if site.name in self._flow.plain:  # the sum of both is x
-            options["residual"] = self._forward.call_function(one_for_each, (base, images))
-        if site.name not in self._flow.producers:
-            found = self._forward.call_function(_ops.conv2d_deviation.default, args, options)
-            return self._apart(found, layout), None
-        op = _ops.conv2d_deviation_with_norms.default
-        both = self._forward.call_function(op, args, options)
-        result, left = (
-            self._forward.call_function(operator.getitem, (both, place)) for place in range(2)
+            options["residual"] = self._forward.call_function(one_for_each, (base, parts[0]))
+        if layout.in_phases:
+            options["in_phases"] = True
+        leaves_norms = (
+            layout.in_phases or site.name in self._flow.producers or site.name in self._flow.parts
         )
+        if leaves_norms:
+            options["norms"] = True
+        both = self._forward.call_function(
+            _ops.conv2d_deviation.default, (parts, weight, base, *geometry), options
+        )
+        result = self._forward.call_function(operator.getitem, (both, 0))
+        left = self._forward.call_function(operator.getitem, (both, 1)) if leaves_norms else None
         return self._apart(result, layout), left
 
     def _read_by(self, site: Site, layout: Layout) -> fx.Node:

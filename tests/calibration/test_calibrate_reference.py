@@ -128,12 +128,13 @@ def test_where_layers_leave_norms_and_read_parts(timed, tmp_path, monkeypatch):
         name = f"spamm_torch.reference.{module}.computes_output_norms"
         monkeypatch.setattr(name, lambda *_: True)
     model, loader, evaluate = network(32), batches(), Distance()
-    seen, parts = [], torch.ops.spamm_torch.conv2d_deviation_parts.default
+    seen, op = [], torch.ops.spamm_torch.conv2d_deviation.default
 
     class Seen(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(func is parts)
-            return func(*args, **(kwargs or {}))
+            kwargs = kwargs or {}
+            seen.append(func is op and len(args[0] if args else kwargs["parts"]) > 1)
+            return func(*args, **kwargs)
 
     with Seen():
         report = run(model, 5.0, loader, evaluate)

@@ -9,6 +9,14 @@ from torch.nn import functional as F
 import spamm_torch  # loads the ops
 
 OPS = torch.ops.spamm_torch
+
+
+def convolved(input, *args, **options):
+    """The op's result for an input of one part, and with ``norms`` the result's, too."""
+    found, norms = OPS.conv2d_deviation([input], *args, **options)
+    return (found, norms) if options.get("norms") else found
+
+
 # Nothing skipped by the dense convolution and by blocks; exactly zeros, and hardly more, skipped.
 ENGINES = {
     "dense": {},
@@ -67,7 +75,7 @@ def test_it_is_what_the_reference_adds_less_the_reference(
     base = base.contiguous(memory_format=FORMATS[of_base])
     options = {"activation": activation, **ENGINES[engine]}
     options["residual"] = residual if with_residual else None
-    found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+    found = convolved(input, weight, base, 1, 1, **options)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=FORMATS[of_input])
     assert_near(found, expected(input, weight, base, options["residual"], activation))
@@ -95,7 +103,7 @@ def test_shapes(device, shape, engine):
     input, weight, base, _ = operands(device, **shape)
     groups = shape.get("groups", 1)
     options = {"activation": "relu", **ENGINES[engine]}
-    found = OPS.conv2d_deviation(input, weight, base, 1, 1, 1, groups, **options)
+    found = convolved(input, weight, base, 1, 1, 1, groups, **options)
     if input.numel() == 0:
         assert found.shape == (len(input), *base.shape[1:])
         assert not found.any()
@@ -115,14 +123,14 @@ def test_where_nothing_is_valid_nothing_is_read(device, engine, dtype):
     input, weight, base, residual = operands(device, (40, 72), 2, 40, dtype=dtype)
     base.fill_(float("nan"))
     options = {"activation": "relu", **ENGINES[engine]}
-    found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+    found = convolved(input, weight, base, 1, 1, **options)
     assert found[:, :, :6, :6].isnan().all()
     on_cpu = device.type == "cpu" and dtype == torch.float32
     if on_cpu or (is_fused(device) and dtype != torch.float32 and engine == "zeros"):
         assert not found[:, :, 9:].any()
         assert not found[:, :, :, 17:].any()
     # A residual may differ from the reference where the input does not.
-    found = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
+    found = convolved(input, weight, base, 1, 1, residual=residual, **options)
     assert found[residual != 0].isnan().all()
 
 
@@ -137,7 +145,7 @@ def test_geometry(device, engine, stride, padding, dilation):
     base = torch.randn(sums[:1].shape).to(input)
     options = {"activation": "hardswish", **ENGINES[engine]}
     pairs = [[pair, pair] if isinstance(pair, int) else list(pair) for pair in geometry]
-    found = OPS.conv2d_deviation(input, weight, base, *pairs, **options)
+    found = convolved(input, weight, base, *pairs, **options)
     wanted = F.hardswish(sums + base) - F.hardswish(base.double())
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
@@ -146,12 +154,10 @@ def test_a_pictures_bits_do_not_depend_on_its_batch_on_a_cpu():
     input, weight, base, residual = operands(torch.device("cpu"), images=5, size=70)
     input[3:, :, 40:60, 30:50] = 1
     options = {"activation": "relu", **ENGINES["zeros"]}
-    together = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
+    together = convolved(input, weight, base, 1, 1, residual=residual, **options)
     for i in range(5):
         one = slice(i, i + 1)
-        alone = OPS.conv2d_deviation(
-            input[one], weight, base, 1, 1, residual=residual[one], **options
-        )
+        alone = convolved(input[one], weight, base, 1, 1, residual=residual[one], **options)
         assert torch.equal(alone, together[one])
 
 
@@ -161,7 +167,7 @@ def test_the_smallest_threshold_skips_exactly_zeros(device):
     input, weight, base = input * 2.0**-130, weight.sign(), torch.zeros_like(base)
     options = {"activation": "relu", "pixel_block": (64, 1, 1)}
     found, all_computed = (
-        OPS.conv2d_deviation(input, weight, base, 1, 1, threshold=threshold, **options)
+        convolved(input, weight, base, 1, 1, threshold=threshold, **options)
         for threshold in (2.0**-149, 0.0)
     )
     assert found.any()
@@ -175,8 +181,8 @@ def test_weights_that_are_not_finite_are_never_skipped(device, value, pixel_bloc
     input, weight, base, _ = operands(device, size=40)
     weight[3, 7, 0, 1] = value
     given = (input, weight, base, 1, 1)
-    skipping = OPS.conv2d_deviation(*given, threshold=threshold, pixel_block=pixel_block)
-    dense = OPS.conv2d_deviation(*given, threshold=0.0, pixel_block=pixel_block)
+    skipping = convolved(*given, threshold=threshold, pixel_block=pixel_block)
+    dense = convolved(*given, threshold=0.0, pixel_block=pixel_block)
     assert torch.equal(skipping.isnan(), dense.isnan())
     assert skipping.isnan().any()
 
@@ -188,7 +194,7 @@ def test_pixels_that_are_not_finite_meet_weights_of_zero(device, dtype, engine, 
     input, weight, base, _ = operands(device, (136, 136), 3, 40, dtype=dtype)
     weight[:64, :64, 0, 1] = 0
     input[1, 7, 17, 23] = input[2, 70, 30, 9] = value
-    found = OPS.conv2d_deviation(input, weight, base, 1, 1, **ENGINES[engine])
+    found = convolved(input, weight, base, 1, 1, **ENGINES[engine])
     wanted = F.conv2d(input.double(), weight.double(), None, 1, 1).isnan()
     assert wanted[1, :64, 18, 23].all()  # where the pixel meets the zeros
     assert torch.equal(found.isnan(), wanted)
@@ -199,7 +205,7 @@ def test_pictures_without_columns(device):
     input, weight = torch.zeros(2, 8, 5, 0, device=device), torch.ones(16, 8, 3, 3, device=device)
     base = torch.ones(1, 16, 7, 2, device=device)
     options = {"threshold": 2.0**-149, "pixel_block": (1, 8, 8)}
-    assert not OPS.conv2d_deviation(input, weight, base, 1, 2, **options).any()
+    assert not convolved(input, weight, base, 1, 2, **options).any()
     plain = spamm_torch.conv2d(input, weight, padding=2, tau=2.0**-149, pixel_block=(1, 8, 8))
     assert plain.shape == (2, 16, 7, 2)
     assert not plain.any()
@@ -218,7 +224,7 @@ def test_half_types(device, dtype, activation, pixel_block, with_residual):
         options = {"threshold": 2.0**-149, "pixel_block": pixel_block, "activation": activation}
         if with_residual:
             options["residual"] = residual
-        found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+        found = convolved(input, weight, base, 1, 1, **options)
         wanted = expected(input, weight, base, options.get("residual"), activation)
         # One rounding of the result; each image's sums round in float32.
         error = (found.double() - wanted).abs()
@@ -240,8 +246,8 @@ def test_half_types_by_strips(device, dtype, channels, size, padding):
     weight[64:128, :, 1], weight[:64, 64:128, :, 2] = 0, 0
     sums = F.conv2d(input.double(), weight.double(), None, 1, padding)
     base = torch.randn(sums[:1].shape, generator=torch.Generator().manual_seed(1)).to(input)
-    found, norms = OPS.conv2d_deviation_with_norms(
-        input, weight, base, 1, [padding, padding], activation="relu", **ENGINES["zeros"]
+    found, norms = convolved(
+        input, weight, base, 1, padding, norms=True, activation="relu", **ENGINES["zeros"]
     )
     wanted = F.relu(sums + base.double()) - F.relu(base.double())
     digits = 2.0**-10 if dtype == torch.float16 else 2.0**-7
@@ -260,9 +266,9 @@ def test_one_residual_for_all_images(device, dtype, pixel_block, activation):
     residual = residual[:1].contiguous(memory_format=torch.channels_last).expand(5, -1, -1, -1)
     options = {"threshold": 2.0**-149, "pixel_block": pixel_block, "activation": activation}
     given = (input, weight, base, 1, 1)
-    found = OPS.conv2d_deviation(*given, residual=residual, **options)
+    found = convolved(*given, residual=residual, **options)
     copies = residual.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(found, OPS.conv2d_deviation(*given, residual=copies, **options))
+    assert torch.equal(found, convolved(*given, residual=copies, **options))
     plain = {"padding": 1, "tau": 2.0**-149, "pixel_block": pixel_block}
     of_one = spamm_torch.conv2d(input, weight, residual=residual, **plain)
     assert torch.equal(of_one, spamm_torch.conv2d(input, weight, residual=copies, **plain))
@@ -275,7 +281,7 @@ def test_float32_rounded_to_tf32(activation, monkeypatch):
     for channels, size in (((40, 72), 37), ((96, 132), 20), ((160, 32), 13)):
         input, weight, base, _ = operands("cuda", channels, 2, size)
         options = {**ENGINES["zeros"], "activation": activation}
-        found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+        found = convolved(input, weight, base, 1, 1, **options)
         wanted = expected(input, weight, base, None, activation)
         assert (found.double() - wanted).norm() <= 2e-3 * wanted.norm()
         assert not found[:, :, 6:].any()
@@ -290,8 +296,8 @@ def test_norms_of_the_output(device, dtype, engine):
         input, weight, base, residual = operands(device, (72, 136), 2, 21, dtype=dtype)
         given = (input, weight, base, 1, 1)
         options = {"activation": activation, "residual": residual, **ENGINES[engine]}
-        found, norms = OPS.conv2d_deviation_with_norms(*given, **options)
-        without = OPS.conv2d_deviation(*given, **options)
+        found, norms = convolved(*given, norms=True, **options)
+        without = convolved(*given, **options)
         if activation == "none" and dtype.itemsize == 2:  # by strips, and by boxes: other sums
             torch.testing.assert_close(found, without, rtol=2e-2, atol=1e-2)
         else:
@@ -309,8 +315,8 @@ def test_norms_of_the_input_change_no_bit(device, dtype, engine, stride):
     norms = norms_of_pixels(input).float()
     given = (input, weight, base, stride, 1)
     options = {"activation": "relu", **ENGINES[engine]}
-    expected = OPS.conv2d_deviation(*given, **options)
-    assert torch.equal(OPS.conv2d_deviation(*given, norm_input=norms, **options), expected)
+    expected = convolved(*given, **options)
+    assert torch.equal(convolved(*given, norm_parts=[norms], **options), expected)
 
 
 POOLS = [(2, [], 0, 1, False), (3, 2, 1, 1, False), (3, 1, 1, 2, False), (2, 2, 0, 1, True)]
@@ -400,7 +406,7 @@ def test_autocast_casts_all_operands(device):
     input, weight, base, _ = operands(device, channels=(32, 32))
     with torch.autocast(device.type, torch.bfloat16):
         for options in ({}, {"threshold": 1e-30}):
-            found = OPS.conv2d_deviation(input, weight, base, 1, 1, activation="relu", **options)
+            found = convolved(input, weight, base, 1, 1, activation="relu", **options)
             assert found.dtype == torch.bfloat16
 
 
@@ -408,9 +414,9 @@ def test_the_op_is_registered_as_torch_wants_it(device):
     input, weight, base, residual = operands(device, channels=(32, 32), images=1, size=8)
     for options in ({}, {"valid_ratio": 0.5}):
         options = {"residual": residual, "activation": "relu", **options}
-        opcheck(OPS.conv2d_deviation.default, (input, weight, base, 1, 1), options)
-        options["norm_input"] = norms_of_pixels(input).float()
-        opcheck(OPS.conv2d_deviation_with_norms.default, (input, weight, base, 1, 1), options)
+        opcheck(OPS.conv2d_deviation.default, ([input], weight, base, 1, 1), options)
+        options |= {"norm_parts": [norms_of_pixels(input).float()], "norms": True}
+        opcheck(OPS.conv2d_deviation.default, ([input], weight, base, 1, 1), options)
     opcheck(OPS.max_pool2d_deviation.default, (input, input[:1], [2, 2]))
 
 
@@ -420,22 +426,21 @@ def test_the_op_is_registered_as_torch_wants_it(device):
         ({"base": torch.zeros(2, 36, 20, 20)}, "base must have the shape of one image's output"),
         ({"base": torch.zeros(1, 36, 1, 1)}, "base must have the shape of one image's output"),
         ({"base": torch.zeros(1, 36, 20, 20).double()}, "base must have the input's dtype"),
-        ({"input": torch.zeros(40, 20, 20)}, "input must be .images, channels, height, width."),
         ({"activation": "gelu"}, "activation must be one of"),
         ({"threshold": 1.0, "valid_ratio": 0.5}, "exactly one of"),
         ({"residual": torch.zeros(3, 1, 20, 20)}, "residual must have the output's shape"),
-        ({"norm_input": torch.zeros(1, 20, 20, 1)}, "norm_input must have shape"),
-        ({"norm_input": torch.zeros(3, 20, 20, 1).double()}, "norm_input must be float32"),
+        ({"norm_parts": [torch.zeros(1, 20, 20, 1)]}, "norm_parts must have shape"),
+        ({"norm_parts": [torch.zeros(3, 20, 20, 1).double()]}, "norm_parts must be float32"),
     ],
 )
 def test_bad_arguments(changes, line):
     input, weight, base, _ = operands("cpu")
     given = {"input": input, "weight": weight, "base": base, "padding": [1, 1], **changes}
     with pytest.raises((RuntimeError, ValueError, TypeError), match=line):
-        OPS.conv2d_deviation(**given)
+        convolved(**given)
 
 
 def test_a_gradient_is_refused():
     input, weight, base, _ = operands("cpu")
     with pytest.raises(RuntimeError, match="conv2d_deviation is for inference"):
-        OPS.conv2d_deviation(input, weight.requires_grad_(), base, 1, 1)
+        convolved(input, weight.requires_grad_(), base, 1, 1)

@@ -88,7 +88,7 @@ def test_the_epilogue_and_norms(device, dtype, case, activation, with_residual):
     for found in (actual, without_norms):
         torch.testing.assert_close(found.double(), expected, rtol=4 * eps, atol=4 * eps)
     # Those of a convolution that reads the output with a weight of its own.
-    _, expected = OPS.max_pool2d_with_norms(actual, 1)
+    _, expected = OPS.max_pool2d(actual, 1, norms=True)
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-30)
 
 

@@ -1,5 +1,7 @@
 """Max pools, bit for bit torch's: of a batch without indices, and of what a convolution makes."""
 
+import functools
+
 import pytest
 import torch
 from support import captured
@@ -28,7 +30,7 @@ def bits_of(tensor):
 
 
 def assert_is_torchs(input, **pool):
-    found, expected = OPS.max_pool2d(input, **pool), F.max_pool2d(input, **pool)
+    found, expected = OPS.max_pool2d(input, **pool)[0], F.max_pool2d(input, **pool)
     assert torch.equal(bits_of(found), bits_of(expected))
     assert found.stride() == expected.stride()
 
@@ -66,26 +68,27 @@ def test_float64_where_channels_lie_side_by_side(device, channels):
     """torch's own kernel for these writes beyond its shared memory on CUDA."""
     x = torch.randn(3, 5, 18, channels, dtype=torch.float64, device=device)
     x = x.permute(0, 3, 1, 2)  # of one channel, too, strides say channels last
-    found = OPS.max_pool2d(x, 2)
+    found, _ = OPS.max_pool2d(x, 2)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(found.cpu(), F.max_pool2d(x.cpu(), 2))
 
 
-@pytest.mark.parametrize("name", ["max_pool2d", "max_pool2d_with_norms"])
-def test_refuses(device, name):
-    op = getattr(OPS, name)
+@pytest.mark.parametrize("norms", [False, True])
+def test_refuses(device, norms):
+    op = functools.partial(OPS.max_pool2d, norms=norms)
     input = torch.ones(1, 8, 4, 4, device=device)
     with pytest.raises(RuntimeError, match=r"input must be a batch \(N, C, H, W\); got shape"):
         op(input[0], 2)
     with pytest.raises(TypeError, match=r"input must be float16.*; got int32"):
         op(input.int(), 2)
-    with pytest.raises(RuntimeError, match=f"{name} is for inference"):
+    with pytest.raises(RuntimeError, match="max_pool2d is for inference"):
         op(input.requires_grad_(), 2)
 
 
 def test_opcheck(device):
     input = torch.randn(3, 16, 9, 8, device=device).to(memory_format=torch.channels_last)
-    torch.library.opcheck(OPS.max_pool2d.default, (input,), POOLS[1])
+    for norms in (False, True):
+        torch.library.opcheck(OPS.max_pool2d.default, (input,), {**POOLS[1], "norms": norms})
 
 
 def operands(

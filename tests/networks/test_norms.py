@@ -65,7 +65,7 @@ def test_norms_travel_as_if_layers_were_called_by_hand():
     y = spamm_torch.conv2d(
         y, w2, b2, 1, 1, tau=TAU, residual=x, activation="relu", norm_input=norms
     )
-    y, norms = OPS.max_pool2d_with_norms(y, [2, 2])
+    y, norms = OPS.max_pool2d(y, [2, 2], norms=True)
     y = spamm_torch.conv2d(y, w3, b3, tau=TAU, norm_input=norms)
     assert torch.equal(model(x), y)
     dense = spamm_torch.conv2d(x, w1, b1, 1, 1, tau=0.0, activation="relu")
@@ -77,7 +77,7 @@ def test_what_the_reader_does_not_need_is_not_computed():
     convert_(model, SKIPS)
     names = code_of(model)
     assert "_spamm_torch_conv2d_with_norms" in names
-    assert "_spamm_torch_max_pool2d_with_norms" in names
+    assert "_spamm_torch_max_pool2d" in names
     convert_(model, SpAMMConfig(tau=0.0), overrides={"conv2": SpAMMConfig(tau=0.0)})
     assert code_of(model) is None
     convert_(model, SpAMMConfig(tau=TAU, pixel_block=(1, 8, 8)))
@@ -100,7 +100,7 @@ def test_pools(pool, takes_norms):
     if not isinstance(pool, nn.Module):
         model.pool = OfFunction(pool).eval()
     convert_(model, SKIPS)
-    assert ("_spamm_torch_max_pool2d_with_norms" in code_of(model)) == takes_norms
+    assert ("_spamm_torch_max_pool2d" in code_of(model)) == takes_norms
     with torch.no_grad():
         found = model(dark_pictures())
         fused_of(model)._reads_norms = False

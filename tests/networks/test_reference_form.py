@@ -174,7 +174,7 @@ def inputs_of_convolutions(model, x):
 
     def note(name, args, _):
         if name == "conv2d_deviation":
-            found.append(args[0])
+            found.extend(args[0])
 
     with Watching(note):
         model(x)

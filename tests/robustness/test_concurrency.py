@@ -56,17 +56,18 @@ def calls():
         "images": lambda: spamm_torch.conv2d(
             x.bfloat16(), weight.bfloat16(), pixel_block=(1, 8, 8), valid_ratio=0.6
         ),
-        "deviations": lambda: OPS.conv2d_deviation_with_norms(
-            apart,
+        "deviations": lambda: OPS.conv2d_deviation(
+            [apart],
             weight,
             base,
             [1, 1],
             [1, 1],
+            norms=True,
             threshold=2.0**-149,
             pixel_block=(1, 8, 8),
             activation="relu",
         ),
-        "pool": lambda: OPS.max_pool2d_with_norms(x, 2),
+        "pool": lambda: OPS.max_pool2d(x, 2, norms=True),
         "network": network,
     }
 

@@ -57,14 +57,10 @@ def convolutions(dtype):
         "info": lambda: spamm_torch.conv2d(
             last, weight, padding=1, max_error=0.1, return_info=True
         ),
-        "deviations": lambda: OPS.conv2d_deviation_with_norms(
-            last, weight, base, [1, 1], [1, 1], **deviation
-        ),
-        "deviations of parts": lambda: OPS.conv2d_deviation_parts(
-            half, weight, base, [1, 1], [1, 1], norm_parts=[], **deviation
-        ),
+        "deviations": lambda: OPS.conv2d_deviation([last], weight, base, 1, 1, **deviation),
+        "deviations of parts": lambda: OPS.conv2d_deviation(half, weight, base, 1, 1, **deviation),
         "joined deviations": lambda: OPS.join_deviations(half),
-        "pool": lambda: OPS.max_pool2d_with_norms(last, 3, 2, 1),
+        "pool": lambda: OPS.max_pool2d(last, 3, 2, 1, norms=True),
         "pooled convolution": lambda: OPS.conv2d_max_pool(last, weight, activation="relu"),
     }
 

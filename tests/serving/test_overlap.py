@@ -204,7 +204,7 @@ def run_network(layers, x, after_each):
     norms = None
     for kind, *rest in layers:
         if kind == "pool":
-            x, norms = OPS.max_pool2d_with_norms(x, 3, 1, 1)
+            x, norms = OPS.max_pool2d(x, 3, 1, 1, norms=True)
         else:
             weight, pinned, knob = rest
             x, norms = OPS.conv2d_with_norms(

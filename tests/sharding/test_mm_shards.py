@@ -13,6 +13,7 @@ from matrices import fading as decay
 from support import cut, memory_limit
 
 import spamm_torch
+from spamm_torch import _plan
 
 KNOBS = [{"tau": 0.02}, {"valid_ratio": 0.3}, {"max_error": 0.05}, {"tau": 0.0}]
 TWO_GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
@@ -80,8 +81,17 @@ def test_the_plan_skips_units():
     norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
     tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
     largest = torch.stack([norm_a[:4].amax(0), norm_a[4:].amax(0)])
-    needed = torch.ops.spamm_torch.needed_units(largest, norm_b, tau, 32)
+    needed = _plan.needed_units(largest, norm_b, tau, 32)
     assert 0.1 < needed.double().mean() < 0.9
+
+
+def test_products_equal_to_tau_are_needed(device):
+    a, b = torch.ones(256, 128, device=device), torch.ones(128, 4200, device=device)
+    tau = (spamm_torch.norm_map(a)[0, 0] * spamm_torch.norm_map(b)[0, 0]).item()
+    shards = spamm_torch.mm_shards([a[:128], a[128:]], [b[:64], b[64:]], tau=tau)
+    # The last block of B's columns is not full, and its norms are less.
+    assert torch.equal(torch.cat(shards)[:, :4160], torch.full((256, 4160), 128.0, device=device))
+    assert not torch.cat(shards)[:, 4160:].any()
 
 
 @pytest.mark.parametrize("one_shard", [True, False])

@@ -69,7 +69,7 @@ class TestNeededUnits:
             expected = needed_by_brute_force(norm_a, norm_b, host(tau), cuts, stage_blocks)
             largest = largest_by_part(norm_a, cuts).to(device)
             for threshold in (host(tau), host(tau, dtype).to(device)):
-                needed = ops.needed_units(largest, norm_b.to(device), threshold, stage_blocks)
+                needed = _plan.needed_units(largest, norm_b.to(device), threshold, stage_blocks)
                 assert needed.dtype == torch.bool
                 assert needed.device.type == device.type
                 assert torch.equal(needed.cpu(), expected)
@@ -78,14 +78,14 @@ class TestNeededUnits:
     def test_nothing_skipped_needs_everything(self, device, tau):
         largest = torch.tensor([[0.0, 1.0]], device=device)
         norm_b = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], device=device)
-        assert ops.needed_units(largest, norm_b, host(tau), 2).all()
+        assert _plan.needed_units(largest, norm_b, host(tau), 2).all()
 
     def test_tau_is_rounded_to_the_norms_type(self, device):
         product = torch.tensor(0.1, device=device).reshape(1, 1)
         above = host(torch.tensor(0.1).item() + 1e-10)  # rounds down to float32's 0.1
         next_above = host(torch.nextafter(torch.tensor(0.1), torch.tensor(1.0)).item())
-        assert ops.needed_units(product, torch.ones_like(product), above, 1).item()
-        assert not ops.needed_units(product, torch.ones_like(product), next_above, 1).item()
+        assert _plan.needed_units(product, torch.ones_like(product), above, 1).item()
+        assert not _plan.needed_units(product, torch.ones_like(product), next_above, 1).item()
 
 
 def cuts_by_brute_force(work, parts, multiple):
@@ -363,10 +363,6 @@ def cuts_of(norm_a=NORM_A, norm_b=NORM_B, tau=0.5, parts=2, **options):
     return spamm_torch.row_cuts(norm_a, norm_b, tau, parts, **options)
 
 
-def units_of(largest_a=NORM_A, norm_b=NORM_B, tau=0.5, stage_blocks=2):
-    return ops.needed_units(largest_a, norm_b, host(tau), stage_blocks)
-
-
 # Of both calls: arguments, error and line.
 BAD_MAPS = [
     ({"norm_a": NORM_A[None], "norm_b": NORM_B[None]}, RuntimeError,
@@ -399,9 +395,6 @@ BAD = [
     (cuts_of, {"parts": True}, TypeError, "parts must be an integer; got True"),
     (lambda: ops.row_work(NORM_A, NORM_B, host(0.5), 2, -1),
      *({}, ValueError, "multiple must be positive; got -1")),
-    (units_of, {"stage_blocks": 0}, ValueError, "stage_blocks must be positive; got 0"),
-    (units_of, {"largest_a": NORM_A[:, :3]}, RuntimeError,
-     "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 3] and [4, 6]"),
     *[(plan_of, {"cuts": c}, ValueError, CUTS_LINE.format("cuts", 3, 8, c)) for c in BAD_CUTS],
     (plan_of, {"b_cuts": [0, 256]}, ValueError, CUTS_LINE.format("b_cuts", 3, 4, [0, 256])),
     (plan_of, {"mesh_shape": (4, 1)}, ValueError, CUTS_LINE.format("cuts", 5, 8, CUTS)),
@@ -470,17 +463,11 @@ class TestOps:
         norm_a = torch.rand(5, 4, dtype=dtype, device=device)
         norm_b = torch.rand(4, 7, dtype=dtype, device=device)
         for tau in (host(0.5), host(0.5, dtype).to(device)):
-            opcheck(ops.needed_units.default, (norm_a, norm_b, tau, 3))
             opcheck(ops.row_work.default, (norm_a, norm_b, tau))
 
     def test_maps_that_require_a_gradient(self, device):
         norm_a = torch.rand(5, 4, device=device, requires_grad=True)
         norm_b = torch.rand(4, 7, device=device, requires_grad=True)
-        assert not ops.needed_units(norm_a, norm_b, host(0.5), 3).requires_grad
         work, cuts = ops.row_work(norm_a, norm_b, host(0.5), 2)
         assert not work.requires_grad
         assert len(cuts) == 3
-
-    def test_fakes_tell_shapes(self):
-        meta_a, meta_b = NORM_A.to("meta"), NORM_B.to("meta")
-        assert ops.needed_units(meta_a, meta_b, host(0.5), 4).shape == (8, 4, 2)

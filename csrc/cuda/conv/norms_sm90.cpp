@@ -107,13 +107,8 @@ Tensor weight_norms_of(const Tensor& weight, int64_t, const Block& block) {
   return norms;
 }
 
-bool computes_output_norms(at::Device device, at::ScalarType dtype) {
-  return is_half(dtype) && has_hopper_kernels(check_device(device));
-}
-
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
-                                       {.weight_norms = {&supports_weight, &weight_norms_of},
-                                        .output_norms = {&computes_output_norms}});
+                                       {.weight_norms = {&supports_weight, &weight_norms_of}});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -74,6 +74,8 @@ bool supports(const Deviation& conv, const Knob& knob) {
          conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          conv.blocks.edge[0] == 1 && fits_boxes(conv) && parts_fit(conv, knob) &&
          (!conv.in_phases || phases_fit(conv)) &&
+         // The kernels of parts and phases write norms, and read no residual.
+         (conv.is_whole() || (conv.wants_output_norms && !conv.residual)) &&
          // Where nothing is skipped and nothing is fused, dense mode is faster.
          !(skips_nothing(knob) && !(deviates(conv) && fuses_epilogue(conv)));
 }

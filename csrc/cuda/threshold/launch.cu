@@ -9,7 +9,6 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/error_search.cuh"
-#include "kernels/threshold/needed_units.cuh"
 #include "kernels/threshold/product_histogram.cuh"
 #include "kernels/threshold/select_tau.cuh"
 #include "kernels/threshold/valid_counts.cuh"
@@ -61,14 +60,6 @@ void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t
   kernels::product_histogram<Norm, kLaneRows>
       <<<blocks, kernels::kSelectThreads<Norm>, bytes, stream>>>(
           maps, low, shift, bins, reinterpret_cast<unsigned long long*>(counts));
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-template <class Norm>
-void launch_needed_units(const kernels::UnitParams<Norm>& params, cudaStream_t stream) {
-  const int64_t blocks = (params.stages - 1) / kernels::kBlockStages + 1;
-  const dim3 grid(static_cast<unsigned>(params.kb), static_cast<unsigned>(blocks));
-  kernels::needed_units<<<grid, kernels::kUnitThreads, 0, stream>>>(params);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -218,7 +209,5 @@ template void launch_product_histogram(const kernels::NormMaps<float>&, const in
                                        int64_t*, int, cudaStream_t);
 template void launch_product_histogram(const kernels::NormMaps<double>&, const int64_t*, int, int,
                                        int64_t*, int, cudaStream_t);
-template void launch_needed_units(const kernels::UnitParams<float>&, cudaStream_t);
-template void launch_needed_units(const kernels::UnitParams<double>&, cudaStream_t);
 
 }  // namespace spamm::cuda

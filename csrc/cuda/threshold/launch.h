@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "kernels/threshold/map_pair.h"
-#include "kernels/threshold/unit_params.h"
 
 namespace spamm::cuda {
 
@@ -27,10 +26,6 @@ void launch_find_tau(const kernels::NormMaps<Norm>& maps, double valid_ratio, vo
 template <class Norm>
 void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t* low, int shift,
                               int bins, int64_t* counts, int multiprocessors, cudaStream_t stream);
-
-// `params` has at least one part, block row and stage.
-template <class Norm>
-void launch_needed_units(const kernels::UnitParams<Norm>& params, cudaStream_t stream);
 
 // `workspace` has error_bound_workspace(maps) bytes. The first kErrorStateBytes must be zero.
 constexpr size_t kErrorStateBytes = 64;

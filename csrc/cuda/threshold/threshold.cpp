@@ -12,7 +12,6 @@
 #include "cuda/device.h"
 #include "cuda/tau_argument.h"
 #include "cuda/threshold/launch.h"
-#include "shards/plan_maps.h"
 
 namespace spamm::cuda {
 namespace {
@@ -91,25 +90,6 @@ Tensor product_histogram(const Tensor& norm_a, const Tensor& norm_b, const Tenso
   return counts;
 }
 
-Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
-                    int64_t stage_blocks) {
-  shards::check_unit_maps(largest_a, norm_b, tau, stage_blocks);
-  const OnDevice device(norm_b);
-  const Tensor a = largest_a.contiguous(), b = norm_b.contiguous();
-  const int64_t stages = blocks_of(b.size(1), stage_blocks);
-  const Tensor needed = at::empty({a.size(0), a.size(1), stages}, b.options().dtype(at::kBool));
-  if (needed.numel() == 0) return needed;
-  const Tensor threshold = tau_as(tau, b.scalar_type());
-  const auto launch = [&]<class Norm>(Norm) {
-    launch_needed_units<Norm>(
-        {a.const_data_ptr<Norm>(), b.const_data_ptr<Norm>(), tau_argument<Norm>(threshold),
-         a.size(0), b.size(0), b.size(1), stage_blocks, stages, needed.mutable_data_ptr<bool>()},
-        device.stream());
-  };
-  b.scalar_type() == at::kDouble ? launch(double{}) : launch(float{});
-  return needed;
-}
-
 Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
   check_norm_maps(norm_a, norm_b);
   check_tau(tau, norm_a.device());
@@ -167,7 +147,6 @@ Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
   m.impl("find_tau", boxed<&find_tau_op<&find_tau, &find_tau_for_error>>());
   m.impl("product_histogram", &product_histogram);
-  m.impl("needed_units", &needed_units);
   m.impl("valid_counts", &valid_counts);
   m.impl("error_bound", &error_bound);
 }
