@@ -23,7 +23,7 @@ from .compare import (
 )
 from .config import DENSE, LEFT, NOTHING_SKIPPED, Engine
 from .engines import Choice, Chooser, own_setting
-from .example import Call, Example, copied
+from .example import Call, Example, Signature, copied
 from .fused import Fused
 from .generate import generate
 from .install import Installation
@@ -98,9 +98,9 @@ class Conversion:
         self._progress.at("tracing")
         if self._fuses:
             self._islands = self._capture()
-        if self._example is not None:
-            roots = [self._model, *(island.module for island in self._islands)]
-            found = self._example.record(self._model, self._before, roots)
+        roots = dict.fromkeys([self._model, *(island.module for island in self._islands)])
+        if self._example is not None and not roots.keys() <= self._calls.keys():
+            found = self._example.record(self._model, self._before, list(roots))
             self._calls, self._changed = found
         by_island = {island: self._sites_of(island) for island in self._islands}
         self._leave_what_differs(by_island)
@@ -160,7 +160,10 @@ class Conversion:
 
     def _capture(self) -> list[Island]:
         before = self._before
-        forms = {} if self._example is None else self._example.forms(self._model, before)
+        forms: Mapping[nn.Module, Signature] = {}
+        if self._example is not None:
+            forms, calls, self._changed = self._example.forms(self._model, before)
+            self._calls = {self._model: calls}
         captured = capture(self._model, before, forms)
         for name, problem in captured.problems.items():
             kind = type(self._model.get_submodule(name)).__name__

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from .install import Installation
 
 
+# A model is not measured whose layers' times add up to so many times those of the fastest engines.
+_HOPELESS = 1.1
+
+
 @dataclass(frozen=True)
 class Choice:
     """An engine, why it was chosen, and the times of the candidates by name."""
@@ -192,9 +196,9 @@ class Chooser:
                 return chosen
         given = {name: chosen[name] for name, is_asked in self._is_asked_for.items() if is_asked}
         dense = {n: engine if engine.kind == "dense" else DENSE for n, engine in chosen.items()}
-        plan, spamm = self._unmeasured()
         forms: dict[str, dict[str, Engine]] = {"original": dict.fromkeys(chosen, LEFT)}
-        for name, form in (("all dense, fused", dense), ("chosen", chosen), (plan, spamm)):
+        found_by_layers = {"all dense, fused": dense, "chosen": chosen}
+        for name, form in (found_by_layers | self._unmeasured()).items():
             if (engines := form | given) not in forms.values():
                 forms[name] = engines
         self._progress.at(f"measuring the model in {len(forms)} forms")
@@ -217,12 +221,12 @@ class Chooser:
             best = "original"
         return forms[best]
 
-    def _unmeasured(self) -> tuple[str, dict[str, Engine]]:
-        """Engines that no measurement of single layers led to, and their name: every convolution
+    def _unmeasured(self) -> dict[str, dict[str, Engine]]:
+        """Engines that no measurement of single layers led to, by their name: every convolution
         that may be one as SpAMM, by its setting where it can skip; with the pool behind it, unless
-        that was measured slower.
+        that was measured slower. None where layers take so much longer that the model must, too.
         """
-        engines = {}
+        engines, own, least = {}, 0.0, 0.0
         for site in self._sites:
             choice = self.choices[site.name]
             if site.conv.groups > 1:
@@ -233,10 +237,12 @@ class Chooser:
             *_, (name, last) = found.items()
             times = {name: time.median for name, time in choice.times}
             if pooling and times.get("spamm, pool", 0.0) <= times.get(name, math.inf):
-                last = with_pool(last, site)
+                name, last = "spamm, pool", with_pool(last, site)
+            own += times.get(name, 0.0)
+            least += min(times.values(), default=0.0)
             left = reason_not_to_convert(site.conv) is not None
             engines[site.name] = LEFT if left else last
-        return "all spamm", engines
+        return {"all spamm": engines} if own <= _HOPELESS * least else {}
 
 
 def candidates(site: Site, setting: SpAMMConfig | None) -> dict[str, Engine]:

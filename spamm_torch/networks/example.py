@@ -181,9 +181,14 @@ class Example:
 
         return calls, self._run(model, before, hooks, times)
 
-    def forms(self, model: nn.Module, before: Snapshot) -> dict[nn.Module, Signature]:
-        """How the modules are called that are called; raises as :meth:`record`."""
+    def forms(
+        self, model: nn.Module, before: Snapshot
+    ) -> tuple[dict[nn.Module, Signature], list[Call], list[Place]]:
+        """How the modules are called that are called, and what :meth:`record` returns for the
+        model itself, of the same two runs.
+        """
         forms: dict[nn.Module, Signature] = {}
+        calls: list[Call] = []
 
         def look(module: nn.Module, args: Any, kwargs: Any) -> None:
             if module not in forms:
@@ -193,9 +198,10 @@ class Example:
             for module in model.modules():
                 if inspect.isfunction(type(module).forward):
                     yield module.register_forward_pre_hook(look, with_kwargs=True)
+            yield from _watch(model, calls)
 
-        self._run(model, before, hooks, 1)
-        return forms
+        changed = self._run(model, before, hooks, 2)
+        return forms, calls, changed
 
     def _run(
         self, model: nn.Module, before: Snapshot, hooks: Callable[[], Iterator[Any]], times: int

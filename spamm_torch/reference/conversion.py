@@ -196,12 +196,13 @@ class _Chooser(Chooser):
         how = "in phases" if layout.in_phases else "columns together"
         return Choice(Engine("spamm", setting), f"skips zeros, {how}")
 
-    def _unmeasured(self) -> tuple[str, dict[str, Engine]]:
+    def _unmeasured(self) -> dict[str, dict[str, Engine]]:
         # Calls measured among others that skip do not show that a dense one computes no norms.
-        return "as without an example", {
+        predicted = {
             site.name: (self._given[site.name] or self._predicted(site)).engine
             for site in self._sites
         }
+        return {"as without an example": predicted}
 
 
 def _is_picture(value: Any) -> bool:

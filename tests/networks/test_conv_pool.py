@@ -61,9 +61,9 @@ def pooled(measured):
     return convert
 
 
-@pytest.mark.parametrize(("with_pool", "calls"), [(7.0, 1), (9.0, 0)])
+@pytest.mark.parametrize(("with_pool", "calls"), [(7.4, 1), (9.0, 0)])
 def test_a_plan_of_spamm_alone_pools_where_that_was_faster(measured, with_pool, calls):
-    measured([1.0, 8.0, with_pool], [9.0, 8.0, 1.0])  # dense alone; the whole model all SpAMM
+    measured([7.5, 8.0, with_pool], [9.0, 8.0, 1.0])  # dense alone; the whole model all SpAMM
     model, input = stage(), images()
     convert_(model, example_input=input)
     with torch.no_grad():
