@@ -92,7 +92,8 @@ Tensor dense_conv2d_op(DenseConvArguments& x) {
 }  // namespace
 
 at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight) {
-  const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
+  const bool channels_last = weight.is_mkldnn() ||  // packed; oneDNN writes no other format then
+                             input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
                              weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }

@@ -49,10 +49,16 @@ def dense_conv2d(
     groups: int = 1,
     residual: Tensor | None = None,
     activation: str = "none",
+    packed: Tensor | None = None,
 ) -> Tensor:
-    """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them."""
+    """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them.
+
+    ``packed``: as :func:`.operands.packed` returns it, in place of the weight in eager calls.
+    """
     geometry = (stride, padding, dilation, groups)
     in_parts = torch.compiler.is_compiling() and input.is_cuda
+    if not torch.compiler.is_compiling() and packed is not None:
+        weight = packed
     if not in_parts or _is_one_kernel(weight, groups, activation):
         options = {"residual": residual, "activation": activation}
         return _ops.dense_conv2d.default(input, weight, bias, *geometry, **options)

@@ -177,9 +177,10 @@ class Conversion:
             likely = likely_shapes(island, sizes=1 if measured else 2)
             sites = find_sites(island, alike_by_shapes(measured, likely))
         for site in sites:
-            if measured and site.node in measured[0]:
-                shape, _ = measured[0][site.node]
-                site.images = shape[0] if len(shape) == 4 else 1
+            read: Any = site.node.args[0] if site.node else None
+            if measured and read in measured[0]:
+                shape, _ = measured[0][read]
+                site.input_shape = shape if len(shape) == 4 else (1, *shape)
         return sites
 
     def _plain_calls(self, island: Island) -> Iterator[tuple[tuple[Tensor, ...], Any]]:

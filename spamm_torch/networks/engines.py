@@ -251,7 +251,8 @@ def candidates(site: Site, setting: SpAMMConfig | None) -> dict[str, Engine]:
     if setting is None:
         return found
     if site.conv.groups > 1:
-        if (joined := joined_setting(site.conv, site.images)) is not None:
+        images = site.input_shape[0] if site.input_shape else 0
+        if (joined := joined_setting(site.conv, images)) is not None:
             found["groups joined"] = replace(DENSE, joined=joined)
         return found
     found["spamm"] = Engine("spamm", setting if setting.skips_nothing else NOTHING_SKIPPED)

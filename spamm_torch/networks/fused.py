@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,7 @@ class Fused:
 
     on_other_call: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
     forward: Forward
+    _packs: ClassVar[bool] = True  # whether dense calls take packed weights
 
     def __init__(self, plan: Plan, made: Made | None = None) -> None:
         """``made``: as of :meth:`Source.operands`; other forms of the model share it."""
@@ -79,7 +80,8 @@ class Fused:
         self._reads_norms = any(engine.may_skip for engine in plan.engines.values())
         self._generate(plan)
         self._sources = [
-            Source(site.conv, site.batch_norm, plan.engines[site.name]) for site in plan.fused
+            Source(s.conv, s.batch_norm, plan.engines[s.name], s.input_shape, self._packs)
+            for s in plan.fused
         ]
         modules = [m for s in self._sources for m in (s.conv, s.batch_norm) if m is not None]
         self._proof = Proof(plan.modules_replaced(), list(dict.fromkeys(modules)))

@@ -31,8 +31,8 @@ _counter = itertools.count(1)  # of generated functions, each in a file of its o
 def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
     """The function ``forward(self, spamm_operands, *args)``; None as ``flow``: no norms travel.
 
-    ``spamm_operands`` holds weight, bias and weight norms of each fused site, one after the other;
-    bias and norms may be None.
+    ``spamm_operands`` holds weight, bias, and the weight's norms or its packed copy, of each fused
+    site, one after the other; the last two may be None.
     """
     return _Generator(plan, flow or NormFlow()).run()
 
@@ -116,13 +116,11 @@ class _Generator:
         nodes = [self._copies[node] for node in self._plan.nodes(site)]
         graph = self._graph
         with graph.inserting_before(nodes[-1]):
-            weight, bias, norms = (
+            weight, bias, third = (
                 graph.call_function(operator.getitem, (self._operands, 3 * place + offset))
                 for offset in range(3)
             )
-            options = self._options(site, nodes[0].args[0], norms)
-            if "norm_weight" not in options:
-                graph.erase_node(norms)
+            options = self._options(site, nodes[0].args[0], third)
             groups = 1 if self._plan.engines[site.name].joined else site.conv.groups
             args: Any = (nodes[0].args[0], weight, bias, *_geometry(site.conv, groups))
             value = graph.call_function(self._op(site), args, options)
@@ -140,14 +138,16 @@ class _Generator:
         leaves_norms = site.name in self._flow.producers
         return (_ops.conv2d_with_norms if leaves_norms else _ops.conv2d).default
 
-    def _options(self, site: Site, input: Any, norms: fx.Node) -> dict[str, Any]:
+    def _options(self, site: Site, input: Any, third: fx.Node) -> dict[str, Any]:
         setting = self._plan.engines[site.name].of_op
         options: dict[str, Any] = {}
         if self._plan.computes_pool(site):
-            options["norm_weight"] = norms
-        elif setting is not None:
+            options["norm_weight"] = third
+        elif setting is None:
+            options["packed"] = third
+        else:
             options |= setting.op_arguments()
-            options["norm_weight"] = norms
+            options["norm_weight"] = third
             if site.name in self._flow.readers:
                 options["norm_input"] = self._norms[input]
         if site.residual is not None:

@@ -1,4 +1,6 @@
-"""The operands of a fused call: weight, bias and weight norms, made of a convolution's tensors."""
+"""The operands of a fused call, made of a convolution's tensors: weight, bias, and the weight's
+norms or its packed copy.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from .._arguments import DTYPES
@@ -26,17 +29,21 @@ Made: TypeAlias = dict[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where three operands of a fused call come from: weight, bias and weight norms."""
+    """Where three operands of a fused call come from: weight, bias, and the weight's norms, or of a
+    dense call its packed copy, for inputs of a shape. ``packs``: whether there is one.
+    """
 
     conv: nn.Conv2d
     batch_norm: nn.Module | None
     engine: Engine
+    input_shape: tuple[int, ...] | None
+    packs: bool
 
     @property
     def is_owned(self) -> tuple[bool, bool, bool]:
-        """Which operands have memory of their own; the others are the convolution's Parameters."""
-        is_folded = self.batch_norm is not None
-        return is_folded or self.engine.joined is not None, is_folded, True
+        """Which operands have memory that may be written; others are Parameters, or packed."""
+        is_folded, of_op = self.batch_norm is not None, self.engine.of_op is not None
+        return is_folded or self.engine.joined is not None, is_folded, of_op
 
     @property
     def can_be_read(self) -> bool:
@@ -80,6 +87,8 @@ class Source:
                 (joined, *blocks.values()),
                 lambda: _ops.conv2d_weight_norm(weight, groups, **blocks),
             )
+        elif self.packs:
+            norms = once((self.input_shape,), lambda: packed(self.conv, weight, self.input_shape))
         return [weight, bias, norms]
 
 
@@ -117,6 +126,24 @@ def folded(conv: nn.Conv2d, batch_norm: Any) -> tuple[Tensor, Tensor | None]:
     both = fuse_conv_bn_weights(weight_, bias_, mean, variance, batch_norm.eps, scale, shift)
     new_weight, new_bias = (tensor.detach().to(weight.dtype) for tensor in both)
     return new_weight, new_bias
+
+
+def packed(conv: nn.Conv2d, weight: Tensor, input_shape: Any) -> Tensor | None:
+    """A copy of a convolution's weight in the layout that oneDNN reads, which the op
+    ``dense_conv2d`` takes in its place: oneDNN makes one in each call of another.
+
+    The layout is best for inputs of ``input_shape``; None: of sizes that oneDNN supposes. None is
+    returned for other weights than channels-last float32 on a CPU: results would change their
+    format.
+    """
+    is_last = suggest_memory_format(weight) == torch.channels_last
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not is_last:
+        return None
+    if weight.numel() == 0 or not torch._C._has_mkldnn or not torch._C._get_mkldnn_enabled():
+        return None
+    geometry: Any = (conv.padding, conv.stride, conv.dilation, conv.groups)
+    made: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *geometry, input_shape)
+    return made
 
 
 # ---- Joined groups ------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Site:
         residual: what is added, or None. activation: "none", or as the ops name it.
         nodes: the nodes whose work the fused call does, the convolution first.
         absorbed: what was absorbed, in order: "bn", "add", and the activation's name.
-        images: of a batch of the example; 0 where none was seen.
+        input_shape: (N, C, H, W) of the example's images that it reads; None where none was seen.
         pool: the max pool of 2 x 2 pixels that alone reads what the site computes, where a call
             that skips nothing may compute it, too; or None.
     """
@@ -92,7 +92,7 @@ class Site:
     activation: str = "none"
     nodes: list[fx.Node] = field(default_factory=list)
     absorbed: tuple[str, ...] = ()
-    images: int = 0
+    input_shape: tuple[int, ...] | None = None
     pool: fx.Node | None = None
 
     @property

@@ -39,6 +39,8 @@ class ReferenceForm(Fused):
     these.
     """
 
+    _packs = False  # dense convolutions of deviations are no calls of dense_conv2d
+
     @property
     def recipe(self) -> Recipe:
         """The parts from which copies generate it again."""

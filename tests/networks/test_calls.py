@@ -1,7 +1,9 @@
 """What generated forwards call: torch's values, by one call where there is one."""
 
+import copy
 import itertools
 import linecache
+import pickle
 
 import pytest
 import torch
@@ -251,6 +253,104 @@ def test_nan_passes_the_relu_of_a_convolution(dtype, with_residual):
         args = (input, weight, None, 1, kernel // 2)
         found = dense_conv2d(*args, residual=residual, activation="relu")
         assert found.isnan().equal(expected.isnan()), (images, channels, out_channels, kernel)
+
+
+# ---- Packed weights: on CPUs dense layers read a copy in oneDNN's layout -------------------------
+
+
+class Packs(nn.Module):
+    """Two convolutions, of which one absorbs a batch norm and an addition."""
+
+    def __init__(self, activation=F.relu):
+        super().__init__()
+        self.conv1 = nn.Conv2d(16, 24, 3, padding=1)
+        self.conv2, self.bn = nn.Conv2d(24, 24, 1), nn.BatchNorm2d(24)
+        self.activation = activation
+
+    def forward(self, x):
+        x = self.activation(self.conv1(x))
+        return self.activation(self.bn(self.conv2(x)) + x)
+
+
+def packing(activation=F.relu):
+    """The converted model, the model as it was, and pictures for both."""
+    torch.manual_seed(0)
+    original = trained(Packs(activation)).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 5, 6).to(memory_format=torch.channels_last)
+    model = copy.deepcopy(original)
+    convert_(model)
+    return model, original, x
+
+
+def packed_of(model):
+    return [operand for operand in fused_of(model).operands[2::3] if operand is not None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", [F.relu, F.relu6, F.hardswish, F.silu, F.leaky_relu])
+def test_packed_weights_give_the_values_of_others(activation):
+    model, original, x = packing(activation)
+    assert all(weight.is_mkldnn for weight in packed_of(model))
+    assert len(packed_of(model)) == 2
+    for images in (x, x[:1], x.new_zeros(0, 16, 5, 6), x.new_ones(3, 16, 9, 4)):
+        found = model(images)
+        own = fused_of(model).operands
+        own[2::3] = [None, None]
+        expected = model(images)
+        fused_of(model).forget()
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found, original(images))
+    x[0, 3] = torch.nan
+    assert torch.equal(model(x).isnan(), original(x).isnan())
+
+
+@torch.no_grad()
+def test_packed_weights_follow_the_model():
+    model, original, x = packing()
+    for m in (model, original):
+        m.conv1.weight.mul_(3)
+        m.bn.running_mean.add_(1)
+    torch.testing.assert_close(model(x), original(x))
+    state = {name: 2 * value for name, value in original.state_dict().items()}
+    assert model.state_dict().keys() == state.keys()
+    for m in (model, original):
+        m.load_state_dict(state)
+    torch.testing.assert_close(model(x), original(x))
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(x), model(x))
+    assert len(packed_of(again)) == 2
+    for m in (model, original):
+        m.double()
+    torch.testing.assert_close(model(x.double()), original(x.double()))
+    assert not packed_of(model)
+
+
+@torch.no_grad()
+def test_compilers_read_weights_that_are_not_packed():
+    model, _, x = packing()
+    expected = model(x)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), expected)
+    program = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(program(x), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("what", ["layout", "switch"])
+def test_weights_are_not_packed_where_that_changes_more_than_the_time(what):
+    """The format of results, and whether oneDNN computes them."""
+    torch.manual_seed(0)
+    model = trained(Packs())
+    x = torch.randn(2, 16, 5, 6)
+    if what == "switch":
+        model, x = (value.to(memory_format=torch.channels_last) for value in (model, x))
+    expected = model(x)
+    with torch.backends.mkldnn.flags(enabled=what == "layout"):
+        convert_(model)
+        found = model(x)
+    assert not packed_of(model)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)
 
 
 # ---- Nearest upsampling: torch's values, strides and gradients -----------------------------------

@@ -1,6 +1,7 @@
-// Dense convolutions with an activation by oneDNN, which applies it to the sums before it rounds
-// them: the call that torch.compile makes of both. Faster than two passes for channels-last tensors
-// alone (docs/kernels/conv.md). oneDNN's relu and relu6 turn NaN into 0, and are not used.
+// Dense convolutions by oneDNN, whose call takes weights that are packed in its own layout, and
+// applies activations to the sums before it rounds them: the call that torch.compile makes of both.
+// Activations are faster so for channels-last tensors alone (docs/kernels/conv.md). oneDNN's relu
+// and relu6 turn NaN into 0, and are not used.
 #include <ATen/Context.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,7 +9,7 @@
 
 #include <string_view>
 
-#include "conv/backend.h"
+#include "conv/layers.h"
 
 namespace spamm::cpu {
 namespace {
@@ -45,6 +46,7 @@ const char* attribute_of(Activation activation) {
 constexpr int64_t kLeastOutputs = int64_t{1} << 18;
 
 bool supports(const DenseConvolution& conv) {
+  if (conv.weight.is_mkldnn()) return true;
   return attribute_of(conv.activation) != nullptr && !conv.residual &&
          conv.input.scalar_type() == at::kFloat &&
          conv.output_format == at::MemoryFormat::ChannelsLast &&
@@ -54,9 +56,12 @@ bool supports(const DenseConvolution& conv) {
 
 Tensor run(const DenseConvolution& conv) {
   const ConvShape& shape = conv.shape;
-  return find_pointwise()->typed<Pointwise>().call(
+  const char* const attribute = conv.residual ? nullptr : attribute_of(conv.activation);
+  const Tensor output = find_pointwise()->typed<Pointwise>().call(
       conv.input, conv.weight, conv.bias, shape.padding.pair(), shape.stride.pair(),
-      shape.dilation.pair(), shape.groups, attribute_of(conv.activation), Scalars(), "");
+      shape.dilation.pair(), shape.groups, attribute ? attribute : "none", Scalars(), "");
+  apply_epilogue_(output, conv.residual, attribute ? Activation::kNone : conv.activation);
+  return output;
 }
 
 const Backends<DenseBackend> registered(at::kCPU, Rank::kPortable, {.convolve = {&supports, &run}});
