@@ -329,6 +329,26 @@ def test_norms_that_are_left_stand_for_the_inputs_own(boxed_dtype):
         torch.testing.assert_close(given, spamm_torch.conv2d(hidden, weight, **setting))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [(16, 16), (17, 15), (8, 16), (1, 200)])
+def test_tiles_dealt_out_beforehand_give_the_bits_of_claimed_ones(size, boxed_dtype):
+    """With all norms given no tile is claimed. Each thread block has one or opposite ones."""
+    input = uneven(128, 64, *size, seed=18, dtype=boxed_dtype).cuda()
+    input = input.to(memory_format=torch.channels_last)
+    weight = uneven(128, 64, 3, 3, seed=19, dtype=boxed_dtype).cuda()
+    hidden, norms = spamm_torch.conv2d(input, weight, padding=1, tau=0.0, return_norms=True)
+    weight = uneven(128, 128, 3, 3, seed=20, dtype=boxed_dtype).cuda()
+    norm_weight = ops.conv2d_weight_norm(weight)
+    products = norm_weight.max() * norms.max()
+    for share in (0.1, 0.3, 0.6):
+        kept = {"padding": 1, "tau": share * products, "norm_weight": norm_weight}
+        claimed = spamm_torch.conv2d(hidden, weight, **kept, return_norms=True)
+        given = spamm_torch.conv2d(hidden, weight, **kept, norm_input=norms, return_norms=True)
+        assert torch.equal(given[0], claimed[0])
+        assert torch.equal(given[1], claimed[1])
+    assert not torch.equal(given[0], spamm_torch.conv2d(hidden, weight, padding=1, tau=0.0))
+
+
 def test_norms_left_are_checked(device):
     input, weight = torch.ones(1, 8, 4, 4, device=device), torch.ones(8, 8, 1, 1, device=device)
     wrong = torch.ones(1, 4, 4, 2, device=device)

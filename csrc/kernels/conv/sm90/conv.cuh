@@ -210,7 +210,7 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
     }
     notice = next_notice;
   }
-  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
 }
 
 // Called before the barriers are initialised.

@@ -214,27 +214,41 @@ struct BoxOutput {
   }
 };
 
+// Stores boxes of a warpgroup, whose rounded values are `pairs`, through a staging block each.
+template <class Config, class Output = BoxOutput<Config>, class... Pairs>
+__device__ __forceinline__ void store_boxes(const typename Config::Params& p, int channel,
+                                            const Box* boxes, OperandBlock* stagings,
+                                            const Pairs&... pairs) {
+  constexpr int kCount = sizeof...(Pairs);
+  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
+  // A warp stores each box, and waits until its previous store has read shared memory.
+  if (thread % 32 == 0 && thread < kCount * 32) cute::tma_store_wait<0>();
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  int staged = 0;
+  (stage_pairs(pairs, stagings[staged++]), ...);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (thread == i * 32) {
+      int first = channel;
+      const CUtensorMap* const map = Output::map_of(p, first);
+      cute::SM90_TMA_STORE_4D::copy(map, &stagings[i], first, boxes[i].column, boxes[i].row,
+                                    boxes[i].image);
+      cute::tma_store_arrive();
+    }
+    Output::see(p, channel, boxes[i], stagings[i]);
+  }
+}
+
 // Stores box kBox of a warpgroup, and returns the rounded values in `pairs`.
 template <class Config, int kBox, class Output = BoxOutput<Config>, int kSize, int kPairs>
 __device__ __forceinline__ void store_box(const typename Config::Params& p, int channel,
                                           const Box& box, OperandBlock& staging,
                                           const ChannelBias& bias, bool relu,
                                           const float (&acc)[kSize], uint32_t (&pairs)[kPairs]) {
-  const bool leads = threadIdx.x % 128 == 0;
-  const int warpgroup = threadIdx.x / 128;
-  if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
-  cutlass::arch::NamedBarrier::sync(128, warpgroup);
   finish_pairs<typename Config::Element, kBox * kBlock / 2>(acc, bias, relu, pairs);
-  stage_pairs(pairs, staging);
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, warpgroup);
-  if (leads) {
-    int first = channel;
-    const CUtensorMap* const map = Output::map_of(p, first);
-    cute::SM90_TMA_STORE_4D::copy(map, &staging, first, box.column, box.row, box.image);
-    cute::tma_store_arrive();
-  }
-  Output::see(p, channel, box, staging);
+  store_boxes<Config, Output>(p, channel, &box, &staging, pairs);
 }
 
 // Adds up the threads' sums of squares of kCount boxes of a warpgroup and stores the output norms.
@@ -252,25 +266,33 @@ __device__ __forceinline__ void store_norms(const ConvParams& p, int channel, co
     for (int i = 0; i < kCount; ++i) shared.of_warps[i][threadIdx.x % 128 / 32] = squares[i];
   }
   cutlass::arch::NamedBarrier::sync(128, threadIdx.x / 128);
-  if (threadIdx.x % 128 == 0) {
+  // A warp each, since a norm takes its time.
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const auto& sums = shared.of_warps[i];
-      store_norm(p, channel, boxes[i], (sums[0] + sums[1]) + (sums[2] + sums[3]));
-    }
+  for (int i = 0; i < kCount; ++i) {
+    if (threadIdx.x % 128 != i * 32) continue;
+    const auto& sums = shared.of_warps[i];
+    store_norm(p, channel, boxes[i], (sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 }
 
+// `staging`: Config::kStagings blocks. Two hold both boxes, so that these are stored together.
 template <class Config>
-__device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
-                                      OperandBlock& staging,
-                                      BoxSquares<typename Config::Element>& shared,
-                                      ChannelBias bias, float (&acc)[Config::kValues]) {
+requires(Config::kParts == 1) __device__ __forceinline__
+    void store(const ConvParams& p, int channel, const Box* boxes, StagedBox<Config>& staging,
+               BoxSquares<typename Config::Element>& shared, ChannelBias bias,
+               float (&acc)[Config::kValues]) {
   using Element = typename Config::Element;
+  auto* const stagings = reinterpret_cast<OperandBlock*>(&staging);
   uint32_t first[kBlock / 4], second[Config::kLastWidth / 4];
   const bool relu = activate_sums(p.activation, bias, acc);
-  store_box<Config, 0>(p, channel, boxes[0], staging, bias, relu, acc, first);
-  store_box<Config, 1>(p, channel, boxes[1], staging, bias, relu, acc, second);
+  finish_pairs<Element, 0>(acc, bias, relu, first);
+  finish_pairs<Element, kBlock / 2>(acc, bias, relu, second);
+  if constexpr (Config::kStagings == 2) {
+    store_boxes<Config>(p, channel, boxes, stagings, first, second);
+  } else {
+    store_boxes<Config>(p, channel, boxes, stagings, first);
+    store_boxes<Config>(p, channel, boxes + 1, stagings, second);
+  }
   if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[2] = {
       sum_of_squares<Element>(first, p.shape.output.images - boxes[0].image),

@@ -56,7 +56,11 @@ int cut_into_tiles(ConvParams& p, int multiprocessors) {
   p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
   p.by_channel_tiles = Divisor(p.channel_tiles);
   p.tiles = p.channel_tiles * ceil_div(boxes, Config::kBoxes);
-  return std::min(p.tiles, multiprocessors);
+  if (p.next_tile != nullptr) return std::min(p.tiles, multiprocessors);
+  // Unclaimed tiles: if few multiprocessors stay idle so, each thread block has as many. Two are
+  // opposite places (box_at), of which one often has a long list and the other a short one.
+  const int even = ceil_div(p.tiles, ceil_div(p.tiles, multiprocessors));
+  return 10 * even >= 9 * multiprocessors ? even : std::min(p.tiles, multiprocessors);
 }
 
 // Encodes the map of images like the output, or of one image.
@@ -148,15 +152,18 @@ cudaError_t convolve_resident(ConvParams p, const void* input, const void* weigh
 
 // Whether a Config agrees with its row of cuda/tiles.h.
 template <class Config, TileConfig kTile>
-constexpr bool kHasTile =
-    Config::kRows* kBlock == kTile.rows&& Config::kBoxes* kBlock ==
-    kTile.columns&& kTile.warp_rows == kBlock&& kTile.warp_columns ==
-    2 * kBlock&& Config::kStages == kTile.stages&& kTile.blocks_per_multiprocessor == 1;
+constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kBoxes* kBlock ==
+                          kTile.columns&& kTile.warp_rows == kBlock&& kTile.warp_columns ==
+                          2 * kBlock&& Config::kStages + Config::kStagings - 1 ==
+                          kTile.stages&& kTile.blocks_per_multiprocessor == 1;
 
 template <class Element, TileConfig kTile, int kLastWidth>
 constexpr auto staged() {
-  using Chosen =
-      Config<Element, kTile.rows / kBlock, kTile.columns / kBlock, kLastWidth, kTile.stages>;
+  // Layers of small tiles have few for each multiprocessor, so the end of a tile counts: a second
+  // staging block is worth more than a sixth stage.
+  constexpr int kStagings = sizeof(Element) == 2 && kTile.stages == 6 ? 2 : 1;
+  using Chosen = Config<Element, kTile.rows / kBlock, kTile.columns / kBlock, kLastWidth,
+                        kTile.stages - kStagings + 1, kStagings>;
   static_assert(kHasTile<Chosen, kTile>);
   return convolve_staged<Chosen>;
 }

@@ -15,6 +15,11 @@ __device__ inline Box box_at(const ConvParams& p, int index) {
     p.by_box_images(index, image, index);
     p.by_box_columns(row, column, index);
     if (row >= p.boxes.rows) image = p.boxes.images;
+    // So that half of all tiles further on lies the opposite place: the edge of the middle.
+    if (2 * row >= p.boxes.rows) {
+      column += p.boxes.columns / 2;
+      if (column >= p.boxes.columns) column -= p.boxes.columns;
+    }
   } else {
     p.by_box_columns(index, column, index);
     p.by_box_rows(image, row, index);

@@ -22,7 +22,8 @@ using kernels::sm90::RingPosition;
 // two neighbouring boxes. In a batch of 65 to 127 images the second box is only kLastWidth columns
 // wide, a multiple of 8. A stage has kDepth channels: float32, multiplied as TF32, needs two for a
 // step.
-template <class Element_, int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
+template <class Element_, int kRows_, int kBoxes_, int kLastWidth_, int kStages_,
+          int kStagings_ = 1>
 struct Config {
   using Element = Element_;
   using Operand = std::conditional_t<std::is_same_v<Element, float>, Tf32, Element>;
@@ -30,6 +31,7 @@ struct Config {
   static constexpr int kDepth = kLineBytes / sizeof(Element), kParts = kBlock / kDepth;
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
   static constexpr int kStages = kStages_;
+  static constexpr int kStagings = kStagings_;  // boxes that a warpgroup stores at a time
   static constexpr int kWarpgroups = kRows * kBoxes / 2;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
@@ -143,9 +145,10 @@ struct BoxSquares {
   SquareSum<Element> of_warps[2][4];
 };
 
-// The staging blocks of a box of the output, one for each kDepth channels.
+// A warpgroup's staging blocks of the output: of kStagings boxes, one for each kDepth channels.
 template <class Config>
-using StagedBox = std::conditional_t<Config::kParts == 1, OperandBlock, OperandBlock[2]>;
+using StagedBox =
+    std::conditional_t<Config::kParts * Config::kStagings == 1, OperandBlock, OperandBlock[2]>;
 
 template <class Config>
 struct BoxStage {

@@ -19,7 +19,7 @@ struct SplitConfig {
   using Element = float;
   using Params = SplitConvParams;
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
-  static constexpr int kStages = kStages_, kSplitParts = 2;
+  static constexpr int kStages = kStages_, kStagings = 1, kSplitParts = 2;
   static constexpr int kSets = 1;
   static constexpr int kExactDepths = 1;  // unrolled by add_exact()
   using Later = kernels::multiply::sm90::NothingLater;
