@@ -333,13 +333,14 @@ def test_a_skipped_block_of_32_leaves_no_trace(tf32, bad, edge):
 
 
 @pytest.mark.parametrize("layout", matrices.LAYOUTS)
-def test_norms_taken_with_the_halves_are_those_of_norm_map(tf32, layout):
+@pytest.mark.parametrize("block", [32, 64])
+def test_norms_taken_with_the_halves_are_those_of_norm_map(tf32, layout, block):
     a, b = (matrices.LAYOUTS[layout](x) for x in operands(m=330, k=450, n=270))
-    maps = norm_maps(a, b)
+    maps = norm_maps(a, b, block)
     products = (maps[0][:, :, None] * maps[1][None]).flatten().sort().values
     for tau in products[:: products.numel() // 7]:  # each the norm of one product, kept by it alone
-        expected = spamm_torch.mm(a, b, tau=tau, norm_a=maps[0], norm_b=maps[1])
-        assert torch.equal(spamm_torch.mm(a, b, tau=tau), expected)
+        expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=maps[0], norm_b=maps[1])
+        assert torch.equal(spamm_torch.mm(a, b, tau=tau, block=block), expected)
 
 
 def test_float32_says_how_much_memory_its_halves_need(hopper):

@@ -120,8 +120,8 @@ bool splits_with_norms(const Tensor& x) {
 }
 
 bool splits_with_norms(const Tensor& a, const Tensor& b, const Block& block) {
-  constexpr int64_t kEdge = kernels::kSplitBlock;
-  return block.m == kEdge && block.k == kEdge && block.n == kEdge && splits_with_norms(a) &&
+  const int64_t granule = kernels::kSplitBlock / granules_of(block);
+  return block.m == granule && block.k == granule && block.n == granule && splits_with_norms(a) &&
          splits_with_norms(b);
 }
 

@@ -24,8 +24,8 @@ inline int granules_of(const Block& block) {
 class SplitTensor {
  public:
   // No dimension of `x`, a matrix or a batch, is 0. `k_dim` is its dimension along K, of (batch,
-  // rows, columns). The split writes x's map in blocks of 64 to `norms`. `split_parts` is 1 or 2,
-  // and so is `granules`, along each edge of a block.
+  // rows, columns). `split_parts` is 1 or 2, and so is `granules`, along each edge of a block. The
+  // split writes x's map, in blocks of a granule, to `norms`.
   SplitTensor(const at::Tensor& x, int64_t k_dim, int split_parts, int granules,
               const MapMemory& norms)
       : source_(compact(x)) {
@@ -46,8 +46,8 @@ class SplitTensor {
     std::byte* const headers = data + blocks * block_bytes;
     params_.split = {data, headers, headers + blocks * header_bytes, extent, depth};
     params_.lines_along_k = lines_are_rows(source) == (k_dim == 2);
-    params_.matrix =
-        norm_map_params<float>(source, kernels::kSplitBlock, kernels::kSplitBlock, norms);
+    const int64_t granule = kernels::kSplitBlock / granules;
+    params_.matrix = norm_map_params<float>(source, granule, granule, norms);
     strides_[0] = step(source, extent_dim), strides_[1] = step(source, k_dim);
   }
 

@@ -1,11 +1,11 @@
 // Cuts float32 blocks of 64 x 64 into split parts for multiply/sm90/split/multiply.cuh, and
 // computes their norms in the same pass, with the same bits as norm_map.cuh.
 //
-// A granule is x = 2^exponent * (high + low), or x = 2^exponent * high. A block is one granule, or
-// four of 32 x 32. Products of two granules that would lose accuracy are multiplied without split
-// parts; the flags of SplitKind mark such granules.
-// Error analysis: docs/kernels/multiply_float32.md (two split parts), docs/kernels/norm_map.md
-// (one). One launch serves one matrix or both operands.
+// A granule is x = 2^exponent * (high + low), or x = 2^exponent * high. Here a block is one
+// granule; split_granules.cuh has four in a block. Products of two granules that would lose
+// accuracy are multiplied without split parts; the flags of SplitKind mark such granules. Error
+// analysis: docs/kernels/multiply_float32.md (two split parts), docs/kernels/norm_map.md (one). One
+// launch serves one matrix or both operands.
 #pragma once
 
 #include "kernels/common/launch.cuh"
@@ -30,8 +30,7 @@ struct SplitRule {
 
 // The chunks of a block that one thread loads. Chunk i is number index(i, thread) of the block.
 //
-// A thread's chunks are at the same place of their lines, and the first 1 / kGranules of them are
-// in the first granule across the lines, and so on.
+// A thread's chunks are at the same place of their lines.
 struct SplitShare {
   Chunk<float> chunks[kSplitLoads];
 
@@ -63,46 +62,38 @@ __device__ inline int exponent_of(uint32_t bits) {
   return exponent > 0 ? exponent - 127 : 31 - 149 - __clz(static_cast<int>(bits));
 }
 
-// Finds the largest magnitude for each k of a block and granule along M (or N). The threads of the
-// block call it together. `largest` must be zero before.
-template <int kGranules>
+// Finds the largest magnitude for each k of a block. The threads of the block call it together.
+// `largest` must be zero before.
 __device__ inline void find_largest(const SplitShare& share, bool lines_along_k, int thread,
-                                    uint32_t (&largest)[kGranules][kSplitBlock]) {
+                                    uint32_t (&largest)[kSplitBlock]) {
   constexpr uint32_t kMagnitude = 0x7fffffff;
   if (lines_along_k) {
     // All chunks of a thread hold the same four k.
-    constexpr int kGranuleLoads = kSplitLoads / kGranules;
+    uint32_t most[4] = {};
 #pragma unroll
-    for (int granule = 0; granule < kGranules; ++granule) {
-      uint32_t most[4] = {};
+    for (const Chunk<float>& chunk : share.chunks) {
 #pragma unroll
-      for (int i = 0; i < kGranuleLoads; ++i) {
-        const Chunk<float>& chunk = share.chunks[granule * kGranuleLoads + i];
+      for (int e = 0; e < 4; ++e) most[e] = max(most[e], chunk.words[e] & kMagnitude);
+    }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) most[e] = max(most[e], chunk.words[e] & kMagnitude);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        most[e] = max(most[e], __shfl_xor_sync(~0u, most[e], kSplitLineChunks));
-        if (thread % 32 < kSplitLineChunks) {
-          atomicMax(&largest[granule][thread % kSplitLineChunks * 4 + e], most[e]);
-        }
+    for (int e = 0; e < 4; ++e) {
+      most[e] = max(most[e], __shfl_xor_sync(~0u, most[e], kSplitLineChunks));
+      if (thread % 32 < kSplitLineChunks) {
+        atomicMax(&largest[thread % kSplitLineChunks * 4 + e], most[e]);
       }
     }
   } else {
-    constexpr int kGranuleChunks = kSplitLineChunks / kGranules;
 #pragma unroll
     for (int i = 0; i < kSplitLoads; ++i) {
       const uint32_t(&w)[4] = share.chunks[i].words;
       uint32_t most =
           max(max(w[0] & kMagnitude, w[1] & kMagnitude), max(w[2] & kMagnitude, w[3] & kMagnitude));
 #pragma unroll
-      for (int distance = kGranuleChunks / 2; distance > 0; distance /= 2) {
+      for (int distance = kSplitLineChunks / 2; distance > 0; distance /= 2) {
         most = max(most, __shfl_xor_sync(~0u, most, distance));
       }
-      if (thread % kGranuleChunks == 0) {
-        largest[thread % kSplitLineChunks / kGranuleChunks]
-               [SplitShare::index(i, thread) / kSplitLineChunks] = most;
+      if (thread % kSplitLineChunks == 0) {
+        largest[SplitShare::index(i, thread) / kSplitLineChunks] = most;
       }
     }
   }
@@ -114,26 +105,10 @@ struct SplitScale {
   int exponent, kinds;
 };
 
-// From the largest magnitudes of granule `k` along K; of the block, `inside` k lie in the matrix. A
-// warp calls it together.
-template <int kSplitParts, int kGranules>
-__device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock], int k,
-                                         int64_t inside) {
+// From the largest and the least magnitude at some k, other than 0. `zeros`: some k has only zeros.
+template <int kSplitParts>
+__device__ inline SplitScale split_scale(uint32_t most, uint32_t least, bool zeros) {
   using Rule = SplitRule<kSplitParts>;
-  constexpr int kDepth = kSplitBlock / kGranules;
-  uint32_t most = 0, least = ~0u;  // of the magnitudes other than 0
-  bool zeros = false;              // at some k
-#pragma unroll
-  for (int i = 0; i < kDepth; i += 32) {
-    const int at = k * kDepth + i + threadIdx.x % 32;
-    const uint32_t here = largest[at];
-    zeros |= here == 0 && at < inside;
-    most = max(most, here);
-    least = min(least, here - 1);
-  }
-  most = __reduce_max_sync(~0u, most);
-  least = __reduce_min_sync(~0u, least) + 1;
-  zeros = __any_sync(~0u, zeros);
   if (most == 0) return {false, 0, kSplitZero};
   if (most >= 0x7f800000) return {false, 0, kSplitSpecial};
   const int exponent = (exponent_of(most) - kSplitBits + Rule::kStep - 1) & -Rule::kStep;
@@ -144,74 +119,75 @@ __device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock],
   return {true, exponent, kinds};
 }
 
-// Scales the entries of a thread's chunks by 2^shift and writes their split parts. `shifts` are
-// those of the granules across the lines.
-template <int kSplitParts, int kGranules>
-__device__ inline void write_split_parts(const SplitShare& share, int thread,
-                                         const int (&shifts)[kGranules],
-                                         SplitBlock<kSplitParts>& to) {
+// From the largest magnitudes of a block, of which `inside` k lie in the matrix. A warp calls it
+// together.
+template <int kSplitParts>
+__device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock], int64_t inside) {
+  uint32_t most = 0, least = ~0u;
+  bool zeros = false;
 #pragma unroll
-  for (int i = 0; i < kSplitLoads; ++i) {
-    const int shift = shifts[i / (kSplitLoads / kGranules)];
-    const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
-    const int index = SplitShare::index(i, thread);
-    const int line = index / kSplitLineChunks, chunk = index % kSplitLineChunks;
-    const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
-    float2 x[2];
+  for (int i = 0; i < kSplitBlock; i += 32) {
+    const int at = i + threadIdx.x % 32;
+    const uint32_t here = largest[at];
+    zeros |= here == 0 && at < inside;
+    most = max(most, here);
+    least = min(least, here - 1);
+  }
+  most = __reduce_max_sync(~0u, most);
+  least = __reduce_min_sync(~0u, least) + 1;
+  return split_scale<kSplitParts>(most, least, __any_sync(~0u, zeros));
+}
+
+// How far the largest magnitude at some k lies below the granule's bound: see SplitProfile.
+__device__ inline uint16_t below_bound(const SplitScale& scale, uint32_t largest) {
+  return scale.holds_numbers && largest != 0
+             ? static_cast<uint16_t>(scale.exponent + kSplitBits - exponent_of(largest))
+             : kNothingAtK;
+}
+
+// Scales the entries of a chunk by 2^shift and writes its split parts. part(i) is part `i` of the
+// block, and `chunk` counts chunks of the line.
+template <int kSplitParts, class Part>
+__device__ inline void write_split_chunk(const Chunk<float>& entries, int shift, int line,
+                                         int chunk, const Part& part) {
+  const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
+  const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
+  float2 x[2];
 #pragma unroll
-    for (int e = 0; e < 4; e += 2) {
-      x[e / 2] = {share.chunks[i].entry(e) * first * second,
-                  share.chunks[i].entry(e + 1) * first * second};
-    }
+  for (int e = 0; e < 4; e += 2)
+    x[e / 2] = {entries.entry(e) * first * second, entries.entry(e + 1) * first * second};
 #pragma unroll
-    for (int part = 0; part < kSplitParts; ++part) {
-      const __half2 rounded[2] = {__float22half2_rn(x[0]), __float22half2_rn(x[1])};
-      *reinterpret_cast<uint2*>(to.parts[part] + at) = reinterpret_cast<const uint2&>(rounded);
+  for (int i = 0; i < kSplitParts; ++i) {
+    const __half2 rounded[2] = {__float22half2_rn(x[0]), __float22half2_rn(x[1])};
+    *reinterpret_cast<uint2*>(part(i) + at) = reinterpret_cast<const uint2&>(rounded);
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const float2 high = __half22float2(rounded[pair]);
-        x[pair] = {x[pair].x - high.x, x[pair].y - high.y};
-      }
+    for (int pair = 0; pair < 2; ++pair) {
+      const float2 high = __half22float2(rounded[pair]);
+      x[pair] = {x[pair].x - high.x, x[pair].y - high.y};
     }
   }
 }
 
-// One warp calls it.
-template <int kGranules>
-__device__ inline void write_profile(const uint32_t (&largest)[kGranules][kSplitBlock],
-                                     const SplitScale (&scales)[kGranules][kGranules],
-                                     SplitProfile<kGranules>& profile) {
-  constexpr int kParts = kSplitBlock / 32;
-#pragma unroll
-  for (int extent = 0; extent < kGranules; ++extent) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int k = part * 32 + threadIdx.x % 32;
-      const SplitScale& scale = scales[extent][part * kGranules / kParts];
-      const uint32_t here = largest[extent][k];
-      const bool anything = scale.holds_numbers && here != 0;
-      profile.below[extent][k] =
-          anything ? scale.exponent + kSplitBits - exponent_of(here) : kNothingAtK;
-    }
-  }
+// How much of an edge of a block lies in the matrix, of which `left` begins there.
+__device__ inline uint8_t edge_inside(int64_t left) {
+  return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
 }
 
 // kOperands is 2 where the second matrix is the first as the other operand of a product, with the
 // same split parts. In the first, lines are then along K.
-template <int kSplitParts, int kGranules, int kOperands>
+template <int kSplitParts, int kOperands>
 __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ uint32_t largest[kOperands][kSplitGroups][kGranules][kSplitBlock];
+  __shared__ uint32_t largest[kOperands][kSplitGroups][kSplitBlock];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
   const NormGroup group(kSplitThreads);
   const NormPlace place(p.matrix, group, pair.thread_block());
   const NormBlock<float> block = place.block<float>(p.matrix);
 #pragma unroll
-  for (int i = 0; i < kOperands * kGranules; ++i) {
-    largest[i / kGranules][threadIdx.x / kSplitBlock][i % kGranules][threadIdx.x % kSplitBlock] = 0;
-  }
+  for (int i = 0; i < kOperands; ++i)
+    largest[i][threadIdx.x / kSplitBlock][threadIdx.x % kSplitBlock] = 0;
   if (p.zeroed != nullptr && pair.thread_block() == 0 && threadIdx.x == 0) *p.zeroed = 0;
   static_assert(kSplitGroups * kSplitBlock == kNormThreads);
   __syncthreads();
@@ -234,86 +210,36 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     const SplitOperand& split = x == 0 ? p.split : pair.matrices[1].split;
     const bool along_k = kOperands == 1 ? p.lines_along_k : x == 0;
     const int64_t inside = along_k ? block.length_left : block.lines_left;
-    SplitScale scales[kGranules][kGranules];  // along M (or N), and along K
-#pragma unroll
-    for (int extent = 0; extent < kGranules; ++extent) {
-#pragma unroll
-      for (int k = 0; k < kGranules; ++k) {
-        scales[extent][k] =
-            split_scale<kSplitParts, kGranules>(largest[x][group.index][extent], k, inside);
-      }
-    }
-
-    // The granules of a thread's chunks: one along the lines, and all across them.
-    const int along = group.thread % kSplitLineChunks / (kSplitLineChunks / kGranules);
-    int shifts[kGranules];
-#pragma unroll
-    for (int across = 0; across < kGranules; ++across) {
-      int exponent = 0;
-#pragma unroll
-      for (int i = 0; i < kGranules; ++i) {
-        if (i == along) {
-          exponent = along_k ? scales[across][i].exponent : scales[i][across].exponent;
-        }
-      }
-      shifts[across] = -exponent;
-    }
-
+    const SplitScale scale = split_scale<kSplitParts>(largest[x][group.index], inside);
     const int64_t i = along_k ? place.line : place.entry;
     const int64_t k = along_k ? place.entry : place.line;
     const int64_t at = (place.batch * split.extent + i) * split.depth + k;
     if (x == 0) {
-      write_split_parts(share, group.thread, shifts,
-                        static_cast<SplitBlock<kSplitParts>*>(split.blocks)[at]);
+      auto& to = static_cast<SplitBlock<kSplitParts>*>(split.blocks)[at];
+#pragma unroll
+      for (int j = 0; j < kSplitLoads; ++j) {
+        const int index = SplitShare::index(j, group.thread);
+        write_split_chunk<kSplitParts>(share.chunks[j], -scale.exponent, index / kSplitLineChunks,
+                                       index % kSplitLineChunks,
+                                       [&](int part) { return to.parts[part]; });
+      }
     }
     if (group.thread < 32) {
-      write_profile(largest[x][group.index], scales, split.profile<kGranules>(at));
+#pragma unroll
+      for (int j = group.thread; j < kSplitBlock; j += 32)
+        split.profile<1>(at).below[0][j] = below_bound(scale, largest[x][group.index][j]);
     }
     if (group.thread == 0) {
-      const auto edge = [](int64_t left) {
-        return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
-      };
-      using Header = SplitHeaderOf<kGranules>;
-      Header header{block.data, {}, {}, edge(block.lines_left), edge(block.length_left)};
-#pragma unroll
-      for (int extent = 0; extent < kGranules; ++extent) {
-#pragma unroll
-        for (int k = 0; k < kGranules; ++k) {
-          const int number = Header::number(extent, k);
-          header.exponents[number] = static_cast<int16_t>(scales[extent][k].exponent);
-          header.flags[number] = static_cast<uint8_t>(scales[extent][k].kinds);
-        }
-      }
-      split.header<kGranules>(at) = header;
+      split.header<1>(at) = {block.data,
+                             {static_cast<int16_t>(scale.exponent)},
+                             {static_cast<uint8_t>(scale.kinds)},
+                             edge_inside(block.lines_left),
+                             edge_inside(block.length_left)};
     }
   }
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
-}
-
-// Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2),
-// with `granules` along each edge of a block (1, or 2 if there are two split parts). Also computes
-// the norm maps of those whose matrix.norms is not null. Two that share their split parts are one
-// matrix in granules of 64, with lines along K in the first.
-inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts, int granules,
-                                cudaStream_t stream) {
-  const auto thread_blocks = [](const SplitParams& p) {
-    const int64_t blocks = p.matrix.batch * p.split.extent * p.split.depth;
-    return static_cast<unsigned>((blocks - 1) / kSplitGroups + 1);
-  };
-  MatrixPair<SplitParams> pair{};
-  pair.matrices[0] = params[0];
-  pair.second_begins = thread_blocks(params[0]);
-  unsigned blocks = pair.second_begins;
-  const bool turns = count == 2 && params[0].split.blocks == params[1].split.blocks;
-  if (count == 2) pair.matrices[1] = params[1];
-  if (count == 2 && !turns) blocks += thread_blocks(params[1]);
-  const auto kernel = turns              ? split_parts == 1 ? split<1, 1, 2> : split<2, 1, 2>
-                                   : split_parts == 1 ? split<1, 1, 1>
-                      : granules == 1    ? split<2, 1, 1>
-                                         : split<2, 2, 1>;
-  return launch(kernel, blocks, kNormThreads, 0, /*overlap_previous=*/false, stream, pair);
 }
 
 }  // namespace spamm::kernels

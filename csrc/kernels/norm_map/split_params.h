@@ -81,7 +81,7 @@ struct SplitOperand {
 };
 
 struct SplitParams {
-  NormMapParams<float> matrix;  // in blocks of 64 x 64; norms may be null
+  NormMapParams<float> matrix;  // in blocks of a granule; norms may be null
   SplitOperand split;
   bool lines_along_k;  // the entries of a line are neighbours along K
   int* zeroed;         // the kernel sets it to 0; may be null
