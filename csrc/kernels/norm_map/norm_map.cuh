@@ -267,12 +267,12 @@ template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair, int* zeroed) {
   let_next_kernel_start();
-  wait_for_previous_kernel();
-  if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   const auto& p = pair.own();
   const NormGroup group(norm_threads<Element>(p.log2_block_lines + p.log2_block_length));
   const NormPlace place(p, group, pair.thread_block());
   const NormBlock<Element> block = place.block<Element>(p);
+  wait_for_previous_kernel();  // as late as possible: a division takes as long as a load
+  if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   NormOf<Element> sum = 0;
   bool nonzero = false;
   sum_squares(block, group.thread, group.threads, sum, nonzero);

@@ -160,19 +160,25 @@ __device__ bool is_marked(const TiledProduct<Norm>&, const TileOf<Config>&) {
 // `warp` counts the list warps.
 template <class Config, class Params>
 __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) {
-  // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
-  wait_for_previous_kernel();
   constexpr int kUnroll = 2 / Config::kGranules;  // loads the norms of up to 64 steps at a time
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1, own_steps = steps_of_segment<Config>(p, steps);
-  const auto tau = p.product.tau.value();
   ListWriter<typename Storage<Config>::Ring, 1> writer(storage.ring, warp);
 
-  for (int number = warp == 0 ? blockIdx.x : claim_tile(p); number < p.tiles;
-       number = claim_tile(p)) {
+  bool waited = false;
+  typename Config::Norm tau{};
+  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p)) {
     const Tile tile = segment_at<Config>(p, number);
-    if (is_below<Config>(p, tile)) continue;
     const TileNorms<Config> norms(p.product, batch_of<Config>(p, tile), tile);
+    if (!waited) {
+      // As late as possible: dividing takes as long as reading norms. Nothing is loaded or stored
+      // before it is listed, so no other warp needs to wait here.
+      wait_for_previous_kernel();
+      waited = true;
+      tau = p.product.tau.value();
+      if (warp != 0) continue;  // the first tile is that of the other list warp
+    }
+    if (is_below<Config>(p, tile)) continue;
     const bool marked = is_marked<Config>(p, tile);
 #pragma unroll 1
     for (int first = lane; first - lane < own_steps; first += 32 * kUnroll) {
