@@ -435,9 +435,11 @@ def norms_of_kind(kind, rows, columns, dtype, seed):
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["normal", "ties", "decades", "outliers", "specials"])
-@pytest.mark.parametrize("shape", [(16, 16, 16), (3, 200, 65), (128, 128, 128), (150, 170, 190)])
+@pytest.mark.parametrize(
+    "shape", [(16, 16, 16), (20, 24, 30), (3, 200, 65), (128, 128, 128), (150, 170, 190)]
+)
 def test_one_thread_block_or_many_find_the_same_tau(shape, kind, dtype):
-    """Maps that one thread block takes, and maps for many; whether or not the sample misleads."""
+    """Maps that one thread block holds or sorts, and for many; whether or not a sample misleads."""
     m, k, n = shape
     norm_a = norms_of_kind(kind, m, k, dtype, 0)
     norm_b = norms_of_kind(kind, k, n, dtype, 1)

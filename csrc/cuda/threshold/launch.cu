@@ -9,6 +9,7 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/error_search.cuh"
+#include "kernels/threshold/held_products.cuh"
 #include "kernels/threshold/product_histogram.cuh"
 #include "kernels/threshold/select_tau.cuh"
 #include "kernels/threshold/valid_counts.cuh"
@@ -70,6 +71,11 @@ size_t find_tau_workspace() {
 
 namespace {
 
+template <class Count>
+Count rank_of(double target) {
+  return static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
+}
+
 // kGrid, kLaneRows, Count: see select_tau().
 template <bool kGrid, int kLaneRows, class Count, class Norm>
 void launch_select(const NormMaps<Norm>& maps, double target, double products, void* workspace,
@@ -89,12 +95,21 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       kernels::kSelectSharedBytes<Norm> + most));
 
-  const auto rank = static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
+  const auto rank = rank_of<Count>(target);
   const double share = std::min(1.0, static_cast<double>(rank) / products);
   C10_CUDA_CHECK(kernels::launch_meeting(
       kernel, blocks, kernels::kSelectThreads<Norm>, bytes, kGrid, stream, maps,
       static_cast<kernels::Selection<Norm, Count>*>(workspace), rank, target,
       kernels::SampleRanks::of(share, kernels::kSelectThreads<Norm>), kept, tau));
+}
+
+template <class Norm>
+void launch_select_held(const NormMaps<Norm>& maps, double target, double, void*, Norm* tau,
+                        unsigned blocks, const cudaDeviceProp&, cudaStream_t stream) {
+  C10_CUDA_CHECK(kernels::launch(kernels::select_held_tau<Norm>, blocks,
+                                 kernels::kSelectThreads<Norm>, kernels::kSelectSharedBytes<Norm>,
+                                 /*overlap_previous=*/true, stream, maps, rank_of<unsigned>(target),
+                                 target, tau));
 }
 
 }  // namespace
@@ -112,7 +127,9 @@ void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* works
     select(maps, valid_ratio * products, products, workspace, tau, static_cast<unsigned>(blocks),
            device, stream);
   };
-  if (small <= kernels::kSelectWarps<Norm>) {
+  if (products <= kernels::kMostHeld) {
+    launch(launch_select_held<Norm>, 1);
+  } else if (small <= kernels::kSelectWarps<Norm>) {
     launch(launch_select<false, 1, unsigned, Norm>, 1);
   } else if (small <= kFewBlocks * kernels::kSelectWarps<Norm>) {
     launch(launch_select<true, 1, unsigned, Norm>,

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/sparse/csr.cuh"
-#include "kernels/threshold/select_tau.cuh"
+#include "kernels/threshold/visited_products.cuh"
 
 namespace spamm::kernels {
 
@@ -32,35 +32,6 @@ struct ListedProducts {
     return product_key(maps.norm_a[slot], maps.norm_b[first + pick(2700274806u, length)]);
   }
 };
-
-template <class Index, class Norm>
-__device__ void count_bins(const ListedProducts<Index, Norm>& products,
-                           const KeyInterval<Norm>& interval, int shift, int bins,
-                           unsigned* counts) {
-  for (int i = threadIdx.x; i <= bins; i += blockDim.x) counts[i] = 0;
-  __syncthreads();
-  unsigned above = 0;
-  products.each_key([&](auto key) {
-    if (key > interval.high) ++above;
-    if (interval.has(key)) atomicAdd(&counts[(key - interval.low) >> shift], 1u);
-  });
-  above = __reduce_add_sync(~0u, above);
-  if (threadIdx.x % 32 == 0) atomicAdd(&counts[bins], above);
-  __syncthreads();
-}
-
-template <class Index, class Norm>
-__device__ void collect(const ListedProducts<Index, Norm>& products,
-                        const KeyInterval<Norm>& interval, SelectShared<Norm>& shared) {
-  start_collecting(shared);
-  auto successor = Bits<Norm>::kInfinity;
-  products.each_key([&](auto key) {
-    if (key > interval.high) successor = min(successor, key);
-    if (interval.low == interval.high || !interval.has(key)) return;
-    shared.staged[atomicAdd(&shared.collected, 1u)] = key;
-  });
-  include_successor(successor, shared);
-}
 
 // Cooperative. See select_tau().
 template <class Index, class Norm>
