@@ -284,13 +284,20 @@ __device__ Sweep combine_blocks(const Sweep& own, int half, ErrorSearch<Norm>* g
   Meeting<true> meeting;
   meeting.arrive();
   meeting.wait();
+  constexpr int kAhead = 16;  // loads in flight: most launches need no more
   Sweep part{0, SearchKeys::none<Norm>()};
-#pragma unroll 8
-  for (int block = warp; block < gridDim.x; block += warps) {
-    part.square = __dadd_ru(part.square, global->squares[half][block][lane]);
-  }
   for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
     part.keys.include(global->keys[half][block]);
+  }
+  for (int first = warp; first < gridDim.x; first += kAhead * warps) {
+    double squares[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int block = first + i * warps;
+      squares[i] = block < gridDim.x ? global->squares[half][block][lane] : 0;
+    }
+#pragma unroll
+    for (const double square : squares) part.square = __dadd_ru(part.square, square);
   }
   part.keys.include_lanes();
   return combine_warps<Norm>(part, shared.of_grid[half]);
