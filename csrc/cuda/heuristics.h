@@ -231,6 +231,18 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
                       upper_only);
 }
 
+// Whether a float32 product in blocks of 32 takes the kernel that reads B once
+// (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose. Its bits
+// are those of the other way. `m` and `n`: of this product, or of a part.
+inline bool one_pass_pays(const Choice& choice, const Block& block, int64_t m, int64_t n,
+                          int multiprocessors) {
+  constexpr int64_t kMostRows = 2, kMostTilesOfBlock = 64;
+  const int64_t rows = blocks_of(m, choice.config.rows);
+  const int64_t tiles = rows * blocks_of(n, choice.config.columns);
+  return choice.kernel == Kernel::kSm90F32x3 && choice.tile == TileSize::kLarge && block.k == 32 &&
+         block.n == 32 && rows <= kMostRows && tiles <= kMostTilesOfBlock * multiprocessors;
+}
+
 // The number of tile rows that a Hopper product computes together, so that they share columns of B
 // in the L2 cache. Measured: with at most 16 tile columns, 8 rows are about one tile for each
 // multiprocessor and 6% faster. With more columns, 16 rows are up to 1% faster.

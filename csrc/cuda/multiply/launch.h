@@ -19,6 +19,12 @@ using Multiply = cudaError_t (*)(const kernels::MultiplyParams<Norm>& params,
 using SplitMultiply = cudaError_t (*)(const kernels::MultiplyParams<float>& params,
                                       const kernels::SplitSource& a, const kernels::SplitSource& b,
                                       int16_t* terms, const kernels::Launch& how);
+// The same from the float32 matrix B, in blocks of 32 x 32 whose norms go to b.norms; null: they
+// are in `params`.
+using OnePassMultiply = cudaError_t (*)(const kernels::MultiplyParams<float>& params,
+                                        const kernels::SplitSource& a,
+                                        const kernels::NormMapParams<float>& b, int16_t* terms,
+                                        const kernels::Launch& how);
 // A block-sparse product: `params` has no norms.
 template <class Norm>
 using ListedMultiply = cudaError_t (*)(const kernels::MultiplyParams<Norm>& params,
@@ -47,6 +53,9 @@ cudaError_t multiply_sm90_f32x1(const kernels::MultiplyParams<float>&, const ker
                                 const kernels::SplitSource&, int16_t*, const kernels::Launch&);
 cudaError_t multiply_sm90_f32x3(const kernels::MultiplyParams<float>&, const kernels::SplitSource&,
                                 const kernels::SplitSource&, int16_t*, const kernels::Launch&);
+cudaError_t multiply_in_one_pass(const kernels::MultiplyParams<float>&, const kernels::SplitSource&,
+                                 const kernels::NormMapParams<float>&, int16_t*,
+                                 const kernels::Launch&);
 cudaError_t multiply_listed_f16(const kernels::MultiplyParams<float>&, const kernels::ProductLists&,
                                 const kernels::Launch&);
 cudaError_t multiply_listed_bf16(const kernels::MultiplyParams<float>&,
@@ -64,6 +73,7 @@ cudaError_t launch_split(const kernels::SplitParams*, int count, int split_parts
 #else  // heuristics.h does not choose these
 constexpr Multiply<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
 constexpr SplitMultiply multiply_sm90_f32x1 = nullptr, multiply_sm90_f32x3 = nullptr;
+constexpr OnePassMultiply multiply_in_one_pass = nullptr;
 constexpr ListedMultiply<float> multiply_listed_f16 = nullptr, multiply_listed_bf16 = nullptr;
 constexpr ListedMultiply<double> multiply_listed_f64 = nullptr;
 constexpr ListedSplitMultiply multiply_listed_f32x1 = nullptr, multiply_listed_f32x3 = nullptr;

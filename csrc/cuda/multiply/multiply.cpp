@@ -73,23 +73,32 @@ cudaError_t launch_split_product(const Product& x, const Choice& choice, kernels
   const int parts = split_parts_of(choice.kernel);
   std::optional<SplitOperands> own;
   if (x.split_parts == nullptr) {
-    own.emplace(x.a, x.b, parts, x.block, MapMemory(), MapMemory(), nullptr, how.stream);
+    own.emplace(x.a, x.b, x.reads_b_once, parts, x.block, MapMemory(), MapMemory(), nullptr,
+                how.stream);
   }
   const SplitOperands& split = own ? *own : *x.split_parts;
   // A number for each granule of whole blocks of C, and the counter behind them.
-  const int64_t edge = kernels::kSplitBlock / granules_of(x.block);
+  const int64_t granules = granules_of(x.block), edge = kernels::kSplitBlock / granules;
+  const auto granules_along = [&](int64_t size) {
+    return granules * blocks_of(size, kernels::kSplitBlock);
+  };
   const int64_t terms = x.lists != nullptr
                             ? x.c.numel() / (edge * edge)
-                            : split.granules(x.c.dim() == 3 ? x.c.size(0) : 1, x.block);
+                            : (x.c.dim() == 3 ? x.c.size(0) : 1) * granules_along(x.c.size(-2)) *
+                                  granules_along(x.c.size(-1));
   const int64_t terms_in_ints = blocks_of(terms * sizeof(int16_t), sizeof(int));
   const c10::DataPtr memory = allocate_ints(terms_in_ints + 1);
   auto* const ints = static_cast<int*>(memory.get());
   auto p = params_of<float>(x, x.counters != nullptr ? x.counters : ints + terms_in_ints);
   p.a = split.a.operand();
-  p.b = split.b.operand();
+  auto* const numbers = static_cast<int16_t*>(memory.get());
+  if (!split.b) {
+    const auto b = norm_map_params<float>(Matrices(x.b), x.block.k, x.block.n, x.norms_b);
+    return multiply_in_one_pass(p, split.a.source(), b, numbers, how);
+  }
+  p.b = split.b->operand();
   const auto start = [&](auto multiply, const auto&... lists) {
-    return multiply(p, lists..., split.a.source(), split.b.source(),
-                    static_cast<int16_t*>(memory.get()), how);
+    return multiply(p, lists..., split.a.source(), split.b->source(), numbers, how);
   };
   if (x.lists != nullptr) {
     return start(parts == 1 ? multiply_listed_f32x1 : multiply_listed_f32x3, *x.lists);
@@ -150,6 +159,12 @@ std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block&
 const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel});
 
 }  // namespace
+
+bool reads_b_once(const Choice& choice, const Block& block, const Tensor& a, const Tensor& b,
+                  const OnDevice& device) {
+  return b.dim() == 2 && reads_along(b, 2, 1) && a.dim() == 2 &&
+         one_pass_pays(choice, block, a.size(0), b.size(1), device.multiprocessors());
+}
 
 bool reads_in_place(Kernel kernel, const Tensor& rows, int64_t first, const Tensor& b) {
   constexpr int64_t kStep = 64;  // rows that a kernel loads together

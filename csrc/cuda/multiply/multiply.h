@@ -55,6 +55,9 @@ struct Product {
   int64_t first_own_row = 0;
   // The split parts of the operands, split_parts_of(kernel) of each. Null: they are made here.
   const SplitOperands* split_parts = nullptr;
+  // reads_b_once(): only A has split parts, and B's norms go to `norms_b` unless map_b has them.
+  bool reads_b_once = false;
+  MapMemory norms_b = {};
   // Device memory of 1 + Choice::meetings ints, allocated on the current stream, so that no launch
   // on another stream or in another graph can use it at the same time. Null: it is allocated here.
   // The first one may be zero when the previous kernel on the stream has ended.
@@ -67,6 +70,10 @@ struct Product {
 
 // Whether `rows` of B, from `first` on, can be read where they are, beside the other rows in `b`.
 bool reads_in_place(Kernel kernel, const at::Tensor& rows, int64_t first, const at::Tensor& b);
+
+// Whether the product reads B once, and computes norms and split parts of what it reads.
+bool reads_b_once(const Choice& choice, const Block& block, const at::Tensor& a,
+                  const at::Tensor& b, const OnDevice& device);
 
 void launch_product(const Product& product, const Choice& choice, const OnDevice& device);
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 
 #include "block.h"
 #include "checks.h"
@@ -95,27 +96,23 @@ inline bool is_split_once(const at::Tensor& a, const at::Tensor& b) {
          a.stride(0) <= kernels::kLongestSplitStride;
 }
 
-// Both operands of a product in blocks of `block`.
+// Both operands of a product in blocks of `block`, or A alone.
 struct SplitOperands {
-  SplitTensor a, b;
+  SplitTensor a;
+  std::optional<SplitTensor> b;
 
   // `zeroed`, if not null, is an int in device memory that the launch sets to 0.
-  SplitOperands(const at::Tensor& source_a, const at::Tensor& source_b, int split_parts,
-                const Block& block, const MapMemory& norms_a, const MapMemory& norms_b, int* zeroed,
-                cudaStream_t stream)
-      : a(source_a, 2, split_parts, granules_of(block), norms_a),
-        b(source_b, 1, split_parts, granules_of(block), norms_b) {
-    if (granules_of(block) == 1 && norms_b.norms == nullptr && is_split_once(source_a, source_b))
-      b.take_parts_of(a);
-    kernels::SplitParams params[] = {a.params(), b.params()};
+  SplitOperands(const at::Tensor& source_a, const at::Tensor& source_b, bool only_a,
+                int split_parts, const Block& block, const MapMemory& norms_a,
+                const MapMemory& norms_b, int* zeroed, cudaStream_t stream)
+      : a(source_a, 2, split_parts, granules_of(block), norms_a) {
+    if (!only_a) b.emplace(source_b, 1, split_parts, granules_of(block), norms_b);
+    if (b && granules_of(block) == 1 && norms_b.norms == nullptr &&
+        is_split_once(source_a, source_b))
+      b->take_parts_of(a);
+    kernels::SplitParams params[] = {a.params(), b ? b->params() : kernels::SplitParams{}};
     params[0].zeroed = zeroed;
-    C10_CUDA_CHECK(launch_split(params, 2, split_parts, granules_of(block), stream));
-  }
-
-  // The number of granules of whole blocks of a batch of products.
-  int64_t granules(int64_t batch, const Block& block) const {
-    const int64_t edge = granules_of(block);
-    return batch * a.params().split.extent * b.params().split.extent * edge * edge;
+    C10_CUDA_CHECK(launch_split(params, b ? 2 : 1, split_parts, granules_of(block), stream));
   }
 };
 

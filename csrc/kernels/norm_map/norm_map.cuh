@@ -162,8 +162,8 @@ struct NormGroup {
 // The norm of a block from scaled entries (safe_norm.cuh). All groups of a thread block call it;
 // groups with `needed` false only take part in the barriers. It is rare, so it is not inlined: its
 // registers would reduce the number of loads in flight.
-template <class Block>
-__device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, const NormGroup& group,
+template <class Block, class Group>
+__device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, const Group& group,
                                                          bool needed) {
   using Norm = typename Block::Norm;
   __shared__ unsigned long long shared_bits[kNormWarps];
@@ -219,10 +219,9 @@ struct NormPlace {
 };
 
 // Computes a block's norm from its threads' parts of the sum. All groups of a thread block call it.
-template <class Block>
-__device__ typename Block::Norm norm_of_shares(const Block& block, const NormGroup& group,
-                                               bool exists, typename Block::Norm sum,
-                                               bool nonzero) {
+template <class Block, class Group>
+__device__ typename Block::Norm norm_of_shares(const Block& block, const Group& group, bool exists,
+                                               typename Block::Norm sum, bool nonzero) {
   using Norm = typename Block::Norm;
   __shared__ Norm shared_sums[kNormWarps];
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
@@ -238,9 +237,9 @@ __device__ typename Block::Norm norm_of_shares(const Block& block, const NormGro
 }
 
 // The same, and writes the norm to the map.
-template <class Element>
+template <class Element, class Group>
 __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& block,
-                           const NormGroup& group, NormOf<Element> sum, bool nonzero) {
+                           const Group& group, NormOf<Element> sum, bool nonzero) {
   const NormOf<Element> norm = norm_of_shares(block, group, place.exists, sum, nonzero);
   if (place.exists && group.thread == 0) {
     const NormMapParams<NormOf<Element>>& p = block.p;

@@ -36,7 +36,16 @@ class PromotedGranules {
     for (int i = 0; i < Config::kOwn; ++i) {
       together = together && exact_granules(header_a, headers_b[i], terms, i) == 0;
     }
-    if (together) {
+    if (together && Config::kHalvesInTurn) {
+      const OwnExponents<Config::kOwn> exponents(header_a, headers_b);
+      HalfSums<kSize> sums;
+      wait_for<0, 0, Config::kOwn * kBlock>(a, b, sums);
+      promote_half<0>(sums, exponents);
+      wait_for<1, 0, Config::kOwn * kBlock>(a, b, sums);
+      begun();
+      release();
+      promote_half<1>(sums, exponents);
+    } else if (together) {
       HalfSums<kSize> sums[2];
       cute::warpgroup_arrive();
       multiply_half<0, 0, Config::kOwn * kBlock>(a, b, sums[0]);
@@ -46,7 +55,8 @@ class PromotedGranules {
       const OwnExponents<Config::kOwn> exponents(header_a, headers_b);
       cute::warpgroup_wait<0>();
       release();
-      promote_granules(sums, exponents);
+      promote_half<0>(sums[0], exponents);
+      promote_half<1>(sums[1], exponents);
     } else {
       begun();
       add_blocks(params, bits, a, b, header_a, headers_b, terms);
@@ -83,14 +93,13 @@ class PromotedGranules {
   }
 
   // `kColumn` counts columns of granules.
-  template <int kColumn = 0>
-  __device__ __forceinline__ void promote_granules(HalfSums<kSize> (&sums)[2],
-                                                   const OwnExponents<Config::kOwn>& exponents) {
+  template <int kHalf, int kColumn = 0>
+  __device__ __forceinline__ void promote_half(HalfSums<kSize>& sums,
+                                               const OwnExponents<Config::kOwn>& exponents) {
     if constexpr (kColumn < 2 * Config::kOwn) {
       constexpr int kFirst = kColumn * kGranuleValues;
-      promote<kGranuleValues, kFirst, kFirst>(sums[0], exponents.at(kColumn, 0), totals_);
-      promote<kGranuleValues, kFirst, kFirst>(sums[1], exponents.at(kColumn, 1), totals_);
-      promote_granules<kColumn + 1>(sums, exponents);
+      promote<kGranuleValues, kFirst, kFirst>(sums, exponents.at(kColumn, kHalf), totals_);
+      promote_half<kHalf, kColumn + 1>(sums, exponents);
     }
   }
 
