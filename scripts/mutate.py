@@ -9,15 +9,18 @@ interrupt.
     python scripts/mutate.py                     # all of them: half an hour on two cores
     python scripts/mutate.py --only cpu/conv     # those whose file or new text holds this
     python scripts/mutate.py --pytest="-m 'not thorough'"
+    python scripts/mutate.py --only csrc/kernels --pytest="-m 'cuda and not thorough'" --jobs 14
 """
 
 import argparse
 import collections
+import ctypes
 import os
 import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,17 +48,52 @@ def read_table(text: str) -> list[Mutation]:
 
 
 TABLE = read_table(Path(__file__).with_name("mutations.txt").read_text())
+# In kernels a variable of each file's own holds the number; pytest_sessionstart() sets all of them.
 PICK = """\
 #ifndef SPAMM_MUTANT
 #define SPAMM_MUTANT
 #include <cstdlib>
 static const int spamm_mutant = std::getenv("MUTANT") ? std::atoi(std::getenv("MUTANT")) : -1;
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#include <vector>
+static __device__ int spamm_mutant_there = -1;
+inline std::vector<void (*)()>& spamm_setters() {
+  static std::vector<void (*)()> setters;
+  return setters;
+}
+static void spamm_set_own() { cudaMemcpyToSymbol(spamm_mutant_there, &spamm_mutant, sizeof(int)); }
+static const bool spamm_listed = (spamm_setters().push_back(&spamm_set_own), true);
+extern "C" inline __attribute__((visibility("default"), used)) void spamm_set_mutant() {
+  for (const auto set : spamm_setters()) set();
+}
+#define SPAMM_ANYWHERE __host__ __device__
+#else
+#define SPAMM_ANYWHERE
+#endif
+SPAMM_ANYWHERE static inline bool spamm_is(int mutation) {
+#ifdef __CUDA_ARCH__
+  return spamm_mutant_there == mutation;
+#else
+  return spamm_mutant == mutation;
+#endif
+}
 #endif
 """
 
 
+def pytest_sessionstart() -> None:
+    """As a plugin of pytest: tells kernels which mutation is picked."""
+    import spamm_torch
+
+    library = ctypes.CDLL(str(Path(spamm_torch.__file__).with_name("libspamm_torch.so")))
+    if hasattr(library, "spamm_set_mutant"):
+        library.spamm_set_mutant()
+
+
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HYPOTHESIS_PROFILE": "ci", **variables}
+    path = os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "HYPOTHESIS_PROFILE": "ci", "PYTHONPATH": path, **variables}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
 
 
@@ -78,16 +116,18 @@ def guarded(text: str, mutations: list[Mutation]) -> str:
     def guard(found: re.Match[str]) -> str:
         old = found[0]
         if old.endswith(";"):
-            chain = (f"if (spamm_mutant == {i}) {{ {new} }} else " for i, new in news[old].items())
+            chain = (f"if (spamm_is({i})) {{ {new} }} else " for i, new in news[old].items())
             return f"{{ {''.join(chain)}{{ {old} }} }}"
-        chain = (f"spamm_mutant == {i} ? ({new}) : " for i, new in news[old].items())
+        chain = (f"spamm_is({i}) ? ({new}) : " for i, new in news[old].items())
         return f"({''.join(chain)}({old}))"
 
     return PICK + re.sub("|".join(map(re.escape, news)), guard, text)
 
 
 def is_noticed(mutation: Mutation, options: list[str]) -> bool:
-    picked = {"MUTANT": str(TABLE.index(mutation))}
+    """Whether a test fails; of a mutation that is not in TABLE, without any."""
+    number = TABLE.index(mutation) if mutation in TABLE else len(TABLE)
+    picked = {"MUTANT": str(number)}
     if mutation.tests.startswith("cpp:"):
         folder = str(ROOT / "build" / "tests-cpp")
         made = run("cmake", "--build", folder)
@@ -96,16 +136,18 @@ def is_noticed(mutation: Mutation, options: list[str]) -> bool:
         tests = f"--gtest_filter={mutation.tests.removeprefix('cpp:')}"
         return run(f"{folder}/spamm_torch_tests", tests, **picked).returncode != 0
     files = [f"tests/{file}" for file in mutation.tests.split()]
-    result = run(sys.executable, "-m", "pytest", "-x", "-q", *options, *files, **picked)
+    command = (sys.executable, "-m", "pytest", "-p", "mutate", "-x", "-q", *options, *files)
+    result = run(*command, **picked)
     if result.returncode > 1:
         raise RuntimeError(f"pytest failed:\n{(result.stdout + result.stderr)[-2000:]}")
     return result.returncode != 0  # negative after a crash
 
 
-def try_out(mutations: list[Mutation], options: list[str]) -> int:
+def try_out(mutations: list[Mutation], options: list[str], jobs: int) -> int:
     """Makes the mutations, undoes them, and returns how many of them the tests notice.
 
-    Several are made together: those of the library, of which a run picks one.
+    Several are made together: those of the library, of which a run picks one. Without any, all
+    tests must pass.
     """
     texts = {mutation.file: (ROOT / mutation.file).read_text() for mutation in mutations}
     for mutation in mutations:
@@ -119,10 +161,18 @@ def try_out(mutations: list[Mutation], options: list[str]) -> int:
             of_file = [mutation for mutation in mutations if mutation.file == file]
             old, new = of_file[0].old, of_file[0].new
             (ROOT / file).write_text(guarded(text, of_file) if together else text.replace(old, new))
+        tried = mutations
         if together:
             build()
-        for mutation in mutations:
-            found = is_noticed(mutation, options)
+            tried = [Mutation("", "", "", tests) for tests in dict.fromkeys(m.tests for m in tried)]
+            tried += mutations
+        with ThreadPoolExecutor(jobs if together else 1) as pool:
+            results = list(pool.map(lambda mutation: is_noticed(mutation, options), tried))
+        for mutation, found in zip(tried, results, strict=True):
+            if not mutation.file:
+                if found:
+                    raise RuntimeError(f"{mutation.tests} fail without a mutation")
+                continue
             noticed += found
             print("noticed" if found else "MISSED ", mutation.file, repr(mutation.new), flush=True)
     finally:
@@ -139,12 +189,14 @@ def main(given: list[str] | None = None) -> None:
         "--only", default="", help="mutations whose file or new text holds this (default: all)"
     )
     parser.add_argument("--pytest", default="", help="more options of pytest (default: none)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs of tests at a time (default: 1)")
     arguments = parser.parse_args(given)
     chosen = [m for m in TABLE if arguments.only in m.file or arguments.only in m.new]
     together = [mutation for mutation in chosen if is_of_library(mutation)]
     groups = [[mutation] for mutation in chosen if not is_of_library(mutation)]
     groups += [together] if together else []
-    noticed = sum(try_out(group, shlex.split(arguments.pytest)) for group in groups)
+    options = shlex.split(arguments.pytest)
+    noticed = sum(try_out(group, options, arguments.jobs) for group in groups)
     print(f"{noticed} of {len(chosen)} noticed")
 
 
