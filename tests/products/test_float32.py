@@ -225,6 +225,18 @@ def test_float32_of_wide_blocks_is_as_accurate_as_cublas(shape, layout, block):
 
 
 @pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("edge", [100, 2100])
+def test_float32_of_blocks_that_turn_wide_far_along_k(edge, block):
+    """All terms are of like size. Only those of the last steps need to know it."""
+    (a, b), plain = operands(m=edge, k=2700, n=edge), 2240
+    wide_a, wide_b = wide_operands(edge, 2700, edge)
+    a, b = (x * 2.0**-20 for x in (a, b))
+    a[:, plain:], b[plain:] = wide_a[:, plain:], wide_b[plain:]
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0, block=block), a, b)
+    assert ours <= max(frobenius_error(a @ b, a, b), 2e-7)
+
+
+@pytest.mark.parametrize("block", [32, 64])
 def test_float32_of_overlaps_is_as_accurate_as_cublas(block):
     """Of functions from wide to narrow at random places: blocks span 1e-12 to 1 and far beyond."""
     generator = torch.Generator().manual_seed(0)
