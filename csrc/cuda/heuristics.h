@@ -222,25 +222,30 @@ inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& c
   return {kernel, tile, config, segments, meetings};
 }
 
+// Whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once pays
+// (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
+inline bool one_pass_pays(Kernel kernel, const Block& block, int64_t m, int64_t n,
+                          int multiprocessors) {
+  constexpr int64_t kEdge = 128, kMostRows = 2, kMostTilesOfBlock = 64;
+  const int64_t rows = blocks_of(m, kEdge), tiles = rows * blocks_of(n, kEdge);
+  return kernel == Kernel::kSm90F32x3 && block.k == 32 && block.n == 32 && rows <= kMostRows &&
+         tiles <= kMostTilesOfBlock * multiprocessors;
+}
+
 // `size`: of the whole product, if this one is a part of another, because kernels and tiles round
 // float32 differently.
 inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool allow_tf32,
                              const ProductSize& size, const Chip& chip, bool upper_only = false) {
   const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
-  return choose_tiles(choose_kernel(dtype, block, allow_tf32, hopper, size), size, chip,
-                      upper_only);
-}
-
-// Whether a float32 product in blocks of 32 takes the kernel that reads B once
-// (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose. Its bits
-// are those of the other way. `m` and `n`: of this product, or of a part.
-inline bool one_pass_pays(const Choice& choice, const Block& block, int64_t m, int64_t n,
-                          int multiprocessors) {
-  constexpr int64_t kMostRows = 2, kMostTilesOfBlock = 64;
-  const int64_t rows = blocks_of(m, choice.config.rows);
-  const int64_t tiles = rows * blocks_of(n, choice.config.columns);
-  return choice.kernel == Kernel::kSm90F32x3 && choice.tile == TileSize::kLarge && block.k == 32 &&
-         block.n == 32 && rows <= kMostRows && tiles <= kMostTilesOfBlock * multiprocessors;
+  const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper, size);
+  // What reads B once has large tiles, and pays from three quarters of a turn of them on.
+  const int64_t areas = blocks_of(size.m, 128) * blocks_of(size.n, 128);
+  Chip with_tile = chip;
+  if (!chip.forced_tile && size.batch == 1 && 4 * areas >= 3 * chip.multiprocessors &&
+      one_pass_pays(kernel, block, size.m, size.n, chip.multiprocessors)) {
+    with_tile.forced_tile = TileSize::kLarge;
+  }
+  return choose_tiles(kernel, size, with_tile, upper_only);
 }
 
 // The number of tile rows that a Hopper product computes together, so that they share columns of B

@@ -162,8 +162,8 @@ const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel}
 
 bool reads_b_once(const Choice& choice, const Block& block, const Tensor& a, const Tensor& b,
                   const OnDevice& device) {
-  return b.dim() == 2 && reads_along(b, 2, 1) && a.dim() == 2 &&
-         one_pass_pays(choice, block, a.size(0), b.size(1), device.multiprocessors());
+  return b.dim() == 2 && reads_along(b, 2, 1) && a.dim() == 2 && choice.tile == TileSize::kLarge &&
+         one_pass_pays(choice.kernel, block, a.size(0), b.size(1), device.multiprocessors());
 }
 
 bool reads_in_place(Kernel kernel, const Tensor& rows, int64_t first, const Tensor& b) {
