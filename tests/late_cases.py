@@ -72,7 +72,8 @@ class Case:
 
     def run(self, **other):
         results = self.call(**{**self.tensors, **other})
-        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+        results = results if isinstance(results, (tuple, list)) else [results]
+        return tuple(x for x in results if x is not None)
 
 
 @contextlib.contextmanager
