@@ -384,6 +384,15 @@ def test_reading_b_once_changes_no_bit(hopper, shape, knob, special):
         torch.testing.assert_close(product, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("rows", [64, 1])
+def test_one_row_of_many_columns_that_is_repeated(hopper, rows):
+    """Its rows have a stride of 0, with which no kernel reads it once."""
+    a, row = operands(m=128, k=rows, n=20000)
+    b = row[:1].expand(64, -1)[:rows]
+    found = spamm_torch.mm(a, b, tau=0.0, block=32)
+    torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-4)
+
+
 def test_float32_says_how_much_memory_its_halves_need(hopper):
     a = torch.ones(16384, 16384, device="cuda")
     refused = pytest.raises(torch.OutOfMemoryError, match=r"need \d+ bytes .* \[1, 16384, 16384\]")

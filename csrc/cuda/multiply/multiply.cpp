@@ -162,7 +162,9 @@ const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel}
 
 bool reads_b_once(const Choice& choice, const Block& block, const Tensor& a, const Tensor& b,
                   const OnDevice& device) {
-  return b.dim() == 2 && reads_along(b, 2, 1) && a.dim() == 2 && choice.tile == TileSize::kLarge &&
+  // Norms of one row that is repeated (a stride of 0) are summed by columns.
+  return b.dim() == 2 && reads_along(b, 2, 1) && lines_are_rows(Matrices(b)) && a.dim() == 2 &&
+         choice.tile == TileSize::kLarge &&
          one_pass_pays(choice.kernel, block, a.size(0), b.size(1), device.multiprocessors());
 }
 

@@ -99,8 +99,8 @@ class Producers {
   __device__ void run() {
     const int own = (p_.tiles - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
     const uint64_t tiles = ~uint64_t{0} >> (kMostTilesOfBlock - own);
-    begin(tiles);
     wait_for_previous_kernel();
+    begin(tiles);
     for (int i = team_; i < own; i += kTeams) write_term(tile(i), kNoTerms);
     meet_all();
     compute<false>(tiles);
