@@ -39,16 +39,16 @@ def load(folder):
 
 
 def rows_with(rows, on_gpu=True, **values):
-    """The rows of a device's kind that have these values.
+    """The rows of an H200, or of a CPU, that have these values.
 
     Raises:
         UserError: there is none.
     """
-    chosen = [
-        row
-        for row in rows
-        if values.items() <= row.items() and row["device"].startswith("NVIDIA") == on_gpu
-    ]
+
+    def is_there(device):
+        return device.startswith("NVIDIA H200") if on_gpu else not device.startswith("NVIDIA")
+
+    chosen = [row for row in rows if values.items() <= row.items() and is_there(row["device"])]
     if not chosen:
         raise UserError(f"expected a recorded row with {values}; got none")
     return chosen
