@@ -32,6 +32,11 @@ void activate_(Tensor output, Activation activation) {
   }
 }
 
+// Whether oneDNN's kernels of half types compute it, of which two answers are wrong in torch 2.11.
+bool is_half_on_cpu(const DenseConvolution& conv) {
+  return conv.input.is_cpu() && at::isReducedFloatingType(conv.input.scalar_type());
+}
+
 // Whether no window reads a pixel, along one axis at least.
 bool reads_nothing(const ConvShape& x) {
   const auto misses = [](int64_t outputs, int64_t kernel, int64_t input, int64_t stride,
@@ -54,9 +59,9 @@ bool reads_nothing(const ConvShape& x) {
 Tensor torch_convolution(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
   const ConvShape& shape = conv.shape;
-  // torch 2.11 leaves a strided output of one column unwritten in part, in bfloat16 on a CPU with
-  // AMX. Its first column needs no stride.
-  const bool is_column = conv.input.is_cpu() && shape.output.width == 1;
+  // A strided output of one column stays unwritten in part, in bfloat16 with AMX. Its first column
+  // needs no stride.
+  const bool is_column = is_half_on_cpu(conv) && shape.output.width == 1;
   const Size2 stride = is_column ? Size2{shape.stride.height, 1} : shape.stride;
   const Tensor output =
       at::_convolution(conv.input, conv.weight, conv.bias, stride.pair(), shape.padding.pair(),
@@ -107,11 +112,10 @@ void apply_epilogue_(const Tensor& output, const OptTensor& residual, Activation
 }
 
 Tensor dense_convolution(const DenseConvolution& conv) {
-  // torch 2.11 refuses some of the empty ones. Where its half types read nothing on a CPU with
-  // AVX-512, it ends the process.
-  const bool is_half = at::isReducedFloatingType(conv.input.scalar_type());
+  // torch refuses some of the empty ones. Where half types read nothing on a CPU with AVX-512, it
+  // ends the process.
   const bool is_empty = conv.shape.images * conv.weight.numel() == 0 ||
-                        (conv.input.is_cpu() && is_half && reads_nothing(conv.shape));
+                        (is_half_on_cpu(conv) && reads_nothing(conv.shape));
   if (!is_empty) {
     if (const auto output = Backends<DenseBackend>::run(conv.input.device().type(),
                                                         &DenseBackend::convolve, conv)) {
