@@ -513,6 +513,10 @@ inline cudaError_t multiply_in_one_pass(const MultiplyParams<float>& p, const Sp
     using Chosen = OnePassConfig<major(kAlongA), 2>;
     const int blocks = cut_into_tiles<Chosen>(params, p, how.group_rows, how.multiprocessors);
     params.claims_tiles = false;
+    // cuda/heuristics.h does not choose it then.
+    if (params.tile_rows > kMostTileRows || params.tiles > kMostTilesOfBlock * blocks) {
+      return cudaErrorInvalidValue;
+    }
     return start<Chosen>(multiply_one_pass_sm90<Chosen>, params, blocks, how.stream);
   };
   return with_constants(run, p.a.k_major);
