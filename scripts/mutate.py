@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+LONGEST_S = 3600  # that a build or a run of tests may take
 
 
 class Mutation(NamedTuple):
@@ -94,7 +95,9 @@ def pytest_sessionstart() -> None:
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "HYPOTHESIS_PROFILE": "ci", "PYTHONPATH": path, **variables}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=LONGEST_S
+    )
 
 
 def build() -> None:
@@ -137,7 +140,10 @@ def is_noticed(mutation: Mutation, options: list[str]) -> bool:
         return run(f"{folder}/spamm_torch_tests", tests, **picked).returncode != 0
     files = [f"tests/{file}" for file in mutation.tests.split()]
     command = (sys.executable, "-m", "pytest", "-p", "mutate", "-x", "-q", *options, *files)
-    result = run(*command, **picked)
+    try:
+        result = run(*command, **picked)
+    except subprocess.TimeoutExpired:  # a barrier that waits for ever
+        return True
     if result.returncode > 1:
         raise RuntimeError(f"pytest failed:\n{(result.stdout + result.stderr)[-2000:]}")
     return result.returncode != 0  # negative after a crash
@@ -167,14 +173,15 @@ def try_out(mutations: list[Mutation], options: list[str], jobs: int) -> int:
             tried = [Mutation("", "", "", tests) for tests in dict.fromkeys(m.tests for m in tried)]
             tried += mutations
         with ThreadPoolExecutor(jobs if together else 1) as pool:
-            results = list(pool.map(lambda mutation: is_noticed(mutation, options), tried))
-        for mutation, found in zip(tried, results, strict=True):
-            if not mutation.file:
-                if found:
-                    raise RuntimeError(f"{mutation.tests} fail without a mutation")
-                continue
-            noticed += found
-            print("noticed" if found else "MISSED ", mutation.file, repr(mutation.new), flush=True)
+            results = pool.map(lambda mutation: is_noticed(mutation, options), tried)
+            for mutation, found in zip(tried, results, strict=True):
+                if not mutation.file:
+                    if found:
+                        raise RuntimeError(f"{mutation.tests} fail without a mutation")
+                    continue
+                noticed += found
+                word = "noticed" if found else "MISSED "
+                print(word, mutation.file, repr(mutation.new), flush=True)
     finally:
         for file, text in texts.items():
             (ROOT / file).write_text(text)
