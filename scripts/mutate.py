@@ -127,8 +127,8 @@ def guarded(text: str, mutations: list[Mutation]) -> str:
     return PICK + re.sub("|".join(map(re.escape, news)), guard, text)
 
 
-def is_noticed(mutation: Mutation, options: list[str]) -> bool:
-    """Whether a test fails; of a mutation that is not in TABLE, without any."""
+def failure(mutation: Mutation, options: list[str]) -> str:
+    """Returns the end of the tests' output where one fails, or "". Not in TABLE: no mutation."""
     number = TABLE.index(mutation) if mutation in TABLE else len(TABLE)
     picked = {"MUTANT": str(number)}
     if mutation.tests.startswith("cpp:"):
@@ -137,16 +137,18 @@ def is_noticed(mutation: Mutation, options: list[str]) -> bool:
         if made.returncode != 0:
             raise RuntimeError(f"the build failed:\n{made.stdout[-2000:]}")
         tests = f"--gtest_filter={mutation.tests.removeprefix('cpp:')}"
-        return run(f"{folder}/spamm_torch_tests", tests, **picked).returncode != 0
+        result = run(f"{folder}/spamm_torch_tests", tests, **picked)
+        return (result.stdout[-2000:] or "no output") if result.returncode != 0 else ""
     files = [f"tests/{file}" for file in mutation.tests.split()]
     command = (sys.executable, "-m", "pytest", "-p", "mutate", "-x", "-q", *options, *files)
     try:
         result = run(*command, **picked)
     except subprocess.TimeoutExpired:  # a barrier that waits for ever
-        return True
+        return f"more than {LONGEST_S} s"
     if result.returncode > 1:
         raise RuntimeError(f"pytest failed:\n{(result.stdout + result.stderr)[-2000:]}")
-    return result.returncode != 0  # negative after a crash
+    # The code is negative after a crash.
+    return (result.stdout[-2000:] or "no output") if result.returncode != 0 else ""
 
 
 def try_out(mutations: list[Mutation], options: list[str], jobs: int) -> int:
@@ -173,13 +175,13 @@ def try_out(mutations: list[Mutation], options: list[str], jobs: int) -> int:
             tried = [Mutation("", "", "", tests) for tests in dict.fromkeys(m.tests for m in tried)]
             tried += mutations
         with ThreadPoolExecutor(jobs if together else 1) as pool:
-            results = pool.map(lambda mutation: is_noticed(mutation, options), tried)
+            results = pool.map(lambda mutation: failure(mutation, options), tried)
             for mutation, found in zip(tried, results, strict=True):
                 if not mutation.file:
                     if found:
-                        raise RuntimeError(f"{mutation.tests} fail without a mutation")
+                        raise RuntimeError(f"{mutation.tests} fail without a mutation:\n{found}")
                     continue
-                noticed += found
+                noticed += found != ""
                 word = "noticed" if found else "MISSED "
                 print(word, mutation.file, repr(mutation.new), flush=True)
     finally:

@@ -12,7 +12,12 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// The biases of the two channels of which a thread holds sums.
+// Channel `i`, 0 or 1, of the two of which a thread holds sums.
+__device__ __forceinline__ int channel_of_thread(int first_channel, int i) {
+  return first_channel + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i * 8;
+}
+
+// The biases of these channels.
 struct ChannelBias {
   float values[2] = {0, 0};
 
@@ -21,8 +26,7 @@ struct ChannelBias {
     if (bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i * 8;
-      const int channel = first_channel + row;
+      const int channel = channel_of_thread(first_channel, i);
       if (channel < p.shape.out_channels) values[i] = widen(bias[channel]);
     }
   }
@@ -118,14 +122,28 @@ __device__ __forceinline__ void stage_pairs(const uint32_t (&pairs)[kPairs], Ope
   }
 }
 
-// A thread's part of the sum of squares of the staged pairs, over the first `existing` pixels.
+// How many pixels of a box the norm counts of each of a thread's two channels: none of a channel
+// that does not exist, whose sums are NaN where the input is infinite.
+struct PixelCounts {
+  int values[2];
+
+  __device__ PixelCounts(const ConvOperands& p, int first_channel, const Box& box) {
+    const int existing = p.shape.output.images - box.image;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      values[i] = channel_of_thread(first_channel, i) < p.shape.out_channels ? existing : 0;
+    }
+  }
+};
+
+// A thread's part of the sum of squares of the staged pairs.
 template <class Element, int kPairs>
 __device__ __forceinline__ SquareSum<Element> sum_of_squares(const uint32_t (&pairs)[kPairs],
-                                                             int existing) {
+                                                             const PixelCounts& counts) {
   SquareSum<Element> sums[2] = {};  // short chains
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    add_squares<Element>(sums, pairs[i], i / 2 * 8, existing - threadIdx.x % 4 * 2);
+    add_squares<Element>(sums, pairs[i], i / 2 * 8, counts.values[i % 2] - threadIdx.x % 4 * 2);
   }
   return sums[0] + sums[1];
 }
@@ -180,7 +198,8 @@ __device__ __forceinline__ void store_norms_of_pixels(const ConvParams& p, int c
     const int number = (thread & ((1 << log2_threads) - 1)) * 4 + i, image = number / 8;
     const int line = image << log2_pixels | pixel, chunk = (number ^ line) % 8;
     const uint8_t* const from = staged.bytes + line * kLineBytes + chunk * 16;
-    if (image < images) sum += squares_of<Element>(*reinterpret_cast<const uint4*>(from));
+    const bool exists = image < images && channel + number % 8 * 8 < p.shape.out_channels;
+    if (exists) sum += squares_of<Element>(*reinterpret_cast<const uint4*>(from));
   }
   __syncwarp();
   for (int distance = 1 << log2_threads >> 1; distance > 0; distance /= 2) {
@@ -295,8 +314,8 @@ requires(Config::kParts == 1) __device__ __forceinline__
   }
   if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[2] = {
-      sum_of_squares<Element>(first, p.shape.output.images - boxes[0].image),
-      sum_of_squares<Element>(second, p.shape.output.images - boxes[1].image)};
+      sum_of_squares<Element>(first, PixelCounts(p, channel, boxes[0])),
+      sum_of_squares<Element>(second, PixelCounts(p, channel, boxes[1]))};
   store_norms<Element>(p, channel, boxes, squares, shared);
 }
 
@@ -311,8 +330,7 @@ __device__ __forceinline__ void store_one(const ConvParams& p, int channel, cons
   const bool relu = activate_sums(p.activation, bias, sums);
   store_box<Config, 0>(p, channel, box, staging, bias, relu, sums, pairs);
   if (Config::kByPixel || p.norm_output == nullptr) return;
-  SquareSum<Element> squares[1] = {
-      sum_of_squares<Element>(pairs, p.shape.output.images - box.image)};
+  SquareSum<Element> squares[1] = {sum_of_squares<Element>(pairs, PixelCounts(p, channel, box))};
   store_norms<Element>(p, channel, &box, squares, shared);
 }
 

@@ -28,15 +28,15 @@ __device__ __forceinline__ void stage(float (&acc)[kSize], const ChannelBias& bi
   }
 }
 
-// A thread's part of the sum of squares of the staged values, over the first `existing` of kColumns
-// pixels.
+// A thread's part of the sum of squares of the staged values of kColumns pixels.
 template <int kColumns, int kFirst, int kSize>
-__device__ __forceinline__ double sum_of_squares(const float (&values)[kSize], int existing) {
+__device__ __forceinline__ double sum_of_squares(const float (&values)[kSize],
+                                                 const PixelCounts& counts) {
   double sums[2] = {};  // short chains
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     add_square_below(sums[i % 2], static_cast<double>(values[kFirst + i]), i / 4 * 8 + i % 2,
-                     existing - static_cast<int>(threadIdx.x % 4 * 2));
+                     counts.values[i / 2 % 2] - static_cast<int>(threadIdx.x % 4 * 2));
   }
   return sums[0] + sums[1];
 }
@@ -75,9 +75,9 @@ __device__ __forceinline__ void store(const typename Config::Params& p, int chan
   store_box<Output, kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
   store_box<Output, Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
   if (p.norm_output == nullptr) return;
-  const int images = p.shape.output.images;
-  double squares[2] = {sum_of_squares<kBlock, 0>(acc, images - boxes[0].image),
-                       sum_of_squares<Config::kLastWidth, kSecond>(acc, images - boxes[1].image)};
+  double squares[2] = {
+      sum_of_squares<kBlock, 0>(acc, PixelCounts(p, channel, boxes[0])),
+      sum_of_squares<Config::kLastWidth, kSecond>(acc, PixelCounts(p, channel, boxes[1]))};
   store_norms<float>(p, channel, boxes, squares, shared);
 }
 
