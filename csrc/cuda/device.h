@@ -1,4 +1,8 @@
 // Every CUDA op first makes the tensor's device current and refuses a device that is too old.
+// Whether the Hopper kernels may run on it.
+//
+// Environment variable SPAMM_TORCH_FORCE_SM80: `1` disables these, so that tests can run the
+// portable kernels on any chip. Read once per process.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +10,13 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "cuda/heuristics.h"
 
 namespace spamm::cuda {
 
@@ -35,5 +46,31 @@ class OnDevice {
   c10::cuda::CUDAGuard guard_;
   const cudaDeviceProp& properties_;
 };
+
+#ifdef SPAMM_WITH_SM90A
+constexpr bool kHasHopperKernels = true;
+#else
+constexpr bool kHasHopperKernels = false;
+#endif
+
+inline std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+inline bool force_sm80() {
+  static const bool forced = [] {
+    const std::string value = environment("SPAMM_TORCH_FORCE_SM80");
+    TORCH_CHECK_VALUE(value.empty() || value == "0" || value == "1",
+                      "SPAMM_TORCH_FORCE_SM80 must be 0 or 1; got ", value);
+    return value == "1";
+  }();
+  return forced;
+}
+
+inline bool has_hopper_kernels(const cudaDeviceProp& chip) {
+  return kHasHopperKernels && !force_sm80() &&
+         runs_hopper_kernels(10 * chip.major + chip.minor, chip.sharedMemPerBlockOptin);
+}
 
 }  // namespace spamm::cuda

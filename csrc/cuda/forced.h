@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "cuda/device.h"
 #include "cuda/heuristics.h"
-#include "cuda/hopper.h"
 #include "cuda/tiles.h"
 
 namespace spamm::cuda {

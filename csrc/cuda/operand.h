@@ -1,53 +1,17 @@
-// Matrices as numbers, and which of them the multiply kernels can read in place.
+// Which matrices the multiply kernels, and which pictures convolution kernels, read in place.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
-#include <array>
-
-#include "block.h"
+#include "cuda/matrices.h"
 #include "kernels/multiply/params.h"
 
 namespace spamm::cuda {
 
-constexpr int64_t kAlignment = 16;
-
 // A matrix as a batch of one.
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
-
-// A batch of matrices, or a matrix as a batch of one: address, sizes and strides (in elements) of
-// (batch, rows, columns). Plain numbers, because a view takes the host as long as a call through
-// the dispatcher. The tensor must outlive them.
-class Matrices {
- public:
-  Matrices(const at::Tensor& x)  // NOLINT: a tensor serves wherever matrices do
-      : data_(x.const_data_ptr()), element_size_(static_cast<int64_t>(x.element_size())) {
-    const int64_t missing = 3 - x.dim();
-    for (int64_t dim = missing; dim < 3; ++dim) {
-      sizes_[dim] = x.size(dim - missing), strides_[dim] = x.stride(dim - missing);
-    }
-  }
-
-  const void* data() const { return data_; }
-  int64_t element_size() const { return element_size_; }
-  int64_t size(int64_t dim) const { return sizes_[dim]; }
-  int64_t stride(int64_t dim) const { return strides_[dim]; }
-  int64_t numel() const { return sizes_[0] * sizes_[1] * sizes_[2]; }
-  Matrices first() const {  // of the batch
-    Matrices result = *this;
-    result.sizes_[0] = 1;
-    return result;
-  }
-
- private:
-  const void* data_;
-  int64_t element_size_;
-  std::array<int64_t, 3> sizes_ = {1, 1, 1}, strides_ = {0, 0, 0};
-};
-
-// The stride of a dimension; 0 if its size is at most 1.
-inline int64_t step(const Matrices& x, int64_t dim) { return x.size(dim) > 1 ? x.stride(dim) : 0; }
 
 // Whether kernels can read x with dimension `contiguous` as the contiguous one: the address and all
 // other strides are multiples of 16 bytes. `leading` is the other one of rows and columns.
@@ -77,6 +41,22 @@ inline at::Tensor readable(const at::Tensor& x) {
 inline kernels::Operand operand(const Matrices& x, int64_t k_dim) {
   const int64_t contiguous = reads_along(x, 2, 1) ? 2 : 1;
   return {x.data(), step(x, 0), step(x, contiguous == 2 ? 1 : 2), contiguous == k_dim};
+}
+
+// x (images, channels, rows, columns) in channels-last memory. The address is a multiple of 16
+// bytes and the number of channels a multiple of `unit`. Returns x itself if possible, else a copy
+// with channels of zeros appended.
+inline at::Tensor readable_pixels(const at::Tensor& x, int64_t unit) {
+  const int64_t rest = x.size(1) % unit;
+  const at::Tensor padded = rest ? at::constant_pad_nd(x, {0, 0, 0, 0, 0, unit - rest}) : x;
+  const at::Tensor pixels = padded.contiguous(at::MemoryFormat::ChannelsLast);
+  const bool aligned = reinterpret_cast<uintptr_t>(pixels.const_data_ptr()) % kAlignment == 0;
+  return aligned ? pixels : pixels.clone();
+}
+
+// The same, where the channels of a pixel are a multiple of 16 bytes.
+inline at::Tensor readable_pixels(const at::Tensor& x) {
+  return readable_pixels(x, kAlignment / x.element_size());
 }
 
 }  // namespace spamm::cuda

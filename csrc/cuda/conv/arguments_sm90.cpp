@@ -8,11 +8,10 @@
 #include <utility>
 
 #include "conv/partial_blocks.h"
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/forced.h"
-#include "cuda/hopper.h"
+#include "cuda/operand.h"
 #include "cuda/tau_argument.h"
 #include "stage_range.h"
 #include "threshold.h"

@@ -9,7 +9,6 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"

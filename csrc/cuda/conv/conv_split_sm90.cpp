@@ -9,13 +9,13 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/split.h"
+#include "cuda/operand.h"
 #include "stage_range.h"
 
 namespace spamm::cuda {
@@ -26,7 +26,12 @@ using at::Tensor;
 // A float32 operand's split parts. If `computes_norms`, the pass that splits it also writes the
 // norms of blocks of 64 x 64 to `map`.
 SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool computes_norms) {
-  return {x, /*k_dim=*/2, split_parts, /*granules=*/1, computes_norms ? map : Tensor()};
+  MapMemory norms;
+  if (computes_norms) {
+    norms.norms = map.mutable_data_ptr();
+    std::copy_n(map.strides().begin(), 3, norms.strides.begin());
+  }
+  return {x, /*k_dim=*/2, split_parts, /*granules=*/1, norms};
 }
 
 // Channels covered by one norm of the input.

@@ -5,10 +5,8 @@
 #include <algorithm>
 
 #include "conv/backend.h"
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
-#include "cuda/hopper.h"
 #include "cuda/operand.h"
 #include "kernels/conv/sm90/few_channels_plan.h"
 #include "threshold.h"

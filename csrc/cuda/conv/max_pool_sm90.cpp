@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 
 #include "conv/backend.h"
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/pool_sm90.h"
+#include "cuda/operand.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {

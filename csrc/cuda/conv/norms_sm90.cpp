@@ -6,10 +6,9 @@
 
 #include <array>
 
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
-#include "cuda/hopper.h"
+#include "cuda/operand.h"
 #include "spamm/spamm.h"
 #include "stage_range.h"
 #include "threshold.h"

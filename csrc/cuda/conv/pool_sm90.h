@@ -5,7 +5,6 @@
 
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
-#include "cuda/hopper.h"
 #include "cuda/operand.h"
 
 namespace spamm::cuda {

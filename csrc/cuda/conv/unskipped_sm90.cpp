@@ -9,12 +9,12 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/forced.h"
 #include "cuda/heuristics.h"
+#include "cuda/operand.h"
 #include "stage_range.h"
 #include "threshold.h"
 

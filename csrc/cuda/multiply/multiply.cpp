@@ -8,7 +8,7 @@
 #include <string>
 
 #include "backends.h"
-#include "cuda/hopper.h"
+#include "cuda/device.h"
 #include "cuda/multiply/launch.h"
 #include "cuda/multiply/segments.h"
 #include "cuda/operand.h"

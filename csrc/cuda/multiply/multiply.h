@@ -7,7 +7,6 @@
 #include "cuda/device.h"
 #include "cuda/forced.h"
 #include "cuda/heuristics.h"
-#include "cuda/hopper.h"
 #include "cuda/multiply/split.h"
 #include "cuda/tau_argument.h"
 #include "kernels/multiply/lists.h"
@@ -76,15 +75,5 @@ bool reads_b_once(const Choice& choice, const Block& block, const at::Tensor& a,
                   const at::Tensor& b, const OnDevice& device);
 
 void launch_product(const Product& product, const Choice& choice, const OnDevice& device);
-
-// Whether complete_symmetric() computes the norms of blocks of this size, too.
-inline bool has_norms_of(int64_t block) { return block <= 64; }
-
-// Makes `c` (batch, N, N) symmetric: below the diagonal of each matrix goes the mirror image of
-// what lies above it. Rows of c are contiguous, from any address on, with any other strides.
-// Computes c's norm map in blocks of block x block into `norms`, (batch, blocks, blocks) and
-// contiguous, unless that is undefined.
-void complete_symmetric(const at::Tensor& c, int64_t block, const at::Tensor& norms,
-                        const OnDevice& device);
 
 }  // namespace spamm::cuda

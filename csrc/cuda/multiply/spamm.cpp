@@ -15,6 +15,7 @@
 #include "checks.h"
 #include "cuda/multiply/multiply.h"
 #include "cuda/norm_map/norm_map.h"
+#include "cuda/operand.h"
 #include "stage_range.h"
 #include "tf32_setting.h"
 #include "threshold.h"
@@ -128,11 +129,14 @@ bool splits_with_norms(const Tensor& a, const Tensor& b, const Block& block) {
 // Completes a symmetric `c`, whose upper triangle is set, and computes the norm map of `c`.
 void complete(const Tensor& c, const Block& block, bool symmetric, const Tensor& norms,
               const OnDevice& device) {
-  const bool norms_follow = norms.defined() && !(symmetric && has_norms_of(block.m));
+  const bool on_the_way = symmetric && norms.defined() && block.m <= 64;
   if (symmetric) {
-    complete_symmetric(as_batch(c), block.m, norms_follow ? Tensor() : norms, device);
+    const Tensor x = as_batch(c);
+    launch_complete_symmetric(
+        {x.mutable_data_ptr(), x.size(0), x.stride(0), x.stride(1), x.size(1)}, x.scalar_type(),
+        log2_of(block.m), on_the_way ? norms.mutable_data_ptr() : nullptr, device.stream());
   }
-  if (norms_follow) norm_map_into(c, block.m, block.n, norms, device);
+  if (norms.defined() && !on_the_way) norm_map_into(c, block.m, block.n, norms, device);
 }
 
 // `c` and `norms` share no memory with an argument, and the kernels can write to them.
@@ -168,7 +172,8 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
     if (product.reads_b_once) product.norms_b = maps.memory(1);
   } else if (!maps.jobs().empty()) {
     const StageRange stage(kNormMapStage);
-    product.counter_is_zero = write_norm_maps(maps.jobs(), dtype, maps.counters(), device);
+    product.counter_is_zero = write_norm_maps(maps.jobs(), dtype, maps.counters(),
+                                              device.multiprocessors(), device.stream());
   }
   product.map_a = maps.data(0), product.map_b = maps.data(1), product.counters = maps.counters();
   product.tau = threshold_of(x.knob, maps, norm_dtype(dtype));

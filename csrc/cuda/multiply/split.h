@@ -12,7 +12,8 @@
 #include "block.h"
 #include "checks.h"
 #include "cuda/multiply/launch.h"
-#include "cuda/norm_map/layout.h"
+#include "cuda/norm_map/norm_map.h"
+#include "cuda/operand.h"
 
 namespace spamm::cuda {
 

@@ -1,12 +1,66 @@
-// Norm maps on CUDA.
+// Norm maps on CUDA: the order in which the kernels read a batch of matrices, where norms go, and
+// the launches of kernels that compute norms alone.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+#include <cuda_runtime.h>
 
-#include "cuda/device.h"
-#include "cuda/norm_map/layout.h"
+#include <algorithm>
+#include <array>
+
+#include "block.h"
+#include "cuda/matrices.h"
+#include "kernels/conv/sm80/params.h"
+#include "kernels/norm_map/params.h"
+
+namespace at {
+class Tensor;
+}
 
 namespace spamm::cuda {
+
+class OnDevice;
+
+// The norm kernels read along lines, which have the shorter stride. Whether the lines are rows. The
+// sizes do not matter: a part of one row has the norms of the whole.
+inline bool lines_are_rows(const Matrices& x) { return x.stride(2) <= x.stride(1); }
+
+// Where norms go: the address and the strides of a map (batch, block rows, block columns).
+struct MapMemory {
+  void* norms = nullptr;  // null: nowhere
+  std::array<int64_t, 3> strides = {};
+
+  MapMemory() = default;
+  // A contiguous map of `rows` x `columns` blocks.
+  MapMemory(void* norms, int64_t rows, int64_t columns)
+      : norms(norms), strides{rows * columns, columns, 1} {}
+};
+
+// The norm kernels' parameters for `x`.
+template <class Norm>
+kernels::NormMapParams<Norm> norm_map_params(const Matrices& x, int64_t block_rows,
+                                             int64_t block_columns, const MapMemory& map) {
+  const bool by_rows = lines_are_rows(x);
+  const int64_t line = by_rows ? 1 : 2, entry = by_rows ? 2 : 1;
+  kernels::NormMapParams<Norm> p{};
+  p.data = x.data();
+  p.batch = x.size(0), p.lines = x.size(line), p.length = x.size(entry);
+  p.batch_stride = x.stride(0), p.line_stride = x.stride(line), p.entry_stride = x.stride(entry);
+  p.log2_block_lines = log2_of(by_rows ? block_rows : block_columns);
+  p.log2_block_length = log2_of(by_rows ? block_columns : block_rows);
+  p.norms = static_cast<Norm*>(map.norms);
+  p.norm_batch_stride = map.strides[0];
+  p.norm_line_stride = map.strides[line], p.norm_entry_stride = map.strides[entry];
+
+  const auto aligned = [&](int64_t size, int64_t stride) {
+    return size == 1 || stride * x.element_size() % kAlignment == 0;
+  };
+  p.vector = p.entry_stride == 1 && aligned(p.lines, p.line_stride) &&
+             aligned(p.batch, p.batch_stride) &&
+             reinterpret_cast<uintptr_t>(p.data) % kAlignment == 0;
+  return p;
+}
 
 // A norm map to compute: of `matrices`, in blocks of block_rows x block_columns.
 struct MapJob {
@@ -28,16 +82,35 @@ inline MapJob job_for(const Matrices& x, int64_t block_rows, int64_t block_colum
 
 // Refuses a map of more norms than the kernel counts; `name` is that of the matrix, of shape
 // `shape`.
-void check_blocks(int64_t norms, const char* name, at::IntArrayRef shape);
+void check_blocks(int64_t norms, const char* name, c10::IntArrayRef shape);
 
 // Computes one or two maps of matrices of `dtype` in one launch; empty ones are left out. `zeroed`,
 // if not null, is an int in device memory that the launch sets to 0. Returns whether there was one.
-bool write_norm_maps(at::ArrayRef<MapJob> jobs, at::ScalarType dtype, int* zeroed,
-                     const OnDevice& device);
+bool write_norm_maps(c10::ArrayRef<MapJob> jobs, c10::ScalarType dtype, int* zeroed,
+                     int multiprocessors, cudaStream_t stream);
 
 // Computes the op norm_map of a matrix or a batch (3-d) into `map`, which is contiguous and has the
 // map's shape and dtype.
 void norm_map_into(const at::Tensor& a, int64_t rows, int64_t columns, const at::Tensor& map,
                    const OnDevice& device);
+
+// The norm pass for an im2col matrix that is not in memory. `dtype` is an operand type whose norms
+// are of type Norm. There are 1 to 2^31 - 1 norms. `stream` is the current stream.
+template <class Norm>
+void launch_im2col_norms(const kernels::Im2colNormsParams<Norm>& params, c10::ScalarType dtype,
+                         cudaStream_t stream);
+
+// A batch of square matrices whose rows are contiguous.
+struct SquareMatrices {
+  void* data;
+  int64_t batch, batch_stride, leading;  // leading: the stride of a row
+  int64_t size;
+};
+
+// Makes `c` symmetric: below the diagonal goes the mirror image of what lies above it. Computes the
+// norm map in blocks of 2^log2_block into `norms`, (batch, blocks, blocks), unless that is null.
+// Blocks have 32 or 64 rows.
+void launch_complete_symmetric(const SquareMatrices& c, c10::ScalarType dtype, int log2_block,
+                               void* norms, cudaStream_t stream);
 
 }  // namespace spamm::cuda

@@ -10,7 +10,6 @@
 
 #include "conv/layers.h"
 #include "cuda/conv/arguments_sm90.h"
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"

@@ -7,10 +7,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
-#include "cuda/hopper.h"
+#include "cuda/operand.h"
 #include "kernels/reference/params.h"
 #include "reference/reference.h"
 

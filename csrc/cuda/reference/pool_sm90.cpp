@@ -8,7 +8,7 @@
 #include <bit>
 
 #include "block.h"
-#include "cuda/conv/channels_last.h"
+#include "cuda/operand.h"
 #include "kernels/reference/params.h"
 #include "reference/reference.h"
 

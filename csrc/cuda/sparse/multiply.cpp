@@ -10,10 +10,9 @@
 #include <optional>
 #include <tuple>
 
-#include "cuda/hopper.h"
+#include "cuda/device.h"
 #include "cuda/norm_map/norm_map.h"
-#include "cuda/sparse/blocks.h"
-#include "sparse/bsr_arguments.h"
+#include "cuda/sparse/maps.h"
 #include "stage_range.h"
 #include "tf32_setting.h"
 
@@ -39,7 +38,8 @@ struct BlockMatrix {
   // Gives blocks of 32 memory in cells of their up to four neighbours. What no block fills stays as
   // it is: masks keep it out of products.
   void make_cells(const OnDevice& device) {
-    cells = find_cells(pattern, values.size(0), device);
+    cells = at::empty({values.size(0)}, values.options().dtype(at::kInt));
+    launch_find_cells(pattern, cells.mutable_data_ptr<int>(), device.stream());
     in_cells = at::empty({values.size(0), kCell, kCell}, values.options());
   }
 
@@ -48,8 +48,18 @@ struct BlockMatrix {
     const Tensor& blocks = in_cells.defined() ? in_cells : values;
     return blocks.view({-1, blocks.size(2)});
   }
-  BlockTensor cells_memory() const { return {in_cells, cells}; }
-  BlockTensor memory() const { return {values, Tensor()}; }
+  kernels::BlockMemory memory() const { return memory_of(values, nullptr); }
+  kernels::BlockMemory cells_memory() const {
+    return memory_of(in_cells, cells.const_data_ptr<int>());
+  }
+
+ private:
+  kernels::BlockMemory memory_of(const Tensor& blocks, const int* block_cells) const {
+    return {.data = static_cast<uint8_t*>(const_cast<void*>(blocks.const_data_ptr())),
+            .cells = block_cells,
+            .edge = static_cast<int>(edge()),
+            .entry_bytes = static_cast<int>(blocks.element_size())};
+  }
 };
 
 void check_size(const Tensor& rows, const char* name) {
@@ -100,7 +110,7 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
       .places = static_cast<kernels::TilePlace*>(places.mutable_data_ptr()),
       .counts = counts.mutable_data_ptr<int>(),
       .capacity = static_cast<int>(capacity)};
-  find_tiles(lists, choice.config, static_cast<int>(std::min(edge, kCell)), device);
+  launch_find_tiles(lists, choice.config, static_cast<int>(std::min(edge, kCell)), device.stream());
   const Tensor rows_a = a.rows(), rows_b = b.rows(), rows_c = c.rows();
   Product product{.a = rows_a,
                   .b = rows_b,
@@ -140,8 +150,13 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   if (multiplies && edge < kCell) c.make_cells(device);
   if (adds_input) {
     const BlockMatrix input(*x.crow_input, *x.col_input, *x.values_input);
-    copy_blocks(c.pattern, input.memory(), c.cells.defined() ? c.cells_memory() : c.memory(), edge,
-                &input.pattern, device, x.symmetric);
+    launch_copy_blocks({.pattern = c.pattern,
+                        .from = input.memory(),
+                        .to = c.cells.defined() ? c.cells_memory() : c.memory(),
+                        .has_source = true,
+                        .source = input.pattern,
+                        .upper_only = x.symmetric},
+                       device.stream());
   }
   if (multiplies) {
     BlockMatrix a(x.crow_a, x.col_a, x.values_a);
@@ -151,20 +166,24 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
     for (BlockMatrix* operand : {&a, &b}) {
       if (edge >= kCell) continue;
       operand->make_cells(device);
-      copy_blocks(operand->pattern, operand->memory(), operand->cells_memory(), edge, nullptr,
-                  device);
+      launch_copy_blocks({operand->pattern, operand->memory(), operand->cells_memory()},
+                         device.stream());
     }
     check_size(a.rows(), "a"), check_size(b.rows(), "b"), check_size(c.rows(), "the result");
     multiply_lists(x, a, b, c, adds_input, device);
     if (c.cells.defined())
-      copy_blocks(c.pattern, c.cells_memory(), c.memory(), edge, nullptr, device);
+      launch_copy_blocks({c.pattern, c.cells_memory(), c.memory()}, device.stream());
   } else if (adds_input) {
     values.mul_(x.beta);
   } else {
     values.zero_();
   }
   const bool on_the_way = x.norms && x.symmetric && edge <= kCell;
-  if (x.symmetric) mirror_blocks(c.pattern, values, on_the_way ? norms : Tensor(), device);
+  if (x.symmetric) {
+    launch_mirror_blocks(c.pattern, values.mutable_data_ptr(), values.scalar_type(),
+                         static_cast<int>(edge), on_the_way ? norms.mutable_data_ptr() : nullptr,
+                         device.stream());
+  }
   if (x.norms && !on_the_way)
     norm_map_into(values.view({stored * edge, edge}), edge, edge, norms, device);
   return {values, norms};

@@ -12,7 +12,6 @@
 #include "kernels/threshold/held_products.cuh"
 #include "kernels/threshold/product_histogram.cuh"
 #include "kernels/threshold/select_tau.cuh"
-#include "kernels/threshold/valid_counts.cuh"
 
 namespace spamm::cuda {
 

@@ -1,6 +1,8 @@
 // The parameters of the kernel that orders images by their centres of mass.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 namespace spamm::kernels::likeness {
@@ -20,5 +22,8 @@ struct OrderParams {
 };
 
 constexpr int kNumbersAnImage = 3;
+
+template <class T>
+cudaError_t launch_order(const OrderParams& p, int multiprocessors, cudaStream_t stream);
 
 }  // namespace spamm::kernels::likeness

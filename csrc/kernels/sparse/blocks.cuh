@@ -1,11 +1,13 @@
 // Passes over stored blocks beside a product: blocks of 32 to cells of 64 x 64 and back, the blocks
-// of another pattern, and mirror images. A row of thread blocks, blockIdx.x, serves a block row.
+// of another pattern, mirror images, and the tiles of C. A row of thread blocks, blockIdx.x, serves
+// a block row.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/multiply/complete_symmetric.cuh"
-#include "kernels/sparse/pattern.h"
+#include "kernels/multiply/lists.h"
+#include "kernels/sparse/params.h"
 
 namespace spamm::kernels {
 
@@ -22,30 +24,6 @@ static __global__ void find_cells(Pattern pattern, int* cells) {
     cells[e] = first;
   }
 }
-
-// Where the blocks of a matrix are: one after the other, or with `cells` in quarters of cells.
-struct BlockMemory {
-  uint8_t* data;
-  const int* cells;
-  int edge, entry_bytes;
-
-  __device__ int pitch() const { return (cells == nullptr ? edge : 2 * edge) * entry_bytes; }
-  __device__ uint8_t* block(int e, int row, int column) const {
-    if (cells == nullptr) return data + int64_t{e} * edge * pitch();
-    const int64_t line = int64_t{cells[e]} * 2 * edge + row % 2 * edge;
-    return data + line * pitch() + column % 2 * edge * entry_bytes;
-  }
-};
-
-// Copies all blocks of a pattern. With `has_source`, `from` has the pattern `source`, and blocks
-// that are not stored there become zeros.
-struct BlockCopy {
-  Pattern pattern;
-  BlockMemory from, to;
-  bool has_source;
-  Pattern source;
-  bool upper_only;  // nothing below the diagonal
-};
 
 static __global__ void __launch_bounds__(kBlockThreads)
     copy_blocks(const __grid_constant__ BlockCopy p) {
@@ -106,6 +84,47 @@ __global__ void __launch_bounds__(kSquareThreads<Element>)
       if (mirror >= 0 && mirror != e)
         norms_in_square<true>(square, side, side, log2_side, write_to(mirror));
     }
+  }
+}
+
+constexpr int kFindTilesThreads = 128;
+
+// The tiles of a block-sparse C: all of an aligned grid in which a block is stored. Tiles with most
+// products come first, in classes of powers of two; in each, roughly from top to bottom, so that
+// tiles in flight share operands in L2. No bit of the result depends on their order. A tile has
+// height x width parts of blocks. The first stored block of a tile lists it.
+static __global__ void __launch_bounds__(kFindTilesThreads)
+    find_tiles(const __grid_constant__ ProductLists p, int height, int width) {
+  const int row = blockIdx.x, parts = 1 << p.log2_parts, end = p.c.crow[row + 1];
+  const auto first_of = [&](int64_t tile, int size) { return tile * size >> p.log2_parts; };
+  const auto end_of = [&](int64_t tile, int size) {
+    return (((tile + 1) * size - 1) >> p.log2_parts) + 1;
+  };
+  const auto list = [&](int block, int tile_row, int tile_column) {
+    int64_t products = 0;
+    bool is_first = true;
+    const int last = min(end_of(tile_row, height), int64_t{p.c.rows});
+    for (int i = first_of(tile_row, height); i < last; ++i) {
+      const int64_t from = first_of(tile_column, width);
+      const int begin = p.c.lower_bound(i, p.upper_only ? max(from, int64_t{i}) : from);
+      const int past = p.c.lower_bound(i, end_of(tile_column, width));
+      if (begin >= past) continue;
+      if (is_first && begin != block) return;
+      is_first = false;
+      products += p.first[past] - p.first[begin];
+    }
+    const int log2 = 63 - __clzll(products + 1);
+    const int number = kTileClasses - 1 - min(log2, kTileClasses - 1);
+    const int64_t before = int64_t{number} * p.capacity;
+    p.places[before + atomicAdd(p.counts + number, 1)] = {tile_row, tile_column};
+  };
+  for (int e = p.c.crow[row] + blockIdx.y * blockDim.x + threadIdx.x; e < end;
+       e += gridDim.y * blockDim.x) {
+    const int column = p.c.col[e];
+    if (p.upper_only && column < row) continue;
+    for (int i = row * parts / height; i <= (row * parts + parts - 1) / height; ++i)
+      for (int j = column * parts / width; j <= (column * parts + parts - 1) / width; ++j)
+        list(e, i, j);
   }
 }
 

@@ -1,32 +1,12 @@
-// Norm maps of block-sparse matrices on the device, their check, and the loop over the products of
-// some of A's stored blocks.
+// The check of block-sparse patterns, and the loop over the products of some of A's stored blocks.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/common/skip_test.cuh"
+#include "kernels/sparse/params.h"
 
 namespace spamm::kernels {
-
-// Stored block e of row i, for e from crow[i] to crow[i + 1] - 1, is in column col[e].
-template <class Index>
-struct CsrPattern {
-  const Index *crow, *col;
-  int64_t rows, columns, stored;
-};
-
-template <class Index, class Norm>
-struct CsrMaps {
-  CsrPattern<Index> a, b;
-  const Norm *norm_a, *norm_b;
-};
-
-// What the patterns of a call turn out to be, zero at first.
-struct CsrFindings {
-  unsigned long long is_bad;    // a pattern is not one: no kernel may follow it
-  unsigned long long products;  // of stored blocks
-  unsigned long long longest;   // row of A
-};
 
 constexpr int kCheckThreads = 256, kCheckWarps = kCheckThreads / 32;
 

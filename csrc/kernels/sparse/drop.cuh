@@ -14,12 +14,6 @@ namespace spamm::kernels {
 
 constexpr int kDropThreads = kMostSearchThreads, kDropWarps = kDropThreads / 32;
 
-// What the host waits for, of the blocks that stay. The trace is that of `values`.
-struct DropTotals {
-  int64_t count;
-  double trace, norm;
-};
-
 // What the thread blocks tell each other, and their warps.
 template <class Norm>
 struct DropWork {
@@ -28,26 +22,6 @@ struct DropWork {
   SumOfSquares<Norm> gone[kMostWarps], kept[kMostWarps];
   double traces[kMostWarps];
   int64_t counts[kMostWarps];
-};
-
-template <class Norm>
-struct DropParams {
-  Pattern pattern;
-  const Norm* norms;
-  int64_t stored;
-  double below;  // no block is dropped that has this norm or a larger one
-  double share;  // of norm(A) norm(B), that may be lost; negative: no limit
-  const Norm *norm_a, *norm_b;
-  int64_t stored_a, stored_b;
-  bool symmetric;      // a block below the diagonal goes with its mirror image
-  const Norm* values;  // blocks of edge x edge; null: no trace
-  int edge;
-  DropWork<Norm>* work;
-  bool* stays;  // of each block
-  // Of the blocks that stay.
-  int64_t *crow, *col, *numbers;
-  Norm *kept_norms, *bound;
-  DropTotals* totals;
 };
 
 // The sum of an array by one warp, in a fixed order. All lanes get it.

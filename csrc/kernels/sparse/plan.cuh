@@ -11,7 +11,6 @@
 #include <cub/block/block_scan.cuh>
 #include <cuda/std/functional>
 
-#include "kernels/common/tau.h"
 #include "kernels/sparse/csr.cuh"
 #include "kernels/threshold/norm_products.cuh"
 
@@ -19,41 +18,6 @@ namespace spamm::kernels {
 
 constexpr int kRowThreads = 512;
 constexpr int kCountBytes = 1, kWriteBytes = 8;  // of shared memory for each column
-
-// Of a block row of C, or of all rows before it. `mirrored`: blocks below the diagonal.
-struct RowCounts {
-  unsigned long long blocks, mirrored, products;
-
-  __host__ __device__ int64_t stored() const { return static_cast<int64_t>(blocks + mirrored); }
-  __host__ __device__ RowCounts operator+(const RowCounts& other) const {
-    return {blocks + other.blocks, mirrored + other.mirrored, products + other.products};
-  }
-};
-
-// What the host waits for.
-struct PlanTotals {
-  RowCounts all;
-  CsrFindings findings;
-};
-
-template <class Index, class Norm>
-struct PlanParams {
-  CsrMaps<Index, Norm> maps;
-  CsrPattern<Index> added;  // crow is null: nothing is added
-  Tau<Norm> tau;
-  bool symmetric;
-  int window;  // block columns that shared memory holds
-  const CsrFindings* findings;
-  RowCounts* counts;  // of each row; zero at first
-  unsigned* arrived;  // zero at first
-  RowCounts* before;  // rows + 1
-  PlanTotals* totals;
-  // What the second kernel writes. slots_a is null: no lists. Mirror images are written to
-  // `mirrors` as they come, and sorted later; `mirrors_written` is zero at first.
-  int64_t *crow, *col, *first;
-  int32_t *slots_a, *slots_b, *mirrors;
-  unsigned* mirrors_written;
-};
 
 // One row of C in one window of columns.
 template <class Index, class Norm>
@@ -157,8 +121,8 @@ __device__ void sum_rows(const PlanParams<Index, Norm>& params) {
 template <class Index, class Norm>
 __global__ void __launch_bounds__(kRowThreads)
     count_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
-  extern __shared__ unsigned memory[];
-  if (blockIdx.x < params.maps.a.rows && !params.findings->is_bad) count_row(params, memory);
+  extern __shared__ unsigned row_memory[];
+  if (blockIdx.x < params.maps.a.rows && !params.findings->is_bad) count_row(params, row_memory);
   if (is_last_block(params.arrived)) sum_rows(params);
 }
 
@@ -167,7 +131,7 @@ __global__ void __launch_bounds__(kRowThreads)
     write_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
   using Scan = cub::BlockScan<unsigned long long, kRowThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ typename Scan::TempStorage scan_memory;
-  extern __shared__ unsigned memory[];
+  extern __shared__ unsigned row_memory[];
   const int64_t row = blockIdx.x, rows = params.maps.a.rows;
   const RowCounts before = params.before[row], all = params.before[rows];
   int64_t next = before.stored();  // block of C
@@ -181,11 +145,11 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int64_t c = threadIdx.x; c < mirrored; c += kRowThreads) params.first[next + c] = product;
   next += mirrored;
 
-  each_window(params, memory, kWriteBytes, [&](const RowWindow<Index, Norm>& window) {
+  each_window(params, row_memory, kWriteBytes, [&](const RowWindow<Index, Norm>& window) {
     // Of each column: products twice, plus 1 for a block that is added; then where the next product
     // goes. And the mask.
-    unsigned* const places = memory;
-    unsigned* const masks = memory + window.width;
+    unsigned* const places = row_memory;
+    unsigned* const masks = row_memory + window.width;
     window.each_valid([&](int64_t, int64_t, int place) { atomicAdd(&places[place], 2u); });
     window.each_added([&](int place) { atomicOr(&places[place], 1u); });
     __syncthreads();

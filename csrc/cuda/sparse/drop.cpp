@@ -2,16 +2,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/library.h>
 
-#include <algorithm>
-
-#include "cuda/sparse/blocks.h"
-#include "kernels/common/launch.cuh"
-#include "kernels/sparse/drop.cuh"
-#include "sparse/csr.h"
+#include "cuda/sparse/maps.h"
 
 namespace spamm::cuda {
 namespace {
@@ -32,9 +26,8 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
   const Tensor values = x.values ? x.values->contiguous() : Tensor();
   const HostResult<kernels::DropTotals> totals;
   const auto run = [&]<class Norm>(Norm) {
-    using Work = kernels::DropWork<Norm>;
-    const Tensor work =
-        at::empty({static_cast<int64_t>(sizeof(Work)) + stored}, norms.options().dtype(at::kByte));
+    const auto room = static_cast<int64_t>(drop_workspace<Norm>());
+    const Tensor work = at::empty({room + stored}, norms.options().dtype(at::kByte));
     kernels::DropParams<Norm> params{};
     params.pattern = pattern_of(crow, col);
     params.norms = norms.const_data_ptr<Norm>(), params.stored = stored;
@@ -49,21 +42,14 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
       params.values = values.const_data_ptr<Norm>();
       params.edge = static_cast<int>(values.size(1));
     }
-    params.work = static_cast<Work*>(work.mutable_data_ptr());
-    params.stays = reinterpret_cast<bool*>(params.work + 1);
+    params.work = static_cast<kernels::DropWork<Norm>*>(work.mutable_data_ptr());
+    params.stays = reinterpret_cast<bool*>(work.mutable_data_ptr<uint8_t>() + room);
     params.crow = kept_crow.mutable_data_ptr<int64_t>();
     params.col = kept.mutable_data_ptr<int64_t>(), params.numbers = params.col + stored;
     params.kept_norms = kept_norms.mutable_data_ptr<Norm>();
     params.bound = bound.mutable_data_ptr<Norm>();
     params.totals = totals.on_device();
-    // Enough for a few rows in each warp and a few norms in each thread.
-    const int64_t blocks =
-        std::max(rows / kernels::kDropWarps, stored / (2 * kernels::kDropThreads));
-    const int64_t most = std::min<int64_t>(device.multiprocessors(), kernels::kMostSearchBlocks);
-    C10_CUDA_CHECK(kernels::launch_meeting(kernels::drop_blocks<Norm>,
-                                           std::clamp<int64_t>(blocks, 1, most),
-                                           kernels::kDropThreads, /*shared_bytes=*/0,
-                                           /*meets=*/true, device.stream(), params));
+    launch_drop(params, device.multiprocessors(), device.stream());
   };
   norms.scalar_type() == at::kDouble ? run(double{}) : run(float{});
   const auto [stay, trace, norm] = totals.wait(device.stream());

@@ -7,12 +7,8 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/library.h>
 
-#include <algorithm>
-
-#include "cuda/sparse/blocks.h"
-#include "cuda/sparse/maps.cuh"
+#include "cuda/sparse/maps.h"
 #include "cuda/tau_argument.h"
-#include "kernels/sparse/plan.cuh"
 
 namespace spamm::cuda {
 namespace {
@@ -23,12 +19,12 @@ using kernels::RowCounts;
 
 // What the device's memory still takes, where so much is needed that it is worth the question.
 std::optional<double> free_bytes(double needed, const OnDevice& device, at::Device of) {
-  if (needed < device.properties().totalGlobalMem / 16) return std::nullopt;
+  if (needed < static_cast<double>(device.properties().totalGlobalMem) / 16) return std::nullopt;
   size_t free = 0, total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(of.index());
-  return static_cast<double>(free) + stats.reserved_bytes[0].current -
-         stats.allocated_bytes[0].current;
+  return static_cast<double>(static_cast<int64_t>(free) + stats.reserved_bytes[0].current -
+                             stats.allocated_bytes[0].current);
 }
 
 // Raises what the CPU's op raises for these patterns.
@@ -40,16 +36,6 @@ void refuse(const BsrPlanArguments& x) {
   }
   const CheckedMaps checked(maps);
   if (x.crow_input) Pattern(x.crow_input->cpu(), x.col_input->cpu(), x.columns, "input");
-}
-
-// The block columns that a kernel takes at a time, with `bytes` for each.
-template <class Kernel>
-int window_of(Kernel kernel, int64_t columns, int bytes, const OnDevice& device) {
-  constexpr int kStatic = 4096;  // bytes that kernels declare, at most
-  const auto most = static_cast<int>(device.properties().sharedMemPerBlockOptin - kStatic) / bytes;
-  C10_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most * bytes));
-  return static_cast<int>(std::clamp<int64_t>(columns, 1, most));
 }
 
 // What the kernels count and find, in one tensor of zeros.
@@ -80,17 +66,10 @@ class Workspace {
 template <class Index, class Norm>
 BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> params,
                 const OnDevice& device) {
-  const int64_t rows = params.maps.a.rows, columns = params.maps.b.columns;
-  const auto blocks_of_rows = static_cast<unsigned>(std::max<int64_t>(rows, 1));
-  const auto run = [&](auto kernel, int bytes) {
-    params.window = window_of(kernel, columns, bytes, device);
-    kernel<<<blocks_of_rows, kernels::kRowThreads, (params.window * bytes + 3) / 4 * 4,
-             device.stream()>>>(params);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  };
+  const int64_t rows = params.maps.a.rows;
   const HostResult<kernels::PlanTotals> totals;
   params.totals = totals.on_device();
-  run(kernels::count_rows<Index, Norm>, kernels::kCountBytes);
+  launch_rows(PlanStep::kCount, params, device.properties(), device.stream());
   const auto [all, findings] = totals.wait(device.stream());
   if (findings.is_bad) refuse(x);
   const auto products = static_cast<int64_t>(all.products);
@@ -113,15 +92,9 @@ BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> para
     params.slots_a = slots_a.mutable_data_ptr<int32_t>();
     params.slots_b = slots_b.mutable_data_ptr<int32_t>();
   }
-  const int64_t mirrors = all.mirrored > 0 ? all.stored() : 0;
-  const Tensor unsorted = at::empty({mirrors}, options.dtype(at::kInt));
+  const Tensor unsorted = at::empty({all.mirrored > 0 ? all.stored() : 0}, options.dtype(at::kInt));
   params.mirrors = unsorted.mutable_data_ptr<int32_t>();
-  run(kernels::write_rows<Index, Norm>, kernels::kWriteBytes);
-  if (mirrors > 0) {
-    kernels::sort_mirrors<<<blocks_of_rows, kernels::kRowThreads, 0, device.stream()>>>(
-        params.mirrors, params.mirrors_written, params.crow, params.col);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
+  launch_rows(PlanStep::kWrite, params, device.properties(), device.stream());
   return {crow, col, first, slots_a, slots_b};
 }
 

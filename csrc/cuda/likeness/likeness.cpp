@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "cuda/device.h"
-#include "kernels/likeness/likeness.cuh"
+#include "kernels/likeness/params.h"
 
 namespace spamm::cuda {
 namespace {

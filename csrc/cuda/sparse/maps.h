@@ -1,16 +1,43 @@
-// From the tensors of block-sparse norm maps to kernel parameters.
+// From the tensors of block-sparse matrices to kernel parameters, and from kernels to the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
 
 #include "cuda/device.h"
-#include "kernels/sparse/csr.cuh"
+#include "cuda/sparse/launch.h"
 #include "sparse/csr.h"
 
 namespace spamm::cuda {
+
+// What a kernel finds for the host, in pinned memory, which it writes itself: a copy behind it
+// would take longer.
+template <class T>
+class HostResult {
+ public:
+  T* on_device() const { return static_cast<T*>(memory_.mutable_data_ptr()); }
+
+  // What the kernels of the stream have left. The host waits for them.
+  T wait(cudaStream_t stream) const {
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    return *on_device();
+  }
+
+ private:
+  at::Tensor memory_ = at::empty({static_cast<int64_t>(sizeof(T))},
+                                 at::TensorOptions(at::kByte).pinned_memory(true));
+};
+
+// A pattern that kernels read in these tensors, which hold it.
+inline kernels::Pattern pattern_of(const at::Tensor& crow, const at::Tensor& col) {
+  const auto indices = [](const at::Tensor& x) {
+    return kernels::Indices{x.const_data_ptr(), x.scalar_type() == at::kLong};
+  };
+  return {indices(crow), indices(col), static_cast<int>(crow.numel() - 1)};
+}
 
 // Indices of one type, contiguous.
 struct CsrTensors {
@@ -58,12 +85,7 @@ struct CsrTensors {
     const auto with = [&]<class Index, class Norm>(Index, Norm) {
       const auto maps = pointers<Index, Norm>();
       const auto added = this->added<Index>();
-      const auto warps_for = [](int64_t rows) { return std::max<int64_t>(1, rows); };
-      const int64_t warps = warps_for(maps.a.rows) + warps_for(maps.b.rows) + warps_for(added.rows);
-      kernels::check_patterns<Index>
-          <<<static_cast<unsigned>((warps - 1) / kernels::kCheckWarps + 1), kernels::kCheckThreads,
-             0, stream>>>(maps.a, maps.b, added, findings);
-      C10_CUDA_KERNEL_LAUNCH_CHECK();
+      launch_check_patterns(maps, added, findings, stream);
       run(maps);
     };
     const auto with_index = [&](auto index) {

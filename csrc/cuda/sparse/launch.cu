@@ -1,0 +1,210 @@
+// Starts the kernels of block-sparse matrices: grids, workspaces and shared memory.
+#include <c10/cuda/CUDAException.h>
+
+#include <algorithm>
+
+#include "cuda/sparse/launch.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/sparse/blocks.cuh"
+#include "kernels/sparse/drop.cuh"
+#include "kernels/sparse/listed_products.cuh"
+#include "kernels/sparse/losses.cuh"
+#include "kernels/sparse/plan.cuh"
+
+namespace spamm::cuda {
+
+using c10::ScalarType;
+using kernels::CsrFindings, kernels::CsrMaps, kernels::CsrPattern;
+using kernels::PlanParams, kernels::DropParams, kernels::SweepRoom, kernels::Tau;
+
+namespace {
+
+using Count = unsigned long long;
+
+template <class... Params>
+void launch(void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t stream,
+            const std::type_identity_t<Params>&... params) {
+  C10_CUDA_CHECK(
+      kernels::launch(kernel, grid, threads, 0, /*overlap_previous=*/false, stream, params...));
+}
+
+unsigned blocks_of_rows(int64_t rows) { return static_cast<unsigned>(std::max<int64_t>(rows, 1)); }
+
+constexpr int64_t kStatic = 2048;  // bytes of shared memory that searches declare, at most
+
+// Room for all block columns, if they take no more than a third of what a thread block has where
+// kSweepsTogether share a multiprocessor, and for the bins of as many as fit.
+template <class Norm>
+SweepRoom sweep_room(int64_t columns, const cudaDeviceProp& device) {
+  constexpr int64_t kReserved = 1024;  // what the system takes of each
+  const auto all = static_cast<int64_t>(device.sharedMemPerMultiprocessor);
+  const int64_t bytes = all / kernels::kSweepsTogether - kReserved - kStatic;
+  SweepRoom room{static_cast<int>(std::clamp<int64_t>(columns, 1, bytes / 3 / 2)), 0};
+  const int64_t bins = kernels::kLossBins * sizeof(kernels::Units);
+  const int64_t fit = (bytes - room.bytes<Norm>()) / bins;
+  room.columns = static_cast<int>(std::min<int64_t>(room.window, fit));
+  return room;
+}
+
+// Launches a cooperative kernel with work for so many thread blocks, of which a multiprocessor runs
+// `together`.
+template <class... Params>
+void launch_search(void (*kernel)(Params...), int64_t blocks, int together, int threads,
+                   int64_t bytes, const cudaDeviceProp& device, cudaStream_t stream,
+                   const std::type_identity_t<Params>&... params) {
+  // The same value for all maps, because other threads may launch the kernel at the same time.
+  const auto most_bytes = static_cast<int64_t>(device.sharedMemPerBlockOptin) - kStatic;
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(most_bytes)));
+  const int64_t most =
+      std::min<int64_t>(together * device.multiProcessorCount, kernels::kMostSearchBlocks);
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  C10_CUDA_CHECK(kernels::launch_with(
+      &cooperative, kernel, static_cast<unsigned>(std::clamp<int64_t>(blocks, 1, most)), threads,
+      bytes, /*overlap_previous=*/false, stream, params...));
+}
+
+constexpr int kTogether = 16;  // blocks of a row that are copied at a time
+
+}  // namespace
+
+template <class Index, class Norm>
+void launch_check_patterns(const CsrMaps<Index, Norm>& maps, const CsrPattern<Index>& added,
+                           CsrFindings* findings, cudaStream_t stream) {
+  const int64_t warps = int64_t{blocks_of_rows(maps.a.rows)} + blocks_of_rows(maps.b.rows) +
+                        blocks_of_rows(added.rows);
+  launch(kernels::check_patterns<Index>,
+         static_cast<unsigned>((warps - 1) / kernels::kCheckWarps + 1), kernels::kCheckThreads,
+         stream, maps.a, maps.b, added, findings);
+}
+
+// A kernel takes as many block columns at a time as shared memory holds with `bytes` for each.
+template <class Index, class Norm>
+void launch_rows(PlanStep step, PlanParams<Index, Norm> params, const cudaDeviceProp& device,
+                 cudaStream_t stream) {
+  constexpr int kStaticBytes = 4096;  // that kernels declare, at most
+  const bool counts = step == PlanStep::kCount;
+  const auto kernel = counts ? kernels::count_rows<Index, Norm> : kernels::write_rows<Index, Norm>;
+  const int bytes = counts ? kernels::kCountBytes : kernels::kWriteBytes;
+  const auto most = static_cast<int>(device.sharedMemPerBlockOptin - kStaticBytes) / bytes;
+  C10_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most * bytes));
+  params.window = static_cast<int>(std::clamp<int64_t>(params.maps.b.columns, 1, most));
+  kernel<<<blocks_of_rows(params.maps.a.rows), kernels::kRowThreads,
+           (params.window * bytes + 3) / 4 * 4, stream>>>(params);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  if (counts || params.mirrors == nullptr) return;
+  launch(kernels::sort_mirrors, blocks_of_rows(params.maps.a.rows), kernels::kRowThreads, stream,
+         params.mirrors, params.mirrors_written, params.crow, params.col);
+}
+
+template <class Norm>
+size_t drop_workspace() {
+  return sizeof(kernels::DropWork<Norm>);
+}
+
+template <class Norm>
+void launch_drop(const DropParams<Norm>& params, int multiprocessors, cudaStream_t stream) {
+  // Enough for a few rows in each warp and a few norms in each thread.
+  const int64_t blocks = std::max<int64_t>(params.pattern.rows / kernels::kDropWarps,
+                                           params.stored / (2 * kernels::kDropThreads));
+  const int64_t most = std::min<int64_t>(multiprocessors, kernels::kMostSearchBlocks);
+  C10_CUDA_CHECK(kernels::launch_meeting(kernels::drop_blocks<Norm>,
+                                         std::clamp<int64_t>(blocks, 1, most),
+                                         kernels::kDropThreads, /*shared_bytes=*/0,
+                                         /*meets=*/true, stream, params));
+}
+
+size_t sparse_search_workspace() {
+  return std::max({sizeof(kernels::Selection<double, Count>),
+                   sizeof(kernels::Selection<float, Count>), sizeof(kernels::ErrorSearch<double>)});
+}
+
+template <class Index, class Norm>
+void launch_find_sparse_tau(const CsrMaps<Index, Norm>& maps, bool of_ratio, double limit,
+                            const CsrFindings* findings, void* workspace, Norm* tau,
+                            const cudaDeviceProp& device, cudaStream_t stream) {
+  if (of_ratio) {
+    launch_search(kernels::select_sparse_tau<Index, Norm>, maps.a.stored / 64, 1,
+                  kernels::kSelectThreads<Norm>, kernels::kSelectSharedBytes<Norm>, device, stream,
+                  maps, limit, findings, static_cast<kernels::Selection<Norm, Count>*>(workspace),
+                  tau);
+  } else {
+    const auto room = sweep_room<Norm>(maps.b.columns, device);
+    launch_search(kernels::find_sparse_tau_for_error<Index, Norm>, maps.a.rows,
+                  kernels::kSweepsTogether, kernels::kSweepThreads, room.template bytes<Norm>(),
+                  device, stream, maps, limit, room, findings,
+                  static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau);
+  }
+}
+
+template <class Index, class Norm>
+void launch_sparse_error_bound(const CsrMaps<Index, Norm>& maps, const Tau<Norm>& tau,
+                               const CsrFindings* findings, void* workspace, Count* largest,
+                               Count* products, Norm* bound, const cudaDeviceProp& device,
+                               cudaStream_t stream) {
+  const auto room = sweep_room<Norm>(maps.b.columns, device);
+  launch_search(kernels::sparse_error_bound<Index, Norm>, maps.a.rows, kernels::kSweepsTogether,
+                kernels::kSweepThreads, room.template bytes<Norm>(), device, stream, maps, tau,
+                room, findings, static_cast<kernels::ErrorSearch<Norm>*>(workspace), largest,
+                products, bound);
+}
+
+void launch_find_tiles(const kernels::ProductLists& lists, const kernels::TileConfig& tile,
+                       int granule, cudaStream_t stream) {
+  launch(kernels::find_tiles, lists.c.rows, kernels::kFindTilesThreads, stream, lists,
+         tile.rows / granule, tile.columns / granule);
+}
+
+void launch_find_cells(const kernels::Pattern& pattern, int* cells, cudaStream_t stream) {
+  launch(kernels::find_cells, pattern.rows, kernels::kBlockThreads, stream, pattern, cells);
+}
+
+void launch_copy_blocks(const kernels::BlockCopy& copy, cudaStream_t stream) {
+  launch(kernels::copy_blocks, dim3(copy.pattern.rows, kTogether), kernels::kBlockThreads, stream,
+         copy);
+}
+
+void launch_mirror_blocks(const kernels::Pattern& pattern, void* values, ScalarType dtype, int edge,
+                          void* norms, cudaStream_t stream) {
+  const auto run = [&]<class Element>(Element) {
+    launch(kernels::mirror_blocks<Element>, dim3(pattern.rows, kTogether),
+           kernels::kSquareThreads<Element>, stream, pattern, static_cast<Element*>(values), edge,
+           static_cast<kernels::NormOf<Element>*>(norms));
+  };
+  switch (dtype) {
+    case ScalarType::Half:
+      return run(__half{});
+    case ScalarType::BFloat16:
+      return run(__nv_bfloat16{});
+    case ScalarType::Float:
+      return run(float{});
+    default:
+      return run(double{});
+  }
+}
+
+#define SPAMM_INSTANTIATE(Index, Norm)                                                          \
+  template void launch_check_patterns(const CsrMaps<Index, Norm>&, const CsrPattern<Index>&,    \
+                                      CsrFindings*, cudaStream_t);                              \
+  template void launch_rows(PlanStep, PlanParams<Index, Norm>, const cudaDeviceProp&,           \
+                            cudaStream_t);                                                      \
+  template void launch_find_sparse_tau(const CsrMaps<Index, Norm>&, bool, double,               \
+                                       const CsrFindings*, void*, Norm*, const cudaDeviceProp&, \
+                                       cudaStream_t);                                           \
+  template void launch_sparse_error_bound(const CsrMaps<Index, Norm>&, const Tau<Norm>&,        \
+                                          const CsrFindings*, void*, Count*, Count*, Norm*,     \
+                                          const cudaDeviceProp&, cudaStream_t)
+
+SPAMM_INSTANTIATE(int32_t, float);
+SPAMM_INSTANTIATE(int32_t, double);
+SPAMM_INSTANTIATE(int64_t, float);
+SPAMM_INSTANTIATE(int64_t, double);
+template size_t drop_workspace<float>();
+template size_t drop_workspace<double>();
+template void launch_drop(const DropParams<float>&, int, cudaStream_t);
+template void launch_drop(const DropParams<double>&, int, cudaStream_t);
+
+}  // namespace spamm::cuda

@@ -1,0 +1,62 @@
+// Launches of the kernels of block-sparse matrices (kernels/sparse/), without torch's headers:
+// those take most of the time of a file that nvcc compiles.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/tile.h"
+#include "kernels/multiply/lists.h"
+#include "kernels/sparse/params.h"
+
+namespace spamm::cuda {
+
+// Checks up to three patterns and counts the products of the maps. `findings` are zeros.
+template <class Index, class Norm>
+void launch_check_patterns(const kernels::CsrMaps<Index, Norm>& maps,
+                           const kernels::CsrPattern<Index>& added, kernels::CsrFindings* findings,
+                           cudaStream_t stream);
+
+// The steps of a plan: what fills `totals`, and what fills the pattern and the lists. Mirror images
+// are sorted into the pattern if params.mirrors is not null.
+enum class PlanStep { kCount, kWrite };
+template <class Index, class Norm>
+void launch_rows(PlanStep step, kernels::PlanParams<Index, Norm> params,
+                 const cudaDeviceProp& device, cudaStream_t stream);
+
+// The bytes of params.work.
+template <class Norm>
+size_t drop_workspace();
+template <class Norm>
+void launch_drop(const kernels::DropParams<Norm>& params, int multiprocessors, cudaStream_t stream);
+
+// The bytes that each of the next two needs. The first finds the tau of a valid ratio, or that of
+// an error bound.
+size_t sparse_search_workspace();
+template <class Index, class Norm>
+void launch_find_sparse_tau(const kernels::CsrMaps<Index, Norm>& maps, bool of_ratio, double limit,
+                            const kernels::CsrFindings* findings, void* workspace, Norm* tau,
+                            const cudaDeviceProp& device, cudaStream_t stream);
+// `largest` and the two counts of `products` are zeros.
+template <class Index, class Norm>
+void launch_sparse_error_bound(const kernels::CsrMaps<Index, Norm>& maps,
+                               const kernels::Tau<Norm>& tau, const kernels::CsrFindings* findings,
+                               void* workspace, unsigned long long* largest,
+                               unsigned long long* products, Norm* bound,
+                               const cudaDeviceProp& device, cudaStream_t stream);
+
+// Lists the tiles of C for a kernel with this tile. `counts` are zeros.
+void launch_find_tiles(const kernels::ProductLists& lists, const kernels::TileConfig& tile,
+                       int granule, cudaStream_t stream);
+// The cell of each block of 32 of a matrix (kernels/sparse/blocks.cuh).
+void launch_find_cells(const kernels::Pattern& pattern, int* cells, cudaStream_t stream);
+void launch_copy_blocks(const kernels::BlockCopy& copy, cudaStream_t stream);
+// Makes the blocks (stored, edge, edge) of a square pattern symmetric, from those above. Their
+// norms, unless null, are computed on the way; not of blocks of 128.
+void launch_mirror_blocks(const kernels::Pattern& pattern, void* values, c10::ScalarType dtype,
+                          int edge, void* norms, cudaStream_t stream);
+
+}  // namespace spamm::cuda
