@@ -1,9 +1,16 @@
-"""Files that are written whole or not at all."""
+"""Tables as text, and files that are written whole or not at all."""
 
 import os
 import secrets
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def table(lines: Sequence[Sequence[str]], place: Callable[[str, int], str] = str.ljust) -> str:
+    """Lines of cells as text in columns, all to the left; the first line is the head."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(place, line, widths)).rstrip() for line in lines)
 
 
 def check_path(path: Any, name: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
-from ._table import table
+from ._files import table
 from .sparse.blocks import is_sparse
 from .sparse.exchange import exchange
 from .sparse.maps import of_maps

@@ -113,15 +113,19 @@ def test_block_sparse_matrices(source, tmp_path):
 def test_shards_over_processes(source, tmp_path):
     """From S and F to the density matrix, which has the bits of one process."""
     densities, methods = [], []
-    for launcher in ((), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")):
-        path = tmp_path / f"density{len(launcher)}.npz"
-        arguments = [*launcher, SCRIPT, "--device", "cpu", *source, "--sparse", "--repeats", 1]
-        arguments += ["--max-errors", "1e-8", "--out", tmp_path, "--density", path]
-        run = python(*arguments, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-        assert run.returncode == 0, run.stderr
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
+    for processes in (1, 2):
+        path = tmp_path / f"density{processes}.npz"
+        arguments = ["--device", "cpu", *source, "--sparse", "--repeats", "1"]
+        arguments += ["--max-errors", "1e-8", "--out", str(tmp_path), "--density", str(path)]
+        if processes == 1:
+            density_matrix.main(arguments)
+        else:
+            run = python(*launcher, *arguments, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+            assert run.returncode == 0, run.stderr
         densities.append(torch.from_numpy(np.load(path)["density"]))
         [run] = results.load(tmp_path / "density_matrix.json")["runs"]
-        assert run["header"]["processes"] == (2 if launcher else 1)
+        assert run["header"]["processes"] == processes
         methods.append(run["tables"]["density matrix"])
     assert torch.equal(*densities)
     for one, two in zip(*methods, strict=True):
