@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import operator
 import pickle
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +23,13 @@ _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "spamm_torch"}
 _CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque)
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 _MISSING = object()
-_dict_version = torch._C._dynamo.guards.dict_version  # changes with every change of a dictionary
 _HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+
+# A number that changes with every change of a dictionary. Python 3.13.0 does not tell torch of
+# attributes that are set. There each call has a new number, and contents are compared.
+dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
+if sys.version_info[:3] == (3, 13, 0):
+    dict_version = functools.partial(next, itertools.count())
 
 
 def is_own(module_name: Any) -> bool:
@@ -57,7 +63,7 @@ class _Container(Place):
         self._container = container
         self._kind = next(kind for kind in _CONTAINERS if isinstance(container, kind))
         self._entries = self._now()
-        self._version = _dict_version(container) if isinstance(container, dict) else None
+        self._version = dict_version(container) if isinstance(container, dict) else None
 
     def _now(self) -> Any:
         is_dict = isinstance(self._container, dict)
@@ -65,7 +71,7 @@ class _Container(Place):
 
     def is_changed(self) -> bool:
         container, entries = self._container, self._entries
-        version = None if self._version is None else _dict_version(container)
+        version = None if self._version is None else dict_version(container)
         if version is not None and version == self._version:
             return False
         if len(container) != len(entries):

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._state import dict_version
+
 _UNREAD = frozenset(  # names that no call in eval mode without gradients reads
     (
         "training",  # which has a check of its own
@@ -34,8 +36,6 @@ _PLAIN = (Tensor, nn.Parameter)
 _PLAIN_SETTINGS = (type(None), bool, int, float, str)
 _WITHOUT_SETTINGS = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType)
 
-# A number that changes with every change of a dictionary.
-_dict_version = torch._C._dynamo.guards.dict_version
 _version = operator.attrgetter("_version")
 _address = Tensor.data_ptr
 
@@ -166,7 +166,7 @@ class Proof:
         )
 
     def _versions(self) -> list[int]:
-        return list(map(_dict_version, self._dicts))
+        return list(map(dict_version, self._dicts))
 
     def _still_fits(self, versions: list[int]) -> bool:
         """Whether no change counts. Changes are remembered, so that the next call compares numbers
