@@ -74,7 +74,7 @@ def needed_units(largest_a: Tensor, norm_b: Tensor, tau: Tensor, stage: int) -> 
 
     ``largest_a`` (parts, KB) holds the largest norm of each part in each column of A's map, NaN
     kept. Rounding is monotone, so the largest norms are valid exactly if any norms are.
-    csrc/shards/plan_maps.cpp has the same.
+    csrc/shards/plan.cpp has the same.
     """
     stages = -(-norm_b.shape[1] // stage)
     whole = torch.nn.functional.pad(norm_b, (0, stages * stage - norm_b.shape[1]))

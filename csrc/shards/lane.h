@@ -7,11 +7,14 @@
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace spamm::shards {
 
@@ -81,6 +84,45 @@ class Lane {
   }
 
   c10::Stream stream_;
+};
+
+// The lanes of one device's part of a product. Two multiply in turns, so that one stage starts
+// while the last tiles of the other are computed. One of the two is the device's current stream.
+class Lanes {
+ public:
+  // Without `sends` there is no lane to send.
+  Lanes(at::Device device, bool sends)
+      : lanes_{Lane::current(device), Lane::side(device, kMultiplyLane),
+               Lane::side(device, kPullLane)} {
+    if (sends) lanes_.push_back(Lane::side(device, kSendLane));
+  }
+
+  const Lane& own() const { return lanes_[0]; }
+  const Lane& multiply(int64_t turn) const { return lanes_[turn % 2]; }
+  const Lane& pull() const { return lanes_[2]; }
+  const Lane& send() const { return lanes_.back(); }
+  std::span<const Lane> all() const { return lanes_; }
+
+  // What is enqueued from now on starts after what the current stream has.
+  void start() const {
+    for (const Lane& lane : lanes_) lane.wait_for(own());
+  }
+
+  // Ends the use of all memory: the current stream waits for every lane, and these streams of other
+  // devices for the copies from and to them.
+  void end(std::span<const Lane> others) const noexcept {
+    try {
+      for (const Lane& lane : lanes_) own().wait_for(lane);
+      for (const Lane& other : others) {
+        for (const Lane& lane : all().subspan(2)) other.wait_for(lane);
+      }
+    } catch (const c10::Error&) {
+      // The device has failed, and the error that says so is on its way.
+    }
+  }
+
+ private:
+  std::vector<Lane> lanes_;
 };
 
 }  // namespace spamm::shards

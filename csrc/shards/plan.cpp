@@ -1,9 +1,17 @@
 #include "shards/plan.h"
 
-#include <algorithm>
-#include <numeric>
+#include <ATen/Functions.h>
+#include <torch/library.h>
 
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+#include "arguments.h"
 #include "block.h"
+#include "checks.h"
+#include "spamm/spamm.h"
 
 namespace spamm::shards {
 namespace {
@@ -12,60 +20,79 @@ constexpr int64_t kStages = 16;
 constexpr int64_t kLeastColumns = 2048;   // narrower stages have too few tiles to fill a device
 constexpr int64_t kColumnMultiple = 256;  // a multiple of every block and every tile
 
-// The work before each group of `multiple` block rows, and that of all groups at the end.
-std::vector<int64_t> work_before_groups(std::span<const int64_t> work, int64_t multiple) {
-  std::vector<int64_t> before = {0};
-  const auto rows = static_cast<int64_t>(work.size());
-  for (int64_t row = 0; row < rows; row += multiple) {
-    const auto group = work.subspan(row, std::min(multiple, rows - row));
-    before.push_back(std::accumulate(group.begin(), group.end(), before.back()));
-  }
-  return before;
-}
-
-// Where a part ends that begins at group `first` and takes groups while its work is at most
-// `limit`.
-int64_t end_of_part(const std::vector<int64_t>& before, int64_t first, int64_t limit) {
-  const auto end =
-      std::upper_bound(before.begin() + first, before.end(), before[first] + limit) - 1;
-  return end - before.begin();
-}
-
-bool fits(const std::vector<int64_t>& before, int64_t parts, int64_t limit) {
-  const auto groups = static_cast<int64_t>(before.size()) - 1;
-  int64_t group = 0;
-  for (int64_t part = 0; part < parts && group < groups; ++part)
-    group = end_of_part(before, group, limit);
-  return group == groups;
-}
-
-// The smallest work that the largest part must have.
-int64_t smallest_limit(const std::vector<int64_t>& before, int64_t parts) {
-  int64_t low = 0, high = before.back();  // `high` always fits
-  while (low < high) {
+// parts + 1 numbers of groups, which make the slowest part as fast as possible, to this share of
+// its cost. cost(part, first, last): of the part with groups [first, last); it grows with `last`,
+// and no part needs more than `most`.
+template <class Cost>
+std::vector<int64_t> cut_by_cost(int64_t groups, int64_t parts, int64_t most, int64_t share,
+                                 const Cost& cost) {
+  // Each part takes as many groups as it can.
+  const auto cut_within = [&](int64_t limit) {
+    std::vector<int64_t> cuts = {0};
+    for (int64_t part = 0; part < parts; ++part) {
+      int64_t low = cuts.back(), high = groups;
+      while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (cost(part, cuts.back(), middle) <= limit)
+          low = middle;
+        else
+          high = middle - 1;
+      }
+      cuts.push_back(low);
+    }
+    return cuts;
+  };
+  int64_t low = 0, high = most;
+  while (high - low > high / share) {
     const int64_t middle = low + (high - low) / 2;
-    if (fits(before, parts, middle))
+    if (cut_within(middle).back() == groups)
       high = middle;
     else
       low = middle + 1;
   }
-  return high;
+  return cut_within(high);
 }
 
 }  // namespace
 
 std::vector<int64_t> row_cuts(std::span<const int64_t> work, int64_t parts, int64_t multiple) {
-  const auto before = work_before_groups(work, multiple);
-  const auto groups = static_cast<int64_t>(before.size()) - 1;
-  const int64_t limit = smallest_limit(before, parts);
-  std::vector<int64_t> cuts = {0};
-  for (int64_t part = 0, group = 0; part < parts; ++part) {
-    // Leaves a group for each later part, which keeps every part within the limit.
-    const int64_t for_later = std::min(groups, std::max(groups - (parts - part - 1), group + 1));
-    group = std::min(end_of_part(before, group, limit), for_later);
-    cuts.push_back(std::min<int64_t>(group * multiple, work.size()));
+  const auto rows = std::ssize(work);
+  std::vector<int64_t> before = {0};  // the work before each group of `multiple` block rows
+  for (int64_t row = 0; row < rows; row += multiple) {
+    const auto group = work.subspan(row, std::min(multiple, rows - row));
+    before.push_back(std::accumulate(group.begin(), group.end(), before.back()));
   }
+  const int64_t groups = std::ssize(before) - 1;
+  auto cuts = cut_by_cost(
+      groups, parts, before.back(), std::numeric_limits<int64_t>::max(),
+      [&](int64_t, int64_t first, int64_t last) { return before[last] - before[first]; });
+  // Leaves a group for each later part, which keeps every part within the limit.
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t for_later = std::max(groups - (parts - part - 1), cuts[part] + 1);
+    cuts[part + 1] = std::min({cuts[part + 1], for_later, groups});
+  }
+  for (int64_t& cut : cuts) cut = std::min<int64_t>(cut * multiple, rows);
   return cuts;
+}
+
+std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t parts, int64_t home,
+                                  int64_t delay) {
+  std::vector<GroupCost> before(1);  // sums
+  for (const GroupCost& group : groups) {
+    const GroupCost& sum = before.back();
+    before.push_back({sum.multiply + group.multiply, sum.fetch_a + group.fetch_a, 0,
+                      sum.fetch_more_b + group.fetch_more_b});
+  }
+  const auto cost = [&](int64_t part, int64_t first, int64_t last) -> int64_t {
+    if (first == last) return 0;
+    const GroupCost &begin = before[first], &end = before[last];
+    const int64_t multiply = end.multiply - begin.multiply;
+    if (part == home) return multiply;
+    const int64_t more_b = end.fetch_more_b - before[first + 1].fetch_more_b;
+    return delay + groups[first].fetch_b + more_b + std::max(multiply, end.fetch_a - begin.fetch_a);
+  };
+  const int64_t count = std::ssize(groups), another = home + 1;
+  return cut_by_cost(count, parts, cost(another, 0, count), /*share=*/1000, cost);
 }
 
 std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to) {
@@ -113,5 +140,65 @@ std::vector<int64_t> stage_order(std::span<const int64_t> needed) {
                    [&](int64_t x, int64_t y) { return needed[x] < needed[y]; });
   return order;
 }
+
+// ---- From norm maps -----------------------------------------------------------------------------
+
+namespace {
+
+// Fitted to float16 products on one GPU: time is linear in the valid products, and a product with
+// none of them takes 0.6% of the time of the dense one.
+constexpr int64_t kWorkOfValid = 1000, kWorkOfAny = 6;
+
+void check_maps(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  check_norm_maps(norm_a, norm_b);
+  TORCH_CHECK(norm_a.dim() == 2, "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes ",
+              norm_a.sizes(), " and ", norm_b.sizes());
+  check_tau(tau, norm_a.device());
+}
+
+}  // namespace
+
+Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
+  const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
+  const int64_t missing = stages * stage_blocks - norm_b.size(1);
+  const Tensor whole = missing == 0 ? norm_b : at::constant_pad_nd(norm_b, {0, missing});
+  return whole.contiguous().view({norm_b.size(0), stages, stage_blocks});
+}
+
+// A unit is needed if its largest norm, times the largest norm in the part's column, is valid.
+// Rounding is monotone, so this is true exactly if some block product of the part with the unit is
+// valid. at::amax keeps NaN.
+Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
+                    int64_t stage_blocks) {
+  const Tensor largest_b = in_stages(norm_b, stage_blocks).amax(2);
+  const Tensor products = largest_a.unsqueeze(2).mul(largest_b);
+  return products.lt(tau.to(products.scalar_type())).logical_not_();
+}
+
+namespace {
+
+std::tuple<Tensor, std::vector<int64_t>> row_work_op(const Tensor& norm_a, const Tensor& norm_b,
+                                                     const Tensor& tau, int64_t parts,
+                                                     int64_t multiple) {
+  TORCH_CHECK_VALUE(parts >= 0, "parts must be at least 0; got ", parts);
+  TORCH_CHECK_VALUE(multiple > 0, "multiple must be positive; got ", multiple);
+  const Tensor work = row_work(norm_a, norm_b, tau);
+  if (parts == 0) return {work, {}};
+  const Tensor read = work.cpu();
+  return {work, row_cuts({read.const_data_ptr<int64_t>(), static_cast<size_t>(read.numel())}, parts,
+                         multiple)};
+}
+
+}  // namespace
+
+Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  check_maps(norm_a, norm_b, tau);
+  return valid_counts(norm_a, norm_b, tau)
+      .sum(1, /*keepdim=*/false, at::kLong)
+      .mul_(kWorkOfValid)
+      .add_(kWorkOfAny * norm_b.numel());
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("row_work", &row_work_op); }
 
 }  // namespace spamm::shards

@@ -1,6 +1,8 @@
 // The plan of a product over several devices: which part owns which rows, and in which stages the
-// needed blocks of B travel. Plain numbers: no tensor, no device.
+// needed blocks of B travel.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <span>
@@ -39,5 +41,39 @@ int64_t stage_blocks(int64_t block_columns, int64_t block_n);
 // The stages in the order in which to run them, by how much each needs: the least first, because
 // nothing hides the copies of the first stage. Equal stages keep their order.
 std::vector<int64_t> stage_order(std::span<const int64_t> needed);
+
+// ---- Cuts of operands on one device: the others must fetch what they multiply, and get fewer rows
+
+// What a group of rows of A costs, in one unit of time.
+struct GroupCost {
+  int64_t multiply;
+  int64_t fetch_a;
+  int64_t fetch_b;       // all that the group needs of B
+  int64_t fetch_more_b;  // what it needs of B that the group before it does not
+};
+
+// parts + 1 numbers of groups. Part `home` has the operands; none has if there is no part of this
+// number. Another part starts `delay` later, fetches from B first, and then from A while it
+// multiplies; one that would not save time gets no group. Among contiguous cuts, these make the
+// slowest part as fast as possible, to a thousandth. (A part is taken to need of B what its first
+// group needs and what each other group needs more than the one before; for decay this is exact.)
+std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t parts, int64_t home,
+                                  int64_t delay);
+
+// ---- From norm maps to the numbers of the plan
+
+// norm_b (KB, NB) as (KB, stages, stage_blocks). A last stage that has fewer columns is filled up
+// with zeros.
+at::Tensor in_stages(const at::Tensor& norm_b, int64_t stage_blocks);
+
+// `largest_a` (parts, KB) holds the largest norm of each part in each column of norm_a, NaN kept.
+// Returns bool (parts, KB, stages): whether some block product of the part's rows with block row k
+// of the stage is valid. _plan.py has the same.
+at::Tensor needed_units(const at::Tensor& largest_a, const at::Tensor& norm_b,
+                        const at::Tensor& tau, int64_t stage_blocks);
+
+// int64 (MB), on the maps' device: the work of each block row of A, in thousandths of a valid block
+// product. Integers, so that sums have no order and every device finds the same cuts.
+at::Tensor row_work(const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau);
 
 }  // namespace spamm::shards

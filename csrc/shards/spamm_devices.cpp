@@ -20,17 +20,14 @@
 #include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
-#include "shards/plan_maps.h"
-#include "shards/remote_cuts.h"
 #include "shards/row_copy.h"
-#include "shards/transfers.h"
 #include "threshold.h"
 
 namespace spamm::shards {
 namespace {
 
-constexpr int64_t kChunks = 8;       // of rows of A that a remote part fetches, at most
-constexpr double kDelayNs = 150000;  // from the home part's first launch to a remote part's
+constexpr int64_t kChunks = 8;        // of rows of A that a remote part fetches, at most
+constexpr int64_t kDelayNs = 150000;  // from the home part's first launch to a remote part's
 
 // What a product takes one device at least if several are faster. With a tau or a bound nobody
 // knows beforehand how little is valid, and from kLeastNs on a twentieth is enough: 27,000 rows of
@@ -72,50 +69,40 @@ class RemotePart {
         from_a_(a),
         from_b_(b),
         to_c_(c),
-        own_(Lane::current(device)),
-        pull_(Lane::side(device, kPullLane)),
-        multiply_{Lane::current(device), Lane::side(device, kMultiplyLane)},
-        send_(Lane::side(device, kSendLane)),
+        lanes_(device, /*sends=*/true),
         home_(Lane::current(c.device())) {
-    const auto on_device = own_.use();
-    own_.wait_for(home_);
+    const auto on_device = lanes_.own().use();
+    lanes_.own().wait_for(home_);
     norm_a_ = gather_rows(norm_a, {}, device);
     norm_b_ = gather_rows(norm_b, {}, device);
     b_ = at::empty(b.sizes(), b.options().device(device));
-    for (const Lane* lane : {&pull_, &multiply_[1], &send_}) lane->wait_for(own_);
+    lanes_.start();
   }
-  // The memory of both devices may be used again after the current streams have waited.
-  ~RemotePart() {
-    try {
-      for (const Lane* lane : {&pull_, &multiply_[1], &send_}) own_.wait_for(*lane);
-      home_.wait_for(pull_);
-      home_.wait_for(send_);
-    } catch (const c10::Error&) {
-      // The device has failed, and the error that says so is on its way.
-    }
-  }
+  ~RemotePart() { lanes_.end({&home_, 1}); }
   RemotePart(const RemotePart&) = delete;
 
   // Computes rows [row, row + rows) of C. needed: of the groups of these rows. tau: 0-d, on the
   // CPU.
   void run(int64_t row, int64_t rows, std::span<const int32_t> needed, const Tensor& tau) {
-    copy_blocks(pull_, own_.device(), home_.device(), needed_of_b(needed));
-    const auto on_device = own_.use();
+    fetch(needed_of_b(needed));
+    const auto on_device = lanes_.own().use();
     a_ = at::empty({rows, whole_.k}, b_.options());
     c_ = at::empty({rows, whole_.n}, b_.options());
-    for (const Lane* lane : {&pull_, &multiply_[1], &send_}) lane->wait_for(own_);
-    const int64_t groups = blocks_of(rows, kCutRows);
+    lanes_.start();
+    const int64_t groups = blocks_of(rows, kCutRows), blocks = norm_b_.size(0);
     const int64_t step = splits(a_) ? groups : blocks_of(groups, kChunks);
-    const int64_t blocks = norm_b_.size(0);
     for (int64_t group = 0, turn = 0; group < groups; group += step, ++turn) {
       const int64_t count = std::min(step, groups - group), first = group * kCutRows;
       run_rows(row, first, std::min(rows - first, count * kCutRows),
-               needed.subspan(group * blocks, count * blocks), tau,
-               multiply_[turn % multiply_.size()]);
+               needed.subspan(group * blocks, count * blocks), tau, lanes_.multiply(turn));
     }
   }
 
  private:
+  void fetch(std::span<const RowBlock> blocks) const {
+    copy_blocks(lanes_.pull(), b_.device(), to_c_.device(), blocks);
+  }
+
   // Blocks of B that are needed by some row: in each stage, runs of block rows.
   std::vector<RowBlock> needed_of_b(std::span<const int32_t> needed) const {
     const int64_t blocks = norm_b_.size(0);
@@ -141,25 +128,22 @@ class RemotePart {
     const auto [begin, end] = needed_columns(needed, norm_b_.size(0));
     if (begin < end) {
       const int64_t columns = std::min(whole_.k, end * edge) - begin * edge;
-      const RowBlock copy =
-          block_between(a, 0, begin * edge, from_a_, row, begin * edge, rows, columns);
-      copy_blocks(pull_, own_.device(), home_.device(), {&copy, 1});
+      fetch({{block_between(a, 0, begin * edge, from_a_, row, begin * edge, rows, columns)}});
     }
-    multiply.wait_for(pull_);
+    multiply.wait_for(lanes_.pull());
     {
       const auto on_lane = multiply.use();
       multiply_part(a, b_, norm_a_.slice(0, row / m, blocks_of(row + rows, m)), norm_b_, tau,
                     whole_, c);
     }
-    send_.wait_for(multiply);
-    copy_rows(send_, to_c_.narrow(0, row, rows), c);
+    lanes_.send().wait_for(multiply);
+    copy_rows(lanes_.send(), to_c_.narrow(0, row, rows), c);
   }
 
   const WholeProduct& whole_;
   Tensor from_a_, from_b_, to_c_;
-  Lane own_, pull_;
-  std::array<Lane, 2> multiply_;
-  Lane send_, home_;
+  Lanes lanes_;
+  Lane home_;
   Tensor norm_a_, norm_b_, a_, b_, c_;
 };
 
@@ -187,52 +171,40 @@ NeededByGroups needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, cons
 
 // Measured on two H200 with NVLink: a product of half blocks of 64 takes 0.69 ns of one GPU, and a
 // byte 1 / 375 ns of a link. Other types multiply about as much slower as their entries' squares.
-double ns_per_product(const Block& block, int64_t entry_bytes) {
-  const double volume = static_cast<double>(block.m * block.k * block.n) / (64 * 64 * 64);
-  return 0.69 * volume * static_cast<double>(entry_bytes * entry_bytes) / 4;
-}
-
-// Work is counted in thousandths of a product.
-int64_t work_of(double ns, const WholeProduct& whole, int64_t entry_bytes) {
-  return static_cast<int64_t>(1000 * ns / ns_per_product(whole.block, entry_bytes));
-}
-
-int64_t work_per_kib(const WholeProduct& whole, int64_t entry_bytes) {
-  constexpr double kBytesPerNs = 375;
-  return work_of(1024 / kBytesPerNs, whole, entry_bytes);
+double ns_per_product(const WholeProduct& whole) {
+  const auto [m, k, n] = whole.block;
+  const double volume = static_cast<double>(m * k * n) / (64 * 64 * 64);
+  return 0.69 * volume * static_cast<double>(whole.entry_bytes * whole.entry_bytes) / 4;
 }
 
 // What one device takes at most. A valid ratio says how many products there are; any other knob may
 // leave all.
-double ns_on_one(const WholeProduct& whole, const Knob& knob, int64_t entry_bytes) {
+double ns_on_one(const WholeProduct& whole, const Knob& knob) {
   const auto [m, k, n] = whole.block;
   const int64_t products = blocks_of(whole.m, m) * blocks_of(whole.k, k) * blocks_of(whole.n, n);
-  return knob.valid_ratio.value_or(1) * static_cast<double>(products) *
-         ns_per_product(whole.block, entry_bytes);
+  return knob.valid_ratio.value_or(1) * static_cast<double>(products) * ns_per_product(whole);
 }
 
-// work: of each block row of A. needed, units and more: as in NeededByGroups.
+// In ns. work: of each block row of A. needed, units and more: as in NeededByGroups.
 std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
                                        std::span<const int32_t> needed,
                                        std::span<const int64_t> units,
                                        std::span<const int64_t> more, const WholeProduct& whole,
-                                       int64_t group_blocks, int64_t entry_bytes) {
+                                       int64_t group_blocks) {
   const int64_t blocks = blocks_of(whole.k, whole.block.k), edge = whole.block.k;
-  const int64_t per_kib = work_per_kib(whole, entry_bytes);
-  const auto cost = [&](int64_t rows, int64_t columns) {
-    return rows * columns * entry_bytes / 1024 * per_kib;
+  const auto fetch = [&](int64_t rows, int64_t columns) {
+    return static_cast<int64_t>(static_cast<double>(rows * columns * whole.entry_bytes) / 375);
   };
-  const int64_t unit = cost(edge, whole.columns(0));
-  const auto groups = static_cast<int64_t>(units.size());
+  const int64_t unit = fetch(edge, whole.columns(0));
   std::vector<GroupCost> costs;
-  for (int64_t group = 0; group < groups; ++group) {
-    const auto rows =
-        work.subspan(group * group_blocks)
-            .first(std::min<size_t>(group_blocks, work.size() - group * group_blocks));
-    const auto bits = needed.subspan(group * blocks, blocks);
-    const auto [first, last] = needed_columns(bits, blocks);
-    costs.push_back({std::accumulate(rows.begin(), rows.end(), int64_t{0}),
-                     cost(kCutRows, (last - first) * edge), units[group] * unit,
+  for (size_t group = 0; group < units.size(); ++group) {
+    const auto rows = work.subspan(group * group_blocks);
+    const auto end = rows.begin() + std::min<int64_t>(group_blocks, std::ssize(rows));
+    const auto products =
+        static_cast<double>(std::accumulate(rows.begin(), end, int64_t{0})) / 1000;
+    const auto [first, last] = needed_columns(needed.subspan(group * blocks, blocks), blocks);
+    costs.push_back({static_cast<int64_t>(products * ns_per_product(whole)),
+                     fetch(kCutRows, (last - first) * edge), units[group] * unit,
                      group == 0 ? 0 : more[group - 1] * unit});
   }
   return costs;
@@ -263,14 +235,10 @@ bool is_for_one(const ProductArguments& product) {
   const std::vector<at::Device> devices = check_devices(*product.devices);
   check_plain_product(product);
   if (std::ranges::find(devices, a.device()) == devices.end()) return false;
-  const WholeProduct whole{.m = a.size(0),
-                           .k = a.size(1),
-                           .n = b.size(1),
-                           .block = check_block(product.block),
-                           .stage_blocks = 1};
+  const WholeProduct whole(a, a.size(0), b, check_block(product.block));
   const double least =
       (product.knob.valid_ratio ? kLeastValidNs : kLeastNs) * (splits(a) ? kLeastOfSplit : 1);
-  return !pays_to_share(ns_on_one(whole, product.knob, a.element_size()), least, /*bytes=*/0);
+  return !pays_to_share(ns_on_one(whole, product.knob), least, /*bytes=*/0);
 }
 
 Tensor spamm_on_devices(const ProductArguments& product) {
@@ -281,11 +249,7 @@ Tensor spamm_on_devices(const ProductArguments& product) {
   if (a.is_cpu()) return spamm_from_host(product, devices);
   refuse_capture(a.device());
   const at::Device home = a.device();
-  WholeProduct whole{.m = a.size(0),
-                     .k = a.size(1),
-                     .n = b.size(1),
-                     .block = block,
-                     .stage_blocks = stage_blocks(blocks_of(b.size(1), block.n), block.n)};
+  const WholeProduct whole(a, a.size(0), b, block);
   // The home part comes first, and starts before it is known what the others compute.
   const auto own = std::ranges::find(devices, home);
   const bool is_home_used = own != devices.end();
@@ -298,9 +262,14 @@ Tensor spamm_on_devices(const ProductArguments& product) {
   const int64_t group_blocks = kCutRows / block.m;
   const NeededByGroups by_groups =
       needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks);
-  std::vector<Tensor> wanted = {by_groups.units, by_groups.more, row_work(norm_a, norm_b, tau),
-                                by_groups.stages};
-  if (!tau.is_cpu()) wanted.insert(wanted.begin(), tau.to(at::kDouble));
+  const auto on_host = [](const Tensor& x) {
+    const auto options = x.options().device(at::kCPU).pinned_memory(x.is_cuda());
+    return at::empty(x.sizes(), options).copy_(x, /*non_blocking=*/true);
+  };
+  const Tensor host_tau = tau.is_cpu() ? tau : on_host(tau);
+  const Tensor stages = on_host(by_groups.stages), units = on_host(by_groups.units);
+  const Tensor more = on_host(by_groups.more), work = on_host(row_work(norm_a, norm_b, tau));
+  const Mark planned = Lane::current(home).mark();
 
   // Everything that needs no answer from the device is enqueued before the host waits for it.
   const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
@@ -309,28 +278,22 @@ Tensor spamm_on_devices(const ProductArguments& product) {
   for (const at::Device device : devices) {
     if (device != home) remote.emplace_back(whole, device, norm_a, norm_b, source_a, source_b, c);
   }
-  ReadTogether reading(wanted);
   const auto row = [&](int64_t group) { return std::min(whole.m, group * kCutRows); };
   const auto multiply_at_home = [&](int64_t first, int64_t last) {
     if (first == last) return;
     const int64_t rows = row(last) - row(first);
-    Part(whole, a.narrow(0, row(first), rows),
-         norm_a.slice(0, first * group_blocks, last * group_blocks), norm_b,
-         c.narrow(0, row(first), rows))
-        .multiply(b, tau);
+    multiply_part(a.narrow(0, row(first), rows), b,
+                  norm_a.slice(0, first * group_blocks, last * group_blocks), norm_b, tau, whole,
+                  c.narrow(0, row(first), rows));
   };
   const auto parts = static_cast<int64_t>(devices.size());
   const int64_t started = is_home_used && !splits(a) ? blocks_of(whole.m, kCutRows) / parts : 0;
   multiply_at_home(0, started);
-  const std::vector<Tensor> read = reading.wait();
-  const auto from_end = [&](int i) -> const Tensor& { return read[read.size() - i]; };
-  const Tensor host_tau = tau.is_cpu() ? tau : read[0];
-  const auto needed = entries<int32_t>(from_end(1));
-  const auto costs =
-      costs_of_groups(entries<int64_t>(from_end(2)), needed, entries<int64_t>(from_end(4)),
-                      entries<int64_t>(from_end(3)), whole, group_blocks, a.element_size());
-  auto cuts =
-      cut_for_home(costs, parts, is_home_used ? 0 : -1, work_of(kDelayNs, whole, a.element_size()));
+  wait_on_host(planned);
+  const auto needed = entries<int32_t>(stages);
+  const auto costs = costs_of_groups(entries<int64_t>(work), needed, entries<int64_t>(units),
+                                     entries<int64_t>(more), whole, group_blocks);
+  auto cuts = cut_for_home(costs, parts, is_home_used ? 0 : -1, kDelayNs);
   for (int64_t p = 1; p <= parts; ++p) cuts[p] = std::max(cuts[p], started);
 
   const int64_t blocks = norm_b.size(0), first_remote = is_home_used ? 1 : 0;

@@ -1,99 +1,420 @@
-// Operands stream through the devices. What decides the time is the link between host and device:
-// each byte crosses it once, and devices pass on to each other what they have read.
+// Operands in host memory stream through the devices. The link between host and device decides the
+// time: each byte crosses it once, and devices pass on to each other what they have read.
+#include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <vector>
 
 #include "checks.h"
-#include "shards/host_part.h"
-#include "shards/host_reader.h"
+#include "shards/lane.h"
+#include "shards/part.h"
 #include "shards/plan.h"
 #include "shards/row_copy.h"
 #include "shards/spamm_devices.h"
+#include "spamm/spamm.h"
 #include "threshold.h"
 
 namespace spamm::shards {
 namespace {
 
-// Shorter rows cross the link to the host at less than its full speed.
-constexpr int64_t kLeastRowBytes = 8192;
+constexpr int kBuffers = 3;                 // of stages of B, and of pieces for norms
+constexpr int64_t kLeastRowBytes = 8192;    // shorter rows cross the link slower
+constexpr int64_t kBytesPerTask = 1 << 20;  // with fewer, another thread does not pay
+constexpr int64_t kPanelPieces = 8;         // in which devices read their rows of A in turns
 
-// Panels are cut between groups of kCutRows rows.
-int64_t groups_of(const WholeProduct& whole) { return blocks_of(whole.m, kCutRows); }
+// A matrix in host memory. Its rows are contiguous.
+struct HostMatrix {
+  HostMatrix(const Tensor& x, const HostSizes& sizes)
+      : rows(with_contiguous_rows(x)), is_pinned(sizes.is_pinned.value_or(rows.is_pinned())) {}
 
-// The run of a product in so many panels.
-class HostRun {
+  int64_t row_bytes() const { return rows.size(1) * rows.element_size(); }
+
+  Tensor rows;
+  bool is_pinned;  // else a copy of it to a device would make the host wait
+};
+
+// The copies of one device from host memory. Memory that is not pinned goes through a ring of two
+// pieces of pinned memory: the host fills one while the device copies the other.
+class HostReader {
  public:
-  HostRun(const HostProduct& product, const std::vector<at::Device>& devices, int64_t panels)
-      : product_(product), panels_(panels) {
-    int64_t most_rows = 0;
-    for (int64_t piece = 0; piece < panels * product.parts; ++piece) {
-      most_rows = std::max(most_rows, first_row(piece + 1) - first_row(piece));
+  // ring_bytes: of a piece of pinned memory, at least a row; 0 for no ring.
+  HostReader(at::Device device, int64_t ring_bytes) : lane_(Lane::side(device, kReadLane)) {
+    if (ring_bytes == 0) return;
+    const auto options = at::TensorOptions(at::kByte).pinned_memory(!device.is_cpu());
+    for (Piece& piece : ring_) piece.bytes = at::empty({ring_bytes}, options);
+  }
+
+  const Lane& lane() const { return lane_; }
+
+  // Copies rows and columns of `from`, from this row and column on, to the whole of `to`.
+  Mark read(const Tensor& to, const HostMatrix& from, int64_t row, int64_t column) {
+    const RowBlock block = block_between(to, 0, 0, from.rows, row, column, to.size(0), to.size(1));
+    if (block.rows > 0 && block.width > 0) {
+      if (from.is_pinned)
+        copy_blocks(lane_, lane_.device(), at::kCPU, {&block, 1});
+      else
+        copy_through_ring(block);
     }
-    for (int64_t p = 0; p < product.parts; ++p) {
-      parts_.emplace_back(product, devices[p], p, most_rows);
+    return lane_.mark();
+  }
+
+ private:
+  struct Piece {
+    Tensor bytes;
+    Mark copied;  // when it may be filled again
+  };
+
+  void copy_through_ring(const RowBlock& block) {
+    const int64_t rows_at_once = ring_[0].bytes.numel() / block.width;
+    for (int64_t row = 0; row < block.rows; row += rows_at_once) {
+      RowBlock in = rows_of(block, row, std::min(rows_at_once, block.rows - row)), out = in;
+      Piece& piece = ring_[turn_++ % ring_.size()];
+      wait_on_host(piece.copied);
+      in.to = piece.bytes.mutable_data_ptr(), in.to_stride = in.width;
+      fill(in);
+      out.from = in.to, out.from_stride = in.width;
+      copy_blocks(lane_, lane_.device(), at::kCPU, {&out, 1});
+      piece.copied = lane_.mark();
     }
   }
-  // Ends the use of all memory, the host's and the devices', before any of it is released.
-  ~HostRun() {
-    for (HostPart& part : parts_) part.stop();
+
+  // Copies rows from host memory to host memory. One core is slower than the link to a device.
+  static void fill(const RowBlock& block) {
+    const int64_t grain = std::max<int64_t>(1, kBytesPerTask / block.width);
+    at::parallel_for(0, block.rows, grain, [&](int64_t first, int64_t last) {
+      const RowBlock rows = rows_of(block, first, last - first);
+      Backends<RowCopy>::find(at::kCPU)->copy(at::kCPU, at::kCPU, {&rows, 1});
+    });
+  }
+
+  Lane lane_;
+  std::array<Piece, 2> ring_;
+  int turn_ = 0;  // pieces filled so far
+};
+
+// Runs `work`, which takes memory for buffers of so many bytes and what kernels need beside them.
+template <class Work>
+void take_memory(at::Device device, int64_t bytes, const Work& work) {
+  naming_memory(work, "a product of operands in host memory needs at least ", bytes, " bytes on ",
+                device);
+}
+
+// Ends the use of all memory, the host's and the devices', before any of it is released.
+template <class Parts>
+struct Finish {
+  ~Finish() {
     try {
-      for (const HostPart& part : parts_) part.wait_on_host();
+      for (const auto& part : parts) part.wait_on_host();
     } catch (const c10::Error&) {
       // The device has failed, and the error that says so is on its way.
     }
   }
-  HostRun(const HostRun&) = delete;
+  const Parts& parts;
+};
 
-  void run() {
-    for (int64_t panel = 0; panel < panels_; ++panel) run_panel(panel);
-    for (const HostPart& part : parts_) part.wait_on_host();
+// ---- Norm maps ----------------------------------------------------------------------------------
+
+// The norms of some rows, on one device.
+class Norms {
+ public:
+  Norms(const HostMatrix& x, std::array<int64_t, 2> block, at::Device device, int64_t first,
+        int64_t last, int64_t piece_bytes, int64_t ring_bytes)
+      : x_(x),
+        block_(block),
+        first_(first),
+        last_(last),
+        compute_(Lane::current(device)),
+        reader_(device, ring_bytes) {
+    const int64_t edges = piece_bytes / std::max<int64_t>(1, x.row_bytes() * block[0]);
+    piece_rows_ = std::min(last - first, std::max<int64_t>(1, edges) * block[0]);
+    const auto on_device = compute_.use();
+    take_memory(device, kBuffers * piece_rows_ * x.row_bytes(), [&] {
+      const auto options = at::TensorOptions(device).dtype(x.rows.scalar_type());
+      for (Tensor& buffer : buffers_) buffer = at::empty({piece_rows_, x.rows.size(1)}, options);
+    });
+    reader_.lane().wait_for(compute_);
+  }
+  Norms(const Norms&) = delete;
+
+  void wait_on_host() const {
+    reader_.lane().wait_on_host();
+    compute_.wait_on_host();
+  }
+
+  // Reads the next piece of the rows and computes its norms. Whether there is one more.
+  bool run_piece() {
+    const int64_t row = first_ + static_cast<int64_t>(maps_.size()) * piece_rows_;
+    if (row >= last_) return false;
+    const size_t slot = maps_.size() % kBuffers;
+    const Tensor buffer = buffers_[slot].narrow(0, 0, std::min(piece_rows_, last_ - row));
+    reader_.lane().wait_for(computed_[slot]);
+    compute_.wait_for(reader_.read(buffer, x_, row, 0));
+    const auto on_lane = compute_.use();
+    maps_.push_back(norm_map(buffer, block_));
+    computed_[slot] = compute_.mark();
+    return true;
+  }
+
+  // The norms of all rows, on the device's current stream.
+  Tensor map() const {
+    const auto on_device = compute_.use();
+    if (!maps_.empty()) return at::cat(maps_);
+    return at::empty({0, blocks_of(x_.rows.size(1), block_[1])},
+                     buffers_[0].options().dtype(norm_dtype(x_.rows.scalar_type())));
+  }
+
+  Mark computed() const { return compute_.mark(); }
+
+ private:
+  const HostMatrix& x_;
+  std::array<int64_t, 2> block_;
+  int64_t first_, last_, piece_rows_;
+  Lane compute_;  // the current stream
+  std::array<Tensor, kBuffers> buffers_;
+  std::array<Mark, kBuffers> computed_;  // when each buffer may be overwritten
+  std::vector<Tensor> maps_;
+  HostReader reader_;
+};
+
+// The norm map of `x` in blocks of this many rows and columns, on the first device, with the bits
+// of norm_map there. Each device reads an equal share of the rows, in pieces of about
+// `piece_bytes`. Waits for the devices.
+Tensor norm_map_from_host(const HostMatrix& x, std::array<int64_t, 2> block,
+                          const std::vector<at::Device>& devices, int64_t piece_bytes,
+                          int64_t ring_bytes) {
+  const auto parts = static_cast<int64_t>(devices.size());
+  const int64_t rows = x.rows.size(0), blocks = blocks_of(rows, block[0]);
+  const auto row_of = [&](int64_t part) {
+    return std::min(rows, blocks * part / parts * block[0]);
+  };
+  std::deque<Norms> norms;
+  const Finish finish{norms};
+  for (int64_t p = 0; p < parts; ++p) {
+    norms.emplace_back(x, block, devices[p], row_of(p), row_of(p + 1), piece_bytes, ring_bytes);
+  }
+  while (std::ranges::count_if(norms, &Norms::run_piece) > 0) {
+  }
+  std::vector<Tensor> maps;
+  std::vector<Mark> ready;
+  for (const Norms& part : norms) {
+    maps.push_back(part.map());
+    ready.push_back(part.computed());
+  }
+  const auto on_first = Lane::current(devices[0]).use();
+  return gather_rows(maps, ready, devices[0]);
+}
+
+// ---- The product --------------------------------------------------------------------------------
+
+// What all parts share.
+struct HostProduct {
+  WholeProduct whole;
+  HostMatrix a, b;
+  Tensor c;                  // in host memory
+  Tensor tau = {};           // 0-d, on the CPU
+  OptTensor norm_a, norm_b;  // whole maps, on any device; computed if absent
+  int64_t parts, ring_bytes;
+};
+
+// One device's part. It works on one panel after the other: some rows of A, which stay while all
+// stages of B pass. It reads only its rows of a stage from the host and pulls the others from the
+// other parts.
+//
+// A step is one stage of one panel; steps count on from panel to panel. For each step, every part
+// calls read_stage, then every part pull_stage, then multiply_stage: each of them enqueues, and
+// lanes wait for marks of those before.
+class HostPart {
+ public:
+  struct Step {
+    int64_t number, stage;
+  };
+
+  // most_rows: of a panel. Allocates all buffers; throws OutOfMemoryError before any copy.
+  HostPart(const HostProduct& product, at::Device device, int64_t number, int64_t most_rows)
+      : product_(product),
+        number_(number),
+        most_rows_(most_rows),
+        lanes_(device, /*sends=*/true),
+        reader_(device, product.ring_bytes) {
+    const auto on_device = lanes_.own().use();
+    const auto empty = [&](int64_t rows, int64_t columns) {
+      const auto options = product.a.rows.options().device(device);
+      return at::empty({rows, aligned(columns)}, options).narrow(1, 0, columns);
+    };
+    const WholeProduct& whole = product.whole;
+    take_memory(device, buffer_bytes(), [&] {
+      a_ = empty(most_rows, whole.k);
+      for (Tensor& stage : stages_) stage = empty(whole.k, whole.columns(0));
+      for (Tensor& c : c_) c = empty(most_rows, whole.columns(0));
+      if (product.norm_a) whole_norm_a_ = product.norm_a->to(device);
+      if (product.norm_b) whole_norm_b_ = product.norm_b->to(device);
+    });
+    lanes_.start();
+    reader_.lane().wait_for(lanes_.own());
+  }
+  HostPart(const HostPart&) = delete;
+
+  // The host goes on once everything is done that has been enqueued.
+  void wait_on_host() const {
+    reader_.lane().wait_on_host();
+    for (const Lane& lane : lanes_.all()) lane.wait_on_host();
+  }
+
+  // Rows of C from `row` on; may be none.
+  void begin_panel(int64_t row, int64_t rows) {
+    row_ = row, rows_ = rows;
+    // The last multiplies of both lanes are among the marks.
+    for (const Mark& mark : multiplied_) reader_.lane().wait_for(mark);
+  }
+  void read_panel(int64_t piece) {
+    const auto row_of = [&](int64_t p) { return rows_ * p / kPanelPieces; };
+    const int64_t first = row_of(piece);
+    reader_.read(a_.narrow(0, first, row_of(piece + 1) - first), product_.a, row_ + first, 0);
+  }
+  void end_panel() {
+    lanes_.own().wait_for(reader_.lane());
+    if (rows_ == 0) return;
+    const auto on_lane = lanes_.own().use();
+    const Block& block = product_.whole.block;
+    if (whole_norm_a_.defined()) {
+      norm_a_ = whole_norm_a_.narrow(0, row_ / block.m, blocks_of(rows_, block.m));
+    } else {
+      take_memory(device(), buffer_bytes(), [&] {
+        norm_a_ = norm_map(a_.narrow(0, 0, rows_), {block.m, block.k});
+      });
+    }
+    lanes_.multiply(1).wait_for(lanes_.own());
+  }
+
+  void read_stage(const Step& step, const std::deque<HostPart>& parts) {
+    const auto slot = step.number % kBuffers;
+    reader_.lane().wait_for(multiplied_[slot]);
+    for (const HostPart& part : parts) {
+      if (&part != this) reader_.lane().wait_for(part.pulled_[slot]);
+    }
+    read_[slot] = reader_.read(own_rows(stage_buffer(step)), product_.b, first_row(number_),
+                               product_.whole.first_column(step.stage));
+  }
+
+  void pull_stage(const Step& step, const std::deque<HostPart>& parts) {
+    if (rows_ == 0) return;
+    const auto slot = step.number % kBuffers;
+    const Tensor to = stage_buffer(step);
+    lanes_.pull().wait_for(multiplied_[slot]);
+    // From the next part first, so that not all parts read from one device.
+    for (size_t i = 1; i < parts.size(); ++i) {
+      const HostPart& part = parts[(number_ + i) % parts.size()];
+      lanes_.pull().wait_for(part.read_[slot]);
+      copy_rows(lanes_.pull(), part.own_rows(to), part.own_rows(part.stage_buffer(step)));
+    }
+    pulled_[slot] = lanes_.pull().mark();
+  }
+
+  void multiply_stage(const Step& step) {
+    if (rows_ == 0) return;
+    const auto slot = step.number % kBuffers;
+    const auto turn = step.number % c_.size();
+    const Lane& lane = lanes_.multiply(turn);
+    const Tensor stage = stage_buffer(step);
+    const Tensor c = c_[turn].narrow(0, 0, rows_).narrow(1, 0, stage.size(1));
+    for (const Mark* mark : {&read_[slot], &pulled_[slot], &sent_[turn]}) lane.wait_for(*mark);
+    {
+      const auto on_lane = lane.use();
+      take_memory(device(), buffer_bytes(), [&] {
+        multiply_part(a_.narrow(0, 0, rows_), stage, norm_a_, norms_of_stage(step, stage),
+                      product_.tau, product_.whole, c);
+      });
+    }
+    multiplied_[slot] = lane.mark();
+    lanes_.send().wait_for(multiplied_[slot]);
+    const int64_t column = product_.whole.first_column(step.stage);
+    copy_rows(lanes_.send(), product_.c.narrow(0, row_, rows_).narrow(1, column, stage.size(1)), c);
+    sent_[turn] = lanes_.send().mark();
   }
 
  private:
-  // Equal shares of the rows of C, one for each part in each panel.
-  int64_t first_row(int64_t piece) const {
+  at::Device device() const { return lanes_.pull().device(); }
+
+  int64_t buffer_bytes() const {
     const WholeProduct& whole = product_.whole;
-    const int64_t group = groups_of(whole) * piece / (panels_ * product_.parts);
-    return std::min(whole.m, group * kCutRows);
+    const int64_t columns = aligned(whole.columns(0));
+    return (most_rows_ * aligned(whole.k) + kBuffers * whole.k * columns +
+            2 * most_rows_ * columns) *
+           product_.a.rows.element_size();
   }
 
-  void run_panel(int64_t panel) {
-    int64_t piece = panel * product_.parts;
-    for (HostPart& part : parts_) {
-      const int64_t row = first_row(piece++);
-      part.read_panel(row, first_row(piece) - row);
-    }
-    const int64_t stages = product_.whole.stages();
-    for (int64_t stage = 0; stage < HostPart::kBuffers; ++stage) read_stage(panel, stage);
-    for (HostPart& part : parts_) part.finish_reading_panel();
-    for (int64_t stage = 0; stage < stages; ++stage) {
-      const HostPart::Step step = {panel * stages + stage, stage};
-      for (HostPart& part : parts_) part.finish_reading(step);
-      for (HostPart& part : parts_) part.pull_stage(step, parts_);
-      for (HostPart& part : parts_) part.multiply_stage(step);
-      read_stage(panel, stage + HostPart::kBuffers);
-    }
+  // The part reads the rows of B from first_row(number_) to first_row(number_ + 1).
+  int64_t first_row(int64_t number) const {
+    const int64_t edge = std::max(product_.whole.block.k, kRowAlignment);
+    const int64_t edges = blocks_of(product_.whole.k, edge);
+    return std::min(product_.whole.k, edges * number / product_.parts * edge);
+  }
+  Tensor own_rows(const Tensor& stage) const {
+    return stage.narrow(0, first_row(number_), first_row(number_ + 1) - first_row(number_));
   }
 
-  void read_stage(int64_t panel, int64_t stage) {
-    const int64_t stages = product_.whole.stages();
-    if (stage >= stages) return;
-    for (HostPart& part : parts_) part.read_stage({panel * stages + stage, stage}, parts_);
+  Tensor stage_buffer(const Step& step) const {
+    return stages_[step.number % kBuffers].narrow(1, 0, product_.whole.columns(step.stage));
+  }
+
+  Tensor norms_of_stage(const Step& step, const Tensor& stage) const {
+    const auto& [m, k, n] = product_.whole.block;
+    if (!whole_norm_b_.defined()) return norm_map(stage, {k, n});
+    return whole_norm_b_.narrow(1, step.stage * product_.whole.stage_blocks,
+                                blocks_of(stage.size(1), n));
   }
 
   const HostProduct& product_;
-  int64_t panels_;
-  std::deque<HostPart> parts_;
+  int64_t number_, most_rows_;
+  Lanes lanes_;
+  Tensor a_, norm_a_, whole_norm_a_, whole_norm_b_;
+  std::array<Tensor, kBuffers> stages_;
+  std::array<Tensor, 2> c_;                                // one for each lane that multiplies
+  int64_t row_ = 0, rows_ = 0;                             // of the panel
+  std::array<Mark, kBuffers> read_, pulled_, multiplied_;  // of the stage in each buffer
+  std::array<Mark, 2> sent_;
+  HostReader reader_;
 };
 
-HostMatrix host_matrix(const Tensor& x, const HostSizes& sizes) {
-  const Tensor rows = with_contiguous_rows(x);
-  return {rows, sizes.is_pinned ? *sizes.is_pinned : rows.is_pinned()};
-}
+// Panels are cut between groups of kCutRows rows.
+int64_t groups_of(const WholeProduct& whole) { return blocks_of(whole.m, kCutRows); }
 
-int64_t bytes_of_row(const HostMatrix& x) { return x.rows.size(1) * x.rows.element_size(); }
+// Computes the product in so many panels: equal shares of the rows of C, one for each part in each
+// panel.
+void run(const HostProduct& product, const std::vector<at::Device>& devices, int64_t panels) {
+  const auto first_row = [&](int64_t piece) {
+    const int64_t group = groups_of(product.whole) * piece / (panels * product.parts);
+    return std::min(product.whole.m, group * kCutRows);
+  };
+  int64_t most_rows = 0;
+  for (int64_t piece = 0; piece < panels * product.parts; ++piece) {
+    most_rows = std::max(most_rows, first_row(piece + 1) - first_row(piece));
+  }
+  std::deque<HostPart> parts;
+  const Finish finish{parts};
+  for (int64_t p = 0; p < product.parts; ++p) parts.emplace_back(product, devices[p], p, most_rows);
+  for (int64_t panel = 0, piece = 0, number = 0; panel < panels; ++panel) {
+    for (HostPart& part : parts) {
+      const int64_t row = first_row(piece++);
+      part.begin_panel(row, first_row(piece) - row);
+    }
+    for (int64_t i = 0; i < kPanelPieces; ++i) {
+      for (HostPart& part : parts) part.read_panel(i);
+    }
+    for (HostPart& part : parts) part.end_panel();
+    for (int64_t stage = 0; stage < product.whole.stages(); ++stage) {
+      const HostPart::Step step = {number++, stage};
+      for (HostPart& part : parts) part.read_stage(step, parts);
+      for (HostPart& part : parts) part.pull_stage(step, parts);
+      for (HostPart& part : parts) part.multiply_stage(step);
+    }
+  }
+  for (const HostPart& part : parts) part.wait_on_host();  // throws where the guard would not
+}
 
 }  // namespace
 
@@ -102,26 +423,22 @@ Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Devi
   const Tensor &a = given.a, &b = given.b;
   const Block block = check_block(given.block);
   for (const at::Device device : devices) refuse_capture(device);
-  const int64_t k = a.size(1), n = b.size(1);
-  const int64_t least_blocks = blocks_of(kLeastRowBytes, a.element_size() * block.n);
   HostProduct product = {
-      .whole = {.m = a.size(0),
-                .k = k,
-                .n = n,
-                .block = block,
-                .stage_blocks = sizes.stage_blocks.value_or(
-                    std::max(least_blocks, stage_blocks(blocks_of(n, block.n), block.n)))},
-      .a = host_matrix(a, sizes),
-      .b = host_matrix(b, sizes),
-      .c = at::empty({a.size(0), n}, a.options().pinned_memory(!devices[0].is_cpu())),
+      .whole = {a, a.size(0), b, block},
+      .a = {a, sizes},
+      .b = {b, sizes},
+      .c = at::empty({a.size(0), b.size(1)}, a.options().pinned_memory(!devices[0].is_cpu())),
       .norm_a = given.norm_a,
       .norm_b = given.norm_b,
       .parts = static_cast<int64_t>(devices.size()),
       .ring_bytes = 0};
+  WholeProduct& whole = product.whole;
+  const int64_t least_blocks = blocks_of(kLeastRowBytes, whole.entry_bytes * block.n);
+  whole.stage_blocks = sizes.stage_blocks.value_or(std::max(least_blocks, whole.stage_blocks));
   if (product.c.numel() == 0) return product.c;
   if (!product.a.is_pinned || !product.b.is_pinned) {
     product.ring_bytes =
-        std::max({sizes.piece_bytes, bytes_of_row(product.a), bytes_of_row(product.b)});
+        std::max({sizes.piece_bytes, product.a.row_bytes(), product.b.row_bytes()});
   }
   if (given.knob.tau) {
     product.tau = *given.knob.tau;
@@ -138,10 +455,10 @@ Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Devi
   }
   for (int64_t panels = sizes.panels;; panels *= 2) {
     try {
-      HostRun(product, devices, panels).run();
+      run(product, devices, panels);
       return product.c;
     } catch (const c10::OutOfMemoryError&) {
-      if (panels * product.parts >= groups_of(product.whole)) throw;
+      if (panels * product.parts >= groups_of(whole)) throw;
     }
   }
 }

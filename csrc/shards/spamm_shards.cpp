@@ -6,8 +6,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "arguments.h"
 #include "checks.h"
@@ -15,9 +18,7 @@
 #include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
-#include "shards/plan_maps.h"
 #include "shards/row_copy.h"
-#include "shards/transfers.h"
 #include "threshold.h"
 
 namespace spamm::shards {
@@ -82,6 +83,100 @@ void check_shards(TensorList a, TensorList b) {
               " rows together, or each, as a_shards have ", k, " columns; got ", rows, " together");
 }
 
+// Rows of C, computed on one device from rows of A. B comes stage by stage: a stage's needed units
+// are copied from other devices into one of a few buffers while the stage before is multiplied.
+class Part {
+ public:
+  // norm_a: the map of `a`. norm_b: the whole map of B. c: (rows, N). All on one device. `b` holds
+  // all rows of B. If the first shard lies on this device, it is multiply_part's own_rows: read in
+  // place where the kernel can, else copied there.
+  //
+  // Allocates the buffers of stages. Throws OutOfMemoryError before any copy has started.
+  Part(const WholeProduct& whole, const Tensor& a, const Tensor& norm_a, const Tensor& norm_b,
+       const Tensor& c, std::vector<RowShard> b)
+      : whole_(whole),
+        a_(a),
+        norm_a_(norm_a),
+        norm_b_(norm_b),
+        c_(c),
+        b_(std::move(b)),
+        lanes_(c.device(), /*sends=*/false) {
+    for (const RowShard& shard : b_) sources_.push_back(Lane::current(shard.rows.device()));
+    stage_norms_ = in_stages(norm_b_, whole_.stage_blocks).permute({1, 0, 2}).contiguous();
+    const int64_t columns = aligned(whole_.columns(0));
+    buffers_.resize(std::min(kBuffers, whole_.stages()));
+    naming_memory(
+        [&] {
+          for (Tensor& buffer : buffers_) buffer = at::empty({whole_.k, columns}, a_.options());
+        },
+        "a product over several devices needs ",
+        std::ssize(buffers_) * whole_.k * columns * whole_.entry_bytes, " bytes on ", c.device(),
+        " for stages of B");
+    lanes_.start();
+    for (const Lane& source : sources_) lanes_.pull().wait_for(source);
+  }
+  // The current streams of the devices that B came from wait for the copies, too.
+  ~Part() { lanes_.end(sources_); }
+  Part(const Part&) = delete;
+
+  // Waits for the device once, to learn what the part needs.
+  void run(const Tensor& tau) {
+    const Tensor largest = norm_a_.amax(0, /*keepdim=*/true);
+    const Tensor needed = needed_units(largest, norm_b_, tau, whole_.stage_blocks)[0].cpu();
+    const Tensor need = needed.t().contiguous();  // (stages, KB)
+    const auto need_of = [&](int64_t stage) {
+      return std::span(need.const_data_ptr<bool>() + stage * need.size(1),
+                       static_cast<size_t>(need.size(1)));
+    };
+    std::vector<int64_t> counts;
+    for (int64_t stage = 0; stage < need.size(0); ++stage) {
+      counts.push_back(std::ranges::count(need_of(stage), true));
+    }
+    for (const int64_t stage : stage_order(counts)) run_stage(stage, need_of(stage), tau);
+  }
+
+ private:
+  static constexpr int64_t kBuffers = 3;
+
+  bool owns(const RowShard& shard) const {
+    return &shard == &b_.front() && shard.rows.device() == c_.device();
+  }
+
+  // Copies the needed units of the stage and multiplies. need: for each block row of B.
+  void run_stage(int64_t stage, std::span<const bool> need, const Tensor& tau) {
+    const int64_t slot = runs_ % kBuffers;
+    const Lane& lane = lanes_.multiply(runs_++);
+    const Tensor buffer = buffers_[slot].narrow(1, 0, whole_.columns(stage));
+    lanes_.pull().wait_for(multiplied_[slot]);
+    for (const RowShard& shard : b_) {
+      if (owns(shard)) continue;
+      copy_blocks(lanes_.pull(), c_.device(), shard.rows.device(),
+                  unit_copies(whole_, stage, need, shard, buffer, 0));
+    }
+    lane.wait_for(lanes_.pull());
+    const auto on_lane = lane.use();
+    const auto columns_of = [&](const Tensor& x) {
+      return x.narrow(1, whole_.first_column(stage), whole_.columns(stage));
+    };
+    const RowShard& own = b_.front();
+    const int64_t blocks = blocks_of(whole_.columns(stage), whole_.block.n);
+    multiply_part(a_, buffer, norm_a_, stage_norms_.select(0, stage).narrow(1, 0, blocks), tau,
+                  whole_, columns_of(c_),
+                  owns(own) ? std::optional(columns_of(own.rows)) : std::nullopt, own.first);
+    multiplied_[slot] = lane.mark();
+  }
+
+  const WholeProduct& whole_;
+  Tensor a_, norm_a_, norm_b_, c_;
+  std::vector<RowShard> b_;
+  std::vector<Lane> sources_;  // of the shards of B
+  Lanes lanes_;
+  Tensor stage_norms_;  // norm_b's stages, each contiguous; (stages, KB, stage_blocks)
+  std::vector<Tensor> buffers_;
+  std::array<Mark, kBuffers> multiplied_;  // when each buffer may be overwritten
+  int64_t runs_ = 0;                       // stages so far
+};
+
 // The product, as it is computed step by step.
 class ShardedProduct {
  public:
@@ -89,11 +184,7 @@ class ShardedProduct {
       : a_(shards_of(a, block.m, "a_shards")),
         b_is_whole_(is_whole_everywhere(b, a[0].size(1))),
         b_(b_is_whole_ ? Shards{b.vec(), {}} : shards_of(b, block.k, "b_shards")),
-        whole_{.m = a_.first.back(),
-               .k = a[0].size(1),
-               .n = b[0].size(1),
-               .block = block,
-               .stage_blocks = stage_blocks(blocks_of(b[0].size(1), block.n), block.n)} {
+        whole_(a[0], a_.first.back(), b[0], block) {
     if (!b_is_whole_) {
       for (Tensor& rows : b_.rows) rows = with_contiguous_rows(rows);
     }
@@ -146,13 +237,12 @@ class ShardedProduct {
     const auto on_device = Lane::current(a.device()).use();
     const Tensor norm_b = gather_rows(norm_b_, ready_, a.device());
     const Tensor c = at::empty({a.size(0), whole_.n}, a.options());
-    part.emplace(whole_, a, norm_a_[p], norm_b, c);
-    if (!b_is_whole_) part->prepare_stages(shards_for(p));
+    if (!b_is_whole_) part.emplace(whole_, a, norm_a_[p], norm_b, c, shards_for(p));
     const Tensor tau = tau_on(a.device(), norm_b, knob);
     if (b_is_whole_) {
-      part->multiply(b_.rows[p], tau);
+      multiply_part(a, b_.rows[p], norm_a_[p], norm_b, tau, whole_, c);
     } else if (c.numel() > 0) {
-      run_stages(*part, norm_a_[p], norm_b, tau);
+      part->run(tau);
     }
     return c;
   }
@@ -175,22 +265,6 @@ class ShardedProduct {
       shards.push_back({b_.rows[p], b_.first[p]});
     }
     return shards;
-  }
-
-  // Waits for the device once, to learn what the part needs.
-  void run_stages(Part& part, const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) const {
-    const Tensor largest = norm_a.amax(0, /*keepdim=*/true);
-    const Tensor needed = needed_units(largest, norm_b, tau, whole_.stage_blocks)[0].cpu();
-    const Tensor need = needed.t().contiguous();  // (stages, KB)
-    const auto need_of = [&](int64_t stage) {
-      return std::span(need.const_data_ptr<bool>() + stage * need.size(1),
-                       static_cast<size_t>(need.size(1)));
-    };
-    std::vector<int64_t> counts;
-    for (int64_t stage = 0; stage < need.size(0); ++stage) {
-      counts.push_back(std::ranges::count(need_of(stage), true));
-    }
-    for (const int64_t stage : stage_order(counts)) part.run_stage(stage, need_of(stage), tau);
   }
 
   Shards a_;

@@ -1,13 +1,11 @@
-// Cuts for operands on one device, and reading several tensors at once. No device.
-#include "shards/remote_cuts.h"
-
+// Cuts for operands on one device. No device.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <vector>
 
-#include "shards/transfers.h"
+#include "shards/plan.h"
 #include "support.h"
 
 namespace spamm::shards {
@@ -74,19 +72,6 @@ TEST(RemoteCuts, GiveNothingToAPartThatStartsTooLate) {
 
 TEST(RemoteCuts, OfNoGroupsAreEmpty) {
   EXPECT_EQ(cut_for_home({}, 2, 0, kDelay), (std::vector<int64_t>{0, 0, 0}));
-}
-
-TEST(ReadTogether, GivesEachTensorBack) {
-  const std::vector<at::Tensor> tensors = {
-      at::arange(6, at::kLong).view({2, 3}).t(), at::full({}, 0.5, at::kDouble),
-      at::arange(5, at::kInt), at::ones({3, 1}, at::kBool), at::empty({0, 4}, at::kBool)};
-  const std::vector<at::Tensor> read = ReadTogether(tensors).wait();
-  ASSERT_EQ(read.size(), tensors.size());
-  for (size_t i = 0; i < read.size(); ++i) {
-    EXPECT_EQ(read[i].scalar_type(), tensors[i].scalar_type());
-    EXPECT_TRUE(at::equal(read[i], tensors[i]));
-  }
-  EXPECT_TRUE(ReadTogether({}).wait().empty());
 }
 
 }  // namespace

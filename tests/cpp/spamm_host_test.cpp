@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "checks.h"
-#include "shards/host_reader.h"
 #include "shards/spamm_devices.h"
 #include "support.h"
 
@@ -144,19 +143,6 @@ TEST_F(SpammHost, BadValuesAreNeverSkipped) {
   ASSERT_TRUE(expected.isnan().any().item<bool>());
   const Tensor c = from_host(a, b, checked_knob(Knob{.threshold = 1e30}), 2, small());
   EXPECT_TRUE(at::equal(c.nan_to_num(7), expected.nan_to_num(7)));
-}
-
-// A copy that fails in the thread that fills the ring.
-TEST_F(SpammHost, ErrorsOfTheReaderReachTheCaller) {
-  HostReader reader(at::kCPU, /*ring_bytes=*/64);
-  const Tensor to = at::zeros({4, 16});
-  const HostMatrix from = {at::ones({4, 16}), /*is_pinned=*/false};
-  EXPECT_NO_THROW(reader.read(to, from, 0, 0, {}).get());
-  EXPECT_TRUE(at::equal(to, from.rows));
-  const Tensor wide_to = at::zeros({4, 17});
-  const HostMatrix wide = {at::ones({4, 17}), /*is_pinned=*/false};
-  EXPECT_THROW(reader.read(wide_to, wide, 0, 0, {}).get(), c10::Error);
-  EXPECT_NO_THROW(reader.read(to, from, 0, 0, {}).get());
 }
 
 }  // namespace
