@@ -12,14 +12,16 @@
 namespace spamm {
 namespace {
 
-// The checks of all three ops. Over several devices a threshold becomes a tau.
-Block check(ProductArguments& x) {
-  if (x.devices) {
-    x.knob = checked_knob(x.knob);
-  } else {
-    check_knob(x.knob);
-  }
+// The checks of all three ops.
+Block check(const ProductArguments& x) {
+  check_knob(x.knob);
   return check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.knob.tau, x.input);
+}
+
+// Drops `devices` where one alone is faster. Over several a threshold becomes a tau.
+void choose_devices(ProductArguments& x) {
+  if (shards::is_for_one(x)) x.devices.reset();
+  if (x.devices) x.knob = checked_knob(x.knob);
 }
 
 // Where the product is symmetric, the whole is computed and mirrored.
@@ -76,7 +78,7 @@ std::tuple<Tensor, Tensor> norm_maps_of(const ProductArguments& x) {
 NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty) {
   const Block block = check(x);
   if (x.symmetric) check_symmetric(x.a, x.b, block, x.input);
-  if (shards::is_for_one(x)) x.devices.reset();
+  choose_devices(x);
   if (x.devices) {
     const Tensor c = product_on_devices(x);
     return {block, c, wants_norms ? norm_map(c, {block.m, block.n}) : Tensor(), true};
@@ -95,7 +97,7 @@ NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty
 void product_into_given(ProductArguments& x, WriteProduct* write) {
   const Block block = check(x);
   check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
-  if (shards::is_for_one(x)) x.devices.reset();
+  choose_devices(x);
   if (!x.devices) return write(x, block, x.out, x.norms.value_or(Tensor()));
   x.out.copy_(product_on_devices(x));
   if (x.norms) x.norms->copy_(norm_map(x.out, {block.m, block.n}));
