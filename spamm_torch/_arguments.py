@@ -307,7 +307,9 @@ def as_devices(devices: Any) -> list[int]:
     device of another kind, of an unknown name or without a number. The op checks that they are
     distinct and exist.
     """
-    several = isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
+    several = isinstance(devices, (list, tuple)) or (
+        isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
+    )
     if not several:
         raise TypeError(
             f"devices must be a sequence of GPU numbers or torch.devices; got {devices!r}"
@@ -316,8 +318,7 @@ def as_devices(devices: Any) -> list[int]:
 
 
 def _cuda_number(device: Any) -> int:
-    if is_integer(device):
-        return int(device)
+    # The order is that of the time that each check takes: a small product is as short.
     if isinstance(device, str):
         try:
             device = torch.device(device)
@@ -325,15 +326,17 @@ def _cuda_number(device: Any) -> int:
             raise ValueError(
                 f"devices must be CUDA devices with a number, as in 'cuda:0'; got {device!r}"
             ) from None
-    if not isinstance(device, torch.device):
-        raise TypeError(
-            f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"
-        )
-    if device.type != "cuda" or device.index is None:
-        raise ValueError(
-            f"devices must be CUDA devices with a number, as in 'cuda:0'; got {device}"
-        )
-    return device.index
+    if isinstance(device, torch.device):
+        if device.type != "cuda" or device.index is None:
+            raise ValueError(
+                f"devices must be CUDA devices with a number, as in 'cuda:0'; got {device}"
+            )
+        return device.index
+    if is_integer(device):
+        return int(device)
+    raise TypeError(
+        f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"
+    )
 
 
 # ---- Tensors ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "shards/for_each_part.h"
 #include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
@@ -24,7 +25,6 @@ namespace {
 constexpr int kBuffers = 3;                 // of stages of B, and of pieces for norms
 constexpr int64_t kLeastRowBytes = 8192;    // shorter rows cross the link slower
 constexpr int64_t kBytesPerTask = 1 << 20;  // with fewer, another thread does not pay
-constexpr int64_t kPanelPieces = 8;         // in which devices read their rows of A in turns
 
 // A matrix in host memory. Its rows are contiguous.
 struct HostMatrix {
@@ -145,18 +145,16 @@ class Norms {
     compute_.wait_on_host();
   }
 
-  // Reads the next piece of the rows and computes its norms. Whether there is one more.
-  bool run_piece() {
-    const int64_t row = first_ + static_cast<int64_t>(maps_.size()) * piece_rows_;
-    if (row >= last_) return false;
-    const size_t slot = maps_.size() % kBuffers;
-    const Tensor buffer = buffers_[slot].narrow(0, 0, std::min(piece_rows_, last_ - row));
-    reader_.lane().wait_for(computed_[slot]);
-    compute_.wait_for(reader_.read(buffer, x_, row, 0));
+  void run() {
     const auto on_lane = compute_.use();
-    maps_.push_back(norm_map(buffer, block_));
-    computed_[slot] = compute_.mark();
-    return true;
+    for (int64_t row = first_; row < last_; row += piece_rows_) {
+      const size_t slot = maps_.size() % kBuffers;
+      const Tensor buffer = buffers_[slot].narrow(0, 0, std::min(piece_rows_, last_ - row));
+      reader_.lane().wait_for(computed_[slot]);
+      compute_.wait_for(reader_.read(buffer, x_, row, 0));
+      maps_.push_back(norm_map(buffer, block_));
+      computed_[slot] = compute_.mark();
+    }
   }
 
   // The norms of all rows, on the device's current stream.
@@ -196,8 +194,7 @@ Tensor norm_map_from_host(const HostMatrix& x, std::array<int64_t, 2> block,
   for (int64_t p = 0; p < parts; ++p) {
     norms.emplace_back(x, block, devices[p], row_of(p), row_of(p + 1), piece_bytes, ring_bytes);
   }
-  while (std::ranges::count_if(norms, &Norms::run_piece) > 0) {
-  }
+  for_each_part(parts, current_streams(devices), [&](int64_t p) { norms[p].run(); });
   std::vector<Tensor> maps;
   std::vector<Mark> ready;
   for (const Norms& part : norms) {
@@ -265,15 +262,11 @@ class HostPart {
   }
 
   // Rows of C from `row` on; may be none.
-  void begin_panel(int64_t row, int64_t rows) {
-    row_ = row, rows_ = rows;
+  void begin_panel(int64_t row, int64_t rows) { row_ = row, rows_ = rows; }
+  void read_panel() {
     // The last multiplies of both lanes are among the marks.
     for (const Mark& mark : multiplied_) reader_.lane().wait_for(mark);
-  }
-  void read_panel(int64_t piece) {
-    const auto row_of = [&](int64_t p) { return rows_ * p / kPanelPieces; };
-    const int64_t first = row_of(piece);
-    reader_.read(a_.narrow(0, first, row_of(piece + 1) - first), product_.a, row_ + first, 0);
+    reader_.read(a_.narrow(0, 0, rows_), product_.a, row_, 0);
   }
   void end_panel() {
     lanes_.own().wait_for(reader_.lane());
@@ -397,18 +390,22 @@ void run(const HostProduct& product, const std::vector<at::Device>& devices, int
   std::deque<HostPart> parts;
   const Finish finish{parts};
   for (int64_t p = 0; p < product.parts; ++p) parts.emplace_back(product, devices[p], p, most_rows);
+  // Where the host copies, it does so for all devices at once.
+  const auto streams = current_streams(devices);
+  const auto read = [&](const auto& part) {
+    if (product.ring_bytes > 0) return for_each_part(product.parts, streams, part);
+    for (int64_t p = 0; p < product.parts; ++p) part(p);
+  };
   for (int64_t panel = 0, piece = 0, number = 0; panel < panels; ++panel) {
     for (HostPart& part : parts) {
       const int64_t row = first_row(piece++);
       part.begin_panel(row, first_row(piece) - row);
     }
-    for (int64_t i = 0; i < kPanelPieces; ++i) {
-      for (HostPart& part : parts) part.read_panel(i);
-    }
+    read([&](int64_t p) { parts[p].read_panel(); });
     for (HostPart& part : parts) part.end_panel();
     for (int64_t stage = 0; stage < product.whole.stages(); ++stage) {
       const HostPart::Step step = {number++, stage};
-      for (HostPart& part : parts) part.read_stage(step, parts);
+      read([&](int64_t p) { parts[p].read_stage(step, parts); });
       for (HostPart& part : parts) part.pull_stage(step, parts);
       for (HostPart& part : parts) part.multiply_stage(step);
     }
