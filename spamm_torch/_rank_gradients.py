@@ -23,10 +23,12 @@ class Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, layout: Layout, settings: Settings, *more: Any
+    ) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.depth = layout.depth_b
-        return multiply(a, b, layout, settings)
+        return multiply(a, b, layout, settings, *more)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Gradients:
@@ -35,8 +37,7 @@ class Product(torch.autograd.Function):
         return (
             _Third.apply(None, b, grad, ctx.depth) if needs_a else None,
             _Third.apply(a, None, grad, ctx.depth) if needs_b else None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,6 +24,8 @@ from ._rank_gradients import Product
 from ._rank_product import Layout, multiply
 from .sparse import ranks
 from .sparse.blocks import is_sparse
+
+_ops = torch.ops.spamm_torch
 
 __all__ = ["ExchangePlan", "exchange_plan", "mm"]
 
@@ -85,7 +88,12 @@ def mm(
     def read(backends: str) -> Call:
         return read_call(a, b, knobs, block, balance, backends, "tensors")
 
-    call, rows = agree([axis], read)
+    norms: list[Tensor] = []
+
+    def find_norms(call: Call) -> None:
+        norms.extend(_ops.norm_maps(call.a, call.b, call.settings.block))
+
+    call, rows = agree([axis], read, find_norms)
     rows_a, rows_b = zip(*rows, strict=True)
     k, n = call.a.shape[1], call.b.shape[1]
     if sum(rows_b) != k:
@@ -99,8 +107,8 @@ def mm(
         columns=Cut.whole(n),
     )
     if call.needs_grad:
-        return Product.apply(call.a, call.b, layout, call.settings)
-    return multiply(call.a.detach(), call.b.detach(), layout, call.settings)
+        return Product.apply(call.a, call.b, layout, call.settings, call.offers, norms)
+    return multiply(call.a.detach(), call.b.detach(), layout, call.settings, call.offers, norms)
 
 
 def axis_of(group: Any) -> Axis:
