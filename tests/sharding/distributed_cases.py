@@ -202,7 +202,7 @@ def shards_in_memory_of_others(rank):
     op = mock.Mock(wraps=ops.multiply_shards)
     with mock.patch.object(ops, "multiply_shards", op):
         for _ in range(5):
-            own = shard(b, cuts, rank).contiguous().clone()
+            own = shard(b.clone(), cuts, rank)  # in the middle of its memory on the second rank
             found = distributed.mm(shard(a, cuts, rank), own, tau=3.0)
             own.fill_(float("nan"))
             assert_bits(found, expected, "overwritten")

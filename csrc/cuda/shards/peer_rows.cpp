@@ -15,14 +15,14 @@ namespace {
 
 using at::Tensor;
 
-// The bytes of a handle: an offset, then what the allocator says.
+// The bytes of a handle: an offset, then what the allocator says of the whole storage.
 Tensor handle_of(const Tensor& x) {
-  const auto shared = c10::cuda::CUDACachingAllocator::shareIpcHandle(x.mutable_data_ptr());
-  const auto size = static_cast<int64_t>(sizeof(shared.offset) + shared.handle.size());
-  const Tensor handle = at::empty({size}, at::kByte);
+  auto [offset, name] = c10::cuda::CUDACachingAllocator::shareIpcHandle(x.storage().mutable_data());
+  offset += static_cast<std::ptrdiff_t>(x.storage_offset() * x.element_size());
+  const Tensor handle = at::empty({static_cast<int64_t>(sizeof(offset) + name.size())}, at::kByte);
   auto* const bytes = static_cast<char*>(handle.mutable_data_ptr());
-  std::memcpy(bytes, &shared.offset, sizeof(shared.offset));
-  shared.handle.copy(bytes + sizeof(shared.offset), shared.handle.size());
+  std::memcpy(bytes, &offset, sizeof(offset));
+  name.copy(bytes + sizeof(offset), name.size());
   return handle;
 }
 
