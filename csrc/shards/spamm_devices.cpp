@@ -6,7 +6,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -17,10 +16,8 @@
 #include "checks.h"
 #include "shards/devices.h"
 #include "shards/for_each_part.h"
-#include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
-#include "shards/row_copy.h"
 #include "threshold.h"
 
 namespace spamm::shards {

@@ -11,10 +11,8 @@
 
 #include "checks.h"
 #include "shards/for_each_part.h"
-#include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
-#include "shards/row_copy.h"
 #include "shards/spamm_devices.h"
 #include "spamm/spamm.h"
 #include "threshold.h"

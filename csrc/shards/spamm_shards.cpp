@@ -15,10 +15,8 @@
 #include "arguments.h"
 #include "checks.h"
 #include "shards/for_each_part.h"
-#include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
-#include "shards/row_copy.h"
 #include "threshold.h"
 
 namespace spamm::shards {
@@ -27,6 +25,8 @@ using at::Tensor;
 using at::TensorList;
 
 namespace {
+
+constexpr int64_t kTakenWhole = 32 << 20;  // bytes of B
 
 // The shards of one operand, checked.
 struct Shards {
@@ -121,6 +121,7 @@ class Part {
 
   // need: bool (stages, KB), on the CPU.
   void run(const Tensor& need, const Tensor& tau) {
+    lanes_.multiply(1).wait_for(lanes_.own());  // on which tau has been found since
     const auto need_of = [&](int64_t stage) {
       return std::span(need.const_data_ptr<bool>() + stage * need.size(1),
                        static_cast<size_t>(need.size(1)));
@@ -222,10 +223,15 @@ class ShardedProduct {
     }
   }
 
+  // Whether all of B travels to each part, which takes less time than to read what is needed.
+  bool takes_all() const {
+    return !a_.rows[0].is_cpu() && whole_.k * whole_.n * whole_.entry_bytes <= kTakenWhole;
+  }
+
   // Whether a part takes the host so little time that a thread does not pay: nothing is searched
   // for, and no norms are read.
   bool is_soon_enqueued(const Knob& knob) const {
-    return b_is_whole_ && knob.tau && knob.tau->is_cpu();
+    return (b_is_whole_ || takes_all()) && knob.tau && knob.tau->is_cpu();
   }
 
   // Everything that needs no answer from the device is enqueued before the host waits for it.
@@ -239,7 +245,9 @@ class ShardedProduct {
     if (b_is_whole_) {
       multiply_part(a, b_.rows[p], norm_a_[p], norm_b, tau, whole_, c);
     } else if (c.numel() > 0) {
-      part->run(needed(norm_a_[p], norm_b, tau), tau);
+      part->run(takes_all() ? at::ones({whole_.stages(), norm_b.size(0)}, at::kBool)
+                            : needed(norm_a_[p], norm_b, tau),
+                tau);
     }
     return c;
   }
