@@ -121,6 +121,7 @@ class Part {
 
   // need: bool (stages, KB), on the CPU.
   void run(const Tensor& need, const Tensor& tau) {
+    tau_ = tau;
     lanes_.multiply(1).wait_for(lanes_.own());  // on which tau has been found since
     const auto need_of = [&](int64_t stage) {
       return std::span(need.const_data_ptr<bool>() + stage * need.size(1),
@@ -130,7 +131,7 @@ class Part {
     for (int64_t stage = 0; stage < need.size(0); ++stage) {
       counts.push_back(std::ranges::count(need_of(stage), true));
     }
-    for (const int64_t stage : stage_order(counts)) run_stage(stage, need_of(stage), tau);
+    for (const int64_t stage : stage_order(counts)) run_stage(stage, need_of(stage));
   }
 
  private:
@@ -141,7 +142,7 @@ class Part {
   }
 
   // Copies the needed units of the stage and multiplies. need: for each block row of B.
-  void run_stage(int64_t stage, std::span<const bool> need, const Tensor& tau) {
+  void run_stage(int64_t stage, std::span<const bool> need) {
     const int64_t slot = runs_ % kBuffers;
     const Lane& lane = lanes_.multiply(runs_++);
     const Tensor buffer = buffers_[slot].narrow(1, 0, whole_.columns(stage));
@@ -158,7 +159,7 @@ class Part {
     };
     const RowShard& own = b_.front();
     const int64_t blocks = blocks_of(whole_.columns(stage), whole_.block.n);
-    multiply_part(a_, buffer, norm_a_, stage_norms_.select(0, stage).narrow(1, 0, blocks), tau,
+    multiply_part(a_, buffer, norm_a_, stage_norms_.select(0, stage).narrow(1, 0, blocks), tau_,
                   whole_, columns_of(c_),
                   owns(own) ? std::optional(columns_of(own.rows)) : std::nullopt, own.first);
     multiplied_[slot] = lane.mark();
@@ -166,6 +167,7 @@ class Part {
 
   const WholeProduct& whole_;
   Tensor a_, norm_a_, norm_b_, c_;
+  Tensor tau_;  // kept, as lanes read it up to the end
   std::vector<RowShard> b_;
   std::vector<Lane> sources_;  // of the shards of B
   Lanes lanes_;
