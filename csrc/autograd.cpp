@@ -387,14 +387,13 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("conv2d_shards", boxed<&conv2d_shards_autograd>());
   m.impl("spamm_shards", CppFunction::makeFromBoxedFunction<&spamm_shards_autograd>());
   m.impl("order_images", &order_images_autograd);
-  for (const char* name :
-       {"conv2d_with_norms", "conv2d_deviation", "conv2d_max_pool", "max_pool2d",
-        "max_pool2d_deviation", "join_deviations", "multiply_part", "multiply_shards"}) {
+  for (const char* name : {"conv2d_with_norms", "conv2d_deviation", "conv2d_max_pool", "max_pool2d",
+                           "max_pool2d_deviation", "join_deviations", "multiply_part"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   m.impl("spamm_into", CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "product_histogram", "valid_counts",
-                           "error_bound", "conv2d_weight_norm", "row_work", "peer_rows"}) {
+                           "error_bound", "conv2d_weight_norm", "row_work"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }

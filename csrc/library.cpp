@@ -70,17 +70,6 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
       "block, "
       "Tensor(a!) out, *, int[2] whole, Tensor? own_rows=None, int first_own_row=0) -> ()");
-  // For ranks on GPUs of one host. Without a handle: one by which other processes find the rows of
-  // x, uint8 on the CPU. With a handle of another process: so many rows of as many columns as x
-  // has, of memory there, as a tensor of x's device. Empty where memory cannot be shared.
-  m.def("peer_rows(Tensor x, Tensor? handle=None, int rows=0) -> Tensor");
-  // Rows of a @ b, of a product whose A has `rows` rows. b: all rows of B, in shards that begin at
-  // the rows `first`; the first shard is the caller's own, and what is needed of others is copied.
-  // need: bool (stages, KB), on the CPU. No gradient.
-  m.def(
-      "multiply_shards(Tensor a, Tensor[] b, int[] first, Tensor norm_a, Tensor norm_b, Tensor "
-      "need, "
-      "Tensor tau, int[3] block, int rows) -> Tensor");
   // The work of each block row, int64 (MB), in thousandths of a valid block product. With parts > 0
   // also parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. They
   // wait for the device.

@@ -8,11 +8,9 @@ skips, and a correct call may follow.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +28,6 @@ from ._arguments import (
 )
 from ._axis import Axis
 from ._info import multiplied_dtype
-from ._peers import NO_OFFER, offer
 from ._rank_product import Settings
 
 _ERRORS = (RuntimeError, TypeError, ValueError)
@@ -56,7 +53,6 @@ class Call:
     b: Tensor
     settings: Settings
     kind: str
-    offers: Sequence[Sequence[int]] = (NO_OFFER,)  # of b: this rank's, and once agreed all ranks'
 
     @property
     def needs_grad(self) -> list[str]:
@@ -95,8 +91,7 @@ def read_call(
     if tau is not None:  # in one form, so that it can be compared between ranks
         checked["tau"], checked["threshold"] = tau.double().cpu(), None
     check_bool(balance, "balance")
-    settings = Settings(checked, check_block(block), balance)
-    return Call(a, b, settings, kind, (offer(b) if kind == "tensors" else NO_OFFER,))
+    return Call(a, b, Settings(checked, check_block(block), balance), kind)
 
 
 def check_served(a: Tensor, backends: str) -> None:
@@ -108,19 +103,13 @@ def check_served(a: Tensor, backends: str) -> None:
         )
 
 
-def agree(
-    axes: Sequence[Axis],
-    read: Callable[[str], Call],
-    meanwhile: Callable[[Call], None] = lambda call: None,
-) -> tuple[Call, list[tuple[int, int]]]:
+def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list[tuple[int, int]]]:
     """Reads this rank's call, and returns it once all ranks have agreed. A collective call.
 
     Args:
         axes: together they hold all ranks; ranks that differ in the last one are neighbours.
         read: this rank's call, given the backends of the ranks' groups; what it raises
             (RuntimeError, TypeError, ValueError), all ranks raise.
-        meanwhile: called with this rank's call while headers travel; a device works on what it
-            enqueues while the host reads them.
 
     Returns:
         The call, and for each rank in the order of the axes the rows of its ``a`` and ``b``.
@@ -135,23 +124,16 @@ def agree(
     try:
         call = read(backends)
         rows, texts = [call.a.shape[0], call.b.shape[0]], call.texts()
-        offered = call.offers[0]
     except _ERRORS as error:
-        problem, rows, texts, offered = error, [0, 0], [""] * len(_TERMS), NO_OFFER
+        problem, rows, texts = error, [0, 0], [""] * len(_TERMS)
     status = next((i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind)), -1)
-    own = [*rows, dist.get_rank(), status, *map(_digest, [str(problem), *texts]), *offered]
+    own = [*rows, dist.get_rank(), status, *map(_digest, [str(problem), *texts])]
 
     device = torch.device("cpu" if "cpu:" in backends else "cuda")
-    with _header_stream(device):
-        table = torch.tensor([own], device=device)
-        for axis in reversed(axes):
-            table = axis.gather(table, [len(table)] * axis.size)
-    if problem is None:
-        meanwhile(call)
-    with _header_stream(device):
-        rows_of_all = table.tolist()
-    end = 5 + len(_TERMS)
-    headers = [_Header._make([*row[:5], row[5:end], row[end:]]) for row in rows_of_all]
+    table = torch.tensor([own], device=device)
+    for axis in reversed(axes):
+        table = axis.gather(table, [len(table)] * axis.size)
+    headers = [_Header._make([*row[:5], row[5:]]) for row in table.tolist()]
 
     def text_of(source: int, own: str) -> str:
         """The text of the rank ``source``, counted in the order of the axes. A collective call."""
@@ -163,20 +145,7 @@ def agree(
         return bytes(raw.tolist()).rstrip(b"\0").decode(errors="replace")
 
     _raise_together(headers, text_of, problem, texts)
-    call = replace(call, offers=[header.offer for header in headers])
     return call, [(header.rows_a, header.rows_b) for header in headers]
-
-
-def _header_stream(device: torch.device) -> Any:
-    """Makes a stream current on which nothing but headers waits."""
-    if device.type == "cpu":
-        return contextlib.nullcontext()
-    return torch.cuda.stream(_side_stream(torch.cuda.current_device()))
-
-
-@functools.cache
-def _side_stream(number: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(number)
 
 
 class _Header(NamedTuple):
@@ -188,7 +157,6 @@ class _Header(NamedTuple):
     status: int  # -1, or the kind of the rank's problem
     problem: int
     terms: list[int]
-    offer: list[int]
 
 
 def _digest(text: str) -> int:

@@ -23,12 +23,10 @@ class Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, b: Tensor, layout: Layout, settings: Settings, *more: Any
-    ) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.depth = layout.depth_b
-        return multiply(a, b, layout, settings, *more)
+        return multiply(a, b, layout, settings)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Gradients:
@@ -37,7 +35,8 @@ class Product(torch.autograd.Function):
         return (
             _Third.apply(None, b, grad, ctx.depth) if needs_a else None,
             _Third.apply(a, None, grad, ctx.depth) if needs_b else None,
-            *(None,) * 4,
+            None,
+            None,
         )
 
 

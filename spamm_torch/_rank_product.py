@@ -8,7 +8,7 @@ order of one device, and has its bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,6 @@ from ._arguments import Knobs
 from ._axis import Cut, recut
 from ._exchange import Exchange
 from ._histogram import find_tau_across
-from ._peers import are_offered, keep, open_shards
 from ._plan import ROW_MULTIPLE
 
 _ops = torch.ops.spamm_torch
@@ -75,31 +74,18 @@ class Settings:
         return next(f"{name}={float(x)}" for name, x in given.items() if x is not None)
 
 
-def multiply(
-    a: Tensor,
-    b: Tensor,
-    layout: Layout,
-    settings: Settings,
-    offers: Sequence[Sequence[int]] = (),
-    norms: Sequence[Tensor] = (),
-) -> Tensor:
+def multiply(a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
     """This rank's block of C. All ranks of the layout call it together.
 
     Args:
         a: this rank's shard of A, (own rows, own K). b: its shard of B, (own K, own columns).
         layout: the shards' cuts, anywhere. settings: the same on all ranks.
-        offers: of ``b`` by all ranks of a line, if ranks may read each other's memory.
-        norms: the norm maps of ``a`` and ``b``, if they are there.
     """
     block = settings.block
     aligned = layout.aligned(block)
-    may_read = aligned.depth_b == layout.depth_b and are_offered(offers)
-    shards = open_shards(offers, layout.depth_b, b) if may_read else []
     a = _recut_both(a, (layout.rows, layout.depth_a), (aligned.rows, aligned.depth_a))
     b = _recut_both(b, (layout.depth_b, layout.columns), (aligned.depth_b, aligned.columns))
-    if not norms or aligned != layout:
-        norms = _ops.norm_maps(a, b, block)
-    maps = _Maps(norms[0], norms[1], aligned.in_blocks(block), block[0])
+    maps = _Maps(a, b, aligned.in_blocks(block), block)
     tau = maps.threshold(settings.knobs)
     norm_a, rows = maps.norm_a, aligned.rows
     if settings.balance and rows.axis.size > 1:
@@ -107,7 +93,7 @@ def multiply(
         a = recut(a, aligned.rows, rows)
         norm_a = maps.whole[0][rows.in_blocks(block[0]).own]
     part = _Part(norm_a, maps.norm_b, tau, replace(aligned, rows=rows), block)
-    c = part.product(part.gather_a(a), b, shards)
+    c = part.product(part.gather_a(a), b)
     return _recut_both(c, (rows, aligned.columns), (layout.rows, layout.columns))
 
 
@@ -120,9 +106,10 @@ def _recut_both(x: Tensor, now: tuple[Cut, Cut], then: tuple[Cut, Cut]) -> Tenso
 class _Maps:
     """The norm maps that this rank needs: of its rows of A and of its columns of B, all of K."""
 
-    def __init__(self, norm_a: Tensor, norm_b: Tensor, blocks: Layout, edge: int) -> None:
-        """Of the norm maps of this rank's shards. edge: rows of a block of A."""
-        self._rows, self._columns, self._edge = blocks.rows, blocks.columns, edge
+    def __init__(self, a: Tensor, b: Tensor, blocks: Layout, block: tuple[int, int, int]) -> None:
+        m, k, n = block
+        norm_a, norm_b = _ops.norm_map(a, (m, k)), _ops.norm_map(b, (k, n))
+        self._rows, self._columns, self._edge = blocks.rows, blocks.columns, m
         self.norm_a = _gather_columns(norm_a, blocks.depth_a)
         self.norm_b = blocks.depth_b.axis.gather(norm_b, blocks.depth_b.lengths)
 
@@ -188,29 +175,22 @@ class _Part:
         owners, edge = self._blocks.depth_a, self._block[1]
         if owners.axis.size == 1:
             return a
-        need, stage_rows, _ = self._needed(owners, self._blocks.rows, self._block[0], of_a=True)
+        need, stage_rows = self._needed(owners, self._blocks.rows, self._block[0], of_a=True)
         panel = a.new_empty(a.shape[0], owners.length * edge)
         panel[:, self._layout.depth_a.own] = a
         for rows, units in Exchange(a.t(), owners, edge, need, stage_rows).stages():
             units.copy_to(panel[rows].t())
         return panel[:, : self._layout.depth_a.length]
 
-    def product(self, a: Tensor, b: Tensor, shards: list[Tensor]) -> Tensor:
-        """This rank's block of C, of its rows of A and its shard of B.
-
-        shards: those of all ranks, where this one has opened them.
-        """
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """This rank's block of C, of its rows of A and its shard of B."""
         owners, depth = self._blocks.depth_b, self._layout.depth_b.length
         _, edge, n = self._block
         c = a.new_empty(a.shape[0], b.shape[1])
         if owners.axis.size == 1:
             self._multiply(a, b, self._norm_b, c)
             return c
-        need, stage_columns, are_open = self._needed(
-            owners, self._blocks.columns, n, of_a=False, is_open=len(shards) > 0
-        )
-        if are_open:
-            return self._product_of_shards(a, need, shards)
+        need, stage_columns = self._needed(owners, self._blocks.columns, n, of_a=False)
         # One buffer for all stages: a stage is copied into it after the one before is multiplied.
         # Blocks that travel meanwhile arrive in memory of their own.
         # Its rows hold whole blocks, so that each starts at an aligned address.
@@ -221,27 +201,6 @@ class _Part:
             units.copy_to(stage)
             norms = self._norm_b[:, columns.start // n : -(-columns.stop // n)]
             self._multiply(a, stage[:depth], norms, c[:, columns], own_rows=b[:, columns])
-        return c
-
-    def _product_of_shards(self, a: Tensor, need: Tensor, shards: list[Tensor]) -> Tensor:
-        """The same, of the shards of B of all ranks, where they lie."""
-        depth = self._layout.depth_b
-        # From the next rank first, so that not all read from one.
-        order = [(depth.axis.rank + step) % depth.axis.size for step in range(depth.axis.size)]
-        shards = [shards[rank] for rank in order]
-        c: Tensor = _ops.multiply_shards(
-            a,
-            shards,
-            [depth.at[rank] for rank in order],
-            self._norm_a,
-            self._norm_b,
-            need[depth.axis.rank].t().contiguous(),
-            self._tau,
-            self._block,
-            self._layout.rows.length,
-        )
-        depth.axis.sum(c.new_zeros(1))  # no rank's stream goes on before all have read its shard
-        keep(shards[1:])
         return c
 
     def _multiply(
@@ -261,24 +220,17 @@ class _Part:
             first_own_row=self._layout.depth_b.own.start,
         )
 
-    def _needed(
-        self, owners: Cut, across: Cut, edge: int, *, of_a: bool, is_open: bool = False
-    ) -> tuple[Tensor, int, bool]:
+    def _needed(self, owners: Cut, across: Cut, edge: int, *, of_a: bool) -> tuple[Tensor, int]:
         """Which units each rank of the owners' axis needs, and the columns of a stage.
 
         Units of B are for the rows of ranks, units of A for their columns. ``across`` cuts the
-        columns of B, or the rows of A, into blocks of ``edge``. Also whether ``is_open`` is true on
-        all ranks. Waits for the device.
+        columns of B, or the rows of A, into blocks of ``edge``. Waits for the device.
         """
         norm, other = (self._norm_a.t(), self._norm_b.t()) if of_a else (self._norm_b, self._norm_a)
         users = self._blocks.columns if of_a else self._blocks.rows
         largest = other.amax(0) if len(other) else other.new_zeros(other.shape[1])
-        size = owners.axis.size
-        row = torch.cat([largest, largest.new_full((1,), is_open)])[None]
-        largest, flags = owners.axis.gather(row, [1] * size).split([len(largest), 1], dim=1)
+        largest = owners.axis.gather(largest[None], [1] * owners.axis.size)
         stage = _plan.stage_blocks(max(across.lengths), edge)
-        need = _plan.needed_units(largest, norm, self._tau, stage)
-        read = torch.cat([need.flatten(), flags.flatten() > 0]).cpu()
+        need = _plan.needed_units(largest, norm, self._tau, stage).cpu()
         multiplies = torch.tensor([length > 0 for length in users.lengths])
-        need = read[:-size].view(need.shape) & multiplies[:, None, None]
-        return need, stage * edge, bool(read[-size:].all())
+        return need & multiplies[:, None, None], stage * edge

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -24,8 +23,6 @@ from ._rank_gradients import Product
 from ._rank_product import Layout, multiply
 from .sparse import ranks
 from .sparse.blocks import is_sparse
-
-_ops = torch.ops.spamm_torch
 
 __all__ = ["ExchangePlan", "exchange_plan", "mm"]
 
@@ -88,12 +85,7 @@ def mm(
     def read(backends: str) -> Call:
         return read_call(a, b, knobs, block, balance, backends, "tensors")
 
-    norms: list[Tensor] = []
-
-    def find_norms(call: Call) -> None:
-        norms.extend(_ops.norm_maps(call.a, call.b, call.settings.block))
-
-    call, rows = agree([axis], read, find_norms)
+    call, rows = agree([axis], read)
     rows_a, rows_b = zip(*rows, strict=True)
     k, n = call.a.shape[1], call.b.shape[1]
     if sum(rows_b) != k:
@@ -107,8 +99,8 @@ def mm(
         columns=Cut.whole(n),
     )
     if call.needs_grad:
-        return Product.apply(call.a, call.b, layout, call.settings, call.offers, norms)
-    return multiply(call.a.detach(), call.b.detach(), layout, call.settings, call.offers, norms)
+        return Product.apply(call.a, call.b, layout, call.settings)
+    return multiply(call.a.detach(), call.b.detach(), layout, call.settings)
 
 
 def axis_of(group: Any) -> Axis:

@@ -254,12 +254,6 @@ class ShardedProduct {
     return c;
   }
 
-  // What a part needs: bool (stages, KB), on the CPU. Waits for the device once.
-  Tensor needed(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) const {
-    const Tensor largest = norm_a.amax(0, /*keepdim=*/true);
-    return needed_units(largest, norm_b, tau, whole_.stage_blocks)[0].cpu().t().contiguous();
-  }
-
   // Every device searches by itself, and all find the same tau. A number stays on the CPU, so that
   // nothing waits for it.
   Tensor tau_on(at::Device device, const Tensor& norm_b, const Knob& knob) const {
@@ -299,23 +293,9 @@ std::vector<Tensor> spamm_shards_op(ProductShardsArguments& x) {
   return ShardedProduct(a, b, edges).run(knob);
 }
 
-// One rank's part. Other ranks' shards of B are memory of this host that the device can read.
-Tensor multiply_shards(const Tensor& a, TensorList b, at::IntArrayRef first, const Tensor& norm_a,
-                       const Tensor& norm_b, const Tensor& need, const Tensor& tau,
-                       at::IntArrayRef block, int64_t rows) {
-  const WholeProduct whole(a, rows, b[0], check_block(block));
-  const Tensor c = at::empty({a.size(0), whole.n}, a.options());
-  if (c.numel() == 0) return c;
-  std::vector<RowShard> shards;
-  for (size_t i = 0; i < b.size(); ++i) shards.push_back({b[i], first[i]});
-  Part(whole, a, norm_a, norm_b, c, std::move(shards)).run(need.contiguous(), tau);
-  return c;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("multiply_shards", &multiply_shards);
   m.impl("spamm_shards", boxed<&spamm_shards_op>());
 }
 

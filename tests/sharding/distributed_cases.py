@@ -185,35 +185,6 @@ def bits_of_one_process(rank):
                 assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
 
 
-@case(worlds=(2,), devices=("cuda",))
-def without_reading_others_memory(rank):
-    """Ranks on one host exchange units as those of two hosts do."""
-    with exchanges():
-        bits_of_one_process(rank)
-        stages_of_2048_columns(rank)
-
-
-@case(worlds=(2,), devices=("cuda",))
-def shards_in_memory_of_others(rank):
-    """Of one host, they are read where they lie, and may be overwritten after each call."""
-    a, b = decaying(1024, 1024, rank, torch.float16), decaying(1024, 9000, rank, torch.float16, 1)
-    expected = shard(spamm_torch.mm(a, b, tau=3.0), cuts_of(1024, rank.world, "even"), rank)
-    cuts = cuts_of(1024, rank.world, "even")
-    op = mock.Mock(wraps=ops.multiply_shards)
-    with mock.patch.object(ops, "multiply_shards", op):
-        for _ in range(5):
-            own = shard(b.clone(), cuts, rank)  # in the middle of its memory on the second rank
-            found = distributed.mm(shard(a, cuts, rank), own, tau=3.0)
-            own.fill_(float("nan"))
-            assert_bits(found, expected, "overwritten")
-    assert op.call_count == 5
-
-
-def exchanges():
-    """Inside, no rank reads the memory of another."""
-    return mock.patch.dict(os.environ, {"SPAMM_TORCH_NO_PEER": "1"})
-
-
 @case()
 def stages_of_2048_columns(rank):
     a, b = operands(rank, 200, 190, 4500)
@@ -284,9 +255,8 @@ def balanced(rank):
     a, b = operands(rank, m=1500)
     a[700:] *= 1e-3
     for knob in KNOBS:
-        with exchanges(), computed_rows() as rows:
+        with computed_rows() as rows:
             assert_rows_of_mm(rank, a, b, "odd", "even", balance=True, **knob)
-        assert_rows_of_mm(rank, a, b, "odd", "even", balance=True, **knob)
     lengths = torch.zeros(rank.world, dtype=torch.int64, device=rank.device)
     lengths[rank.number] = rows[0]
     dist.all_reduce(lengths)
@@ -318,7 +288,7 @@ def what_travels(rank):
         cuts_a = cuts_of(384, rank.world, kind)
         with short_stages():
             plan = distributed.exchange_plan(*norms, tau, cuts_a, b_cuts=cuts_b)
-            with exchanges(), sent_bytes() as sent:
+            with sent_bytes() as sent:
                 assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, tau=tau)
         assert sum(sent) == sum(plan.send[rank.number]), (tau, kind)
         assert plan.bytes > 0

@@ -9,7 +9,6 @@ from support import hopper_kernels_run
 from torch.library import opcheck
 
 import spamm_torch
-from spamm_torch._plan import needed_units
 
 ops = torch.ops.spamm_torch
 
@@ -44,22 +43,6 @@ def test_parts_have_the_bits_of_the_whole(device, dtype, block, sizes):
         out, *arguments, block, (0, 1, min(3, rows), rows), (0, min(2, columns), columns, columns)
     )
     assert torch.equal(out, whole)
-
-
-@pytest.mark.parametrize("sizes", [(512, 320, 4500), (300, 257, 645)])
-def test_shards_of_b_where_they_lie(device, dtype, sizes):
-    """multiply_shards: rows of A, and shards of B that begin with the caller's."""
-    arguments = a, b, norm_a, norm_b, tau = product(device, dtype, *sizes, 64)
-    whole, rows, stage = ops.multiply(*arguments, (64,) * 3), slice(128, 300), 32
-    largest = norm_a[2:5].amax(0, keepdim=True)
-    need = needed_units(largest, norm_b, tau, stage)[0].t().cpu()
-    for cuts in ((0, 128, len(b)), (0, 64, 64, len(b))):
-        shards = [(b[first:last], first) for first, last in itertools.pairwise(cuts)]
-        shards = shards[1:] + shards[:1]
-        c = ops.multiply_shards(
-            a[rows], *zip(*shards, strict=True), norm_a[2:5], norm_b, need, tau, (64,) * 3, len(a)
-        )
-        assert torch.equal(c, whole[rows])
 
 
 # 40 x 40 areas of 128 x 128 take large tiles, a part by itself would take small ones, and the two
