@@ -254,6 +254,12 @@ class ShardedProduct {
     return c;
   }
 
+  // Returns the units that a part needs: bool (stages, KB), on the CPU. Waits for the device once.
+  Tensor needed(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) const {
+    const Tensor largest = norm_a.amax(0, /*keepdim=*/true);
+    return needed_units(largest, norm_b, tau, whole_.stage_blocks)[0].cpu().t().contiguous();
+  }
+
   // Every device searches by itself, and all find the same tau. A number stays on the CPU, so that
   // nothing waits for it.
   Tensor tau_on(at::Device device, const Tensor& norm_b, const Knob& knob) const {
