@@ -343,6 +343,8 @@ TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
   for (const auto& [n, expected] : faster) EXPECT_EQ(segments(n, n, n), expected) << n;
   EXPECT_EQ(segments(64, 64 * 7, 64), 1);  // fewer than 4 steps each
   EXPECT_EQ(segments(64, 64 * 8, 64), 2);
+  EXPECT_EQ(segments(64 * 5, 64 * 7, 64 * 53), 1);  // not even where a third of the time is to gain
+  EXPECT_EQ(segments(64 * 5, 64 * 8, 64 * 53), 2);
   for (const int forced : {1, 2, 4}) {
     EXPECT_EQ(segments(1024, 64, 1024, forced), std::min(forced, 2));
     EXPECT_EQ(segments(2048, 2048, 2048, forced), 1);  // large tiles have none
