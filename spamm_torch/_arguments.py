@@ -10,7 +10,7 @@ import functools
 import math
 import numbers
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -315,16 +315,20 @@ def as_devices(devices: Any) -> list[int]:
         raise TypeError(
             f"devices must be a sequence of GPU numbers or torch.devices; got {devices!r}"
         )
-    try:
-        return _cuda_numbers(*devices)
-    except TypeError:  # as of what has no hash
-        return [_cuda_number(device) for device in devices]
+    devices = tuple(devices)
+    can_be_kept = not torch.compiler.is_compiling() and all(
+        isinstance(device, Hashable) for device in devices
+    )
+    find = _kept_cuda_numbers if can_be_kept else _cuda_numbers
+    return list(find(*devices))
 
 
-@functools.lru_cache(typed=True)
-def _cuda_numbers(*devices: Any) -> list[int]:
-    """Kept, because to find them takes a tenth of the time of a small product."""
-    return [_cuda_number(device) for device in devices]
+def _cuda_numbers(*devices: Any) -> tuple[int, ...]:
+    return tuple(_cuda_number(device) for device in devices)
+
+
+# To find them takes a tenth of the time of a small product. True is not 1.
+_kept_cuda_numbers = functools.lru_cache(typed=True)(_cuda_numbers)
 
 
 def _cuda_number(device: Any) -> int:

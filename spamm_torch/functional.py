@@ -869,7 +869,8 @@ def conv2d(
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
     if devices is not None:
         _check_alone("devices", {**more, "return_norms": return_norms})
-        result = _conv2d(*given, *more.values(), name, devices=as_devices(devices))
+        devices = as_devices(devices)
+        result = _conv2d(*given, *more.values(), name, devices=devices)
     else:
         result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name)
     if not return_info:
@@ -885,7 +886,7 @@ def conv2d(
     )
     with torch.no_grad():
         output = result[0] if return_norms else result
-        device = output.device if devices is None else torch.device("cuda", as_devices(devices)[0])
+        device = output.device if devices is None else torch.device("cuda", devices[0])
         is_torchs = groups > 1 and _skips_nothing(knobs)
         made = conv_made(output, device, (bias, residual), name, is_torchs)
         return result, with_bounds(skip_info(maps, knobs), maps, made)(output)

@@ -68,6 +68,7 @@ class HostReader {
 
   void copy_through_ring(const RowBlock& block) {
     const int64_t rows_at_once = ring_[0].bytes.numel() / block.width;
+    TORCH_INTERNAL_ASSERT(rows_at_once > 0);
     for (int64_t row = 0; row < block.rows; row += rows_at_once) {
       RowBlock in = rows_of(block, row, std::min(rows_at_once, block.rows - row)), out = in;
       Piece& piece = ring_[turn_++ % ring_.size()];
@@ -82,6 +83,7 @@ class HostReader {
 
   // Copies rows from host memory to host memory. One core is slower than the link to a device.
   static void fill(const RowBlock& block) {
+    at::init_num_threads();  // a part's thread stays, and OpenMP keeps a number for each thread
     const int64_t grain = std::max<int64_t>(1, kBytesPerTask / block.width);
     at::parallel_for(0, block.rows, grain, [&](int64_t first, int64_t last) {
       const RowBlock rows = rows_of(block, first, last - first);
@@ -105,10 +107,12 @@ void take_memory(at::Device device, int64_t bytes, const Work& work) {
 template <class Parts>
 struct Finish {
   ~Finish() {
-    try {
-      for (const auto& part : parts) part.wait_on_host();
-    } catch (const c10::Error&) {
-      // The device has failed, and the error that says so is on its way.
+    for (const auto& part : parts) {
+      try {
+        part.wait_on_host();
+      } catch (const c10::Error&) {
+        // The device has failed, and the error that says so is on its way.
+      }
     }
   }
   const Parts& parts;

@@ -89,11 +89,11 @@ class Part {
  public:
   // norm_a: the map of `a`. norm_b: the whole map of B. c: (rows, N). All on one device. `b` holds
   // all rows of B. If the first shard lies on this device, it is multiply_part's own_rows: read in
-  // place where the kernel can, else copied there.
+  // place where the kernel can, else copied there. ready: when B's shards have been written.
   //
   // Allocates the buffers of stages. Throws OutOfMemoryError before any copy has started.
   Part(const WholeProduct& whole, const Tensor& a, const Tensor& norm_a, const Tensor& norm_b,
-       const Tensor& c, std::vector<RowShard> b)
+       const Tensor& c, std::vector<RowShard> b, std::span<const Mark> ready)
       : whole_(whole),
         a_(a),
         norm_a_(norm_a),
@@ -113,7 +113,8 @@ class Part {
         std::ssize(buffers_) * whole_.k * columns * whole_.entry_bytes, " bytes on ", c.device(),
         " for stages of B");
     lanes_.start();
-    for (const Lane& source : sources_) lanes_.pull().wait_for(source);
+    // Not for the streams of the shards, which by now may have multiplies of other parts.
+    for (const Mark& mark : ready) lanes_.pull().wait_for(mark);
   }
   // The current streams of the devices that B came from wait for the copies, too.
   ~Part() { lanes_.end(sources_); }
@@ -242,7 +243,7 @@ class ShardedProduct {
     const auto on_device = Lane::current(a.device()).use();
     const Tensor norm_b = gather_rows(norm_b_, ready_, a.device());
     const Tensor c = at::empty({a.size(0), whole_.n}, a.options());
-    if (!b_is_whole_) part.emplace(whole_, a, norm_a_[p], norm_b, c, shards_for(p));
+    if (!b_is_whole_) part.emplace(whole_, a, norm_a_[p], norm_b, c, shards_for(p), ready_);
     const Tensor tau = tau_on(a.device(), norm_b, knob);
     if (b_is_whole_) {
       multiply_part(a, b_.rows[p], norm_a_[p], norm_b, tau, whole_, c);

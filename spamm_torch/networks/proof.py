@@ -75,6 +75,7 @@ class Proof:
         self._entries = list(map(copy.copy, self._containers))
         versions = self._versions()
         held = list(map(dict, self._dicts))
+        held[self._count].pop("forward", None)  # as of _what_counts
         self._state = _State(versions, held, self._tensors_of(held))
 
     def _find(self) -> None:

@@ -3,11 +3,16 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "checks.h"
+#include "shards/for_each_part.h"
 #include "shards/spamm_devices.h"
 #include "support.h"
 
@@ -143,6 +148,21 @@ TEST_F(SpammHost, BadValuesAreNeverSkipped) {
   ASSERT_TRUE(expected.isnan().any().item<bool>());
   const Tensor c = from_host(a, b, checked_knob(Knob{.threshold = 1e30}), 2, small());
   EXPECT_TRUE(at::equal(c.nan_to_num(7), expected.nan_to_num(7)));
+}
+
+TEST(ForEachPart, ThrowsTheFirstErrorWhenAllPartsHaveEnded) {
+  std::atomic<int> ended = 0;
+  const auto run = [&](int64_t part) {
+    ++ended;
+    if (part % 2 == 1) throw std::runtime_error(std::to_string(part));
+  };
+  try {
+    for_each_part(4, {}, run);
+    FAIL();
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "1");
+  }
+  EXPECT_EQ(ended, 4);
 }
 
 }  // namespace
