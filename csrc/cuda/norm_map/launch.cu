@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/element.cuh"
 #include "cuda/norm_map/norm_map.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/conv/sm80/norms.cuh"
@@ -15,21 +16,6 @@ namespace {
 
 using c10::ScalarType;
 using kernels::NormMapParams, kernels::NormOf;
-
-// Calls run(Element{}) with the type of operands of `dtype`.
-template <class Run>
-void with_element(ScalarType dtype, const Run& run) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return run(__half{});
-    case ScalarType::BFloat16:
-      return run(__nv_bfloat16{});
-    case ScalarType::Float:
-      return run(float{});
-    default:
-      return run(double{});
-  }
-}
 
 // Small thread blocks spread small matrices over more of the device. Only the largest groups of
 // threads need larger ones.

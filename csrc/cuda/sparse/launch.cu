@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/element.cuh"
 #include "cuda/sparse/launch.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/sparse/blocks.cuh"
@@ -169,21 +170,11 @@ void launch_copy_blocks(const kernels::BlockCopy& copy, cudaStream_t stream) {
 
 void launch_mirror_blocks(const kernels::Pattern& pattern, void* values, ScalarType dtype, int edge,
                           void* norms, cudaStream_t stream) {
-  const auto run = [&]<class Element>(Element) {
+  with_element(dtype, [&]<class Element>(Element) {
     launch(kernels::mirror_blocks<Element>, dim3(pattern.rows, kTogether),
            kernels::kSquareThreads<Element>, stream, pattern, static_cast<Element*>(values), edge,
            static_cast<kernels::NormOf<Element>*>(norms));
-  };
-  switch (dtype) {
-    case ScalarType::Half:
-      return run(__half{});
-    case ScalarType::BFloat16:
-      return run(__nv_bfloat16{});
-    case ScalarType::Float:
-      return run(float{});
-    default:
-      return run(double{});
-  }
+  });
 }
 
 #define SPAMM_INSTANTIATE(Index, Norm)                                                          \
