@@ -6,11 +6,10 @@ Each function checks an argument and returns it in the form that the ops take. P
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -315,20 +314,7 @@ def as_devices(devices: Any) -> list[int]:
         raise TypeError(
             f"devices must be a sequence of GPU numbers or torch.devices; got {devices!r}"
         )
-    devices = tuple(devices)
-    can_be_kept = not torch.compiler.is_compiling() and all(
-        isinstance(device, Hashable) for device in devices
-    )
-    find = _kept_cuda_numbers if can_be_kept else _cuda_numbers
-    return list(find(*devices))
-
-
-def _cuda_numbers(*devices: Any) -> tuple[int, ...]:
-    return tuple(_cuda_number(device) for device in devices)
-
-
-# To find them takes a tenth of the time of a small product. True is not 1.
-_kept_cuda_numbers = functools.lru_cache(typed=True)(_cuda_numbers)
+    return [_cuda_number(device) for device in devices]
 
 
 def _cuda_number(device: Any) -> int:

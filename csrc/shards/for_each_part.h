@@ -1,6 +1,7 @@
 // Runs the host's work for each part of a product, for several devices at once.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/thread_pool.h>
@@ -43,6 +44,7 @@ void for_each_part(int64_t parts, const std::vector<c10::Stream>& streams, const
     try {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       const c10::MultiStreamGuard current(streams);
+      at::init_num_threads();  // threads stay, and OpenMP keeps a number for each of them
       run(part);
     } catch (...) {
       errors[part] = std::current_exception();

@@ -83,7 +83,6 @@ class HostReader {
 
   // Copies rows from host memory to host memory. One core is slower than the link to a device.
   static void fill(const RowBlock& block) {
-    at::init_num_threads();  // a part's thread stays, and OpenMP keeps a number for each thread
     const int64_t grain = std::max<int64_t>(1, kBytesPerTask / block.width);
     at::parallel_for(0, block.rows, grain, [&](int64_t first, int64_t last) {
       const RowBlock rows = rows_of(block, first, last - first);

@@ -97,12 +97,11 @@ class Part {
       : whole_(whole),
         a_(a),
         norm_a_(norm_a),
-        norm_b_(norm_b),
         c_(c),
         b_(std::move(b)),
         lanes_(c.device(), /*sends=*/false) {
     for (const RowShard& shard : b_) sources_.push_back(Lane::current(shard.rows.device()));
-    stage_norms_ = in_stages(norm_b_, whole_.stage_blocks).permute({1, 0, 2}).contiguous();
+    stage_norms_ = in_stages(norm_b, whole_.stage_blocks).permute({1, 0, 2}).contiguous();
     const int64_t columns = aligned(whole_.columns(0));
     buffers_.resize(std::min(kBuffers, whole_.stages()));
     naming_memory(
@@ -167,12 +166,12 @@ class Part {
   }
 
   const WholeProduct& whole_;
-  Tensor a_, norm_a_, norm_b_, c_;
+  Tensor a_, norm_a_, c_;
   Tensor tau_;  // kept, as lanes read it up to the end
   std::vector<RowShard> b_;
   std::vector<Lane> sources_;  // of the shards of B
   Lanes lanes_;
-  Tensor stage_norms_;  // norm_b's stages, each contiguous; (stages, KB, stage_blocks)
+  Tensor stage_norms_;  // B's norms of each stage, contiguous; (stages, KB, stage_blocks)
   std::vector<Tensor> buffers_;
   std::array<Mark, kBuffers> multiplied_;  // when each buffer may be overwritten
   int64_t runs_ = 0;                       // stages so far
