@@ -219,9 +219,10 @@ def instances() -> dict[str, str]:
         for line in lines:
             if line.startswith("= "):
                 name, *words = line.removeprefix("= ").split()
-                files[name] = unit
+                text = unit
                 for number, word in enumerate(words, start=1):
-                    files[name] = files[name].replace(f"${number}", word)
+                    text = text.replace(f"${number}", word)
+                files[name] = files.get(name, "") + text
     return files
 
 

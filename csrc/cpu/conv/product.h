@@ -28,7 +28,6 @@
 #include "cpu/conv/epilogue.h"
 #include "cpu/conv/norms.h"
 #include "cpu/conv/pixels.h"
-#include "cpu/conv/seen.h"
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/valid_masks.h"
@@ -523,7 +522,7 @@ class ImplicitProduct {
 
   // Matrix instructions read rows at equal distances: all images of a position, and of positions
   // that follow each other in memory. Their number is a power of two, so that few kernels are
-  // generated (kernel_shapes.h).
+  // generated (slice_kernel.h).
   void multiply_positions(const Tile& tile, const PositionList& run, int64_t channel, int64_t depth,
                           const P* panel, int64_t column, Workspace& workspace) const {
     const int64_t images = tile.images.size, next = images * pixels_.image_stride;

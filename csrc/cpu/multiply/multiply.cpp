@@ -25,8 +25,6 @@
 #include "checks.h"
 #include "cpu/common/large_pages.h"
 #include "cpu/common/transpose.h"
-#include "cpu/multiply/epilogue.h"
-#include "cpu/multiply/kernel_shapes.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/slice_kernel.h"
@@ -188,7 +186,7 @@ class Product {
     return largest;
   }
 
-  // A is read in place if its rows are contiguous and its shape is early (kernel_shapes.h).
+  // A is read in place if its rows are contiguous and its shape is early (slice_kernel.h).
   // Otherwise it is packed. Matrix instructions sum an odd end of K in another order than one that
   // is padded, so with such an end A is packed in any case: its bits do not depend on its layout.
   void place_a() {

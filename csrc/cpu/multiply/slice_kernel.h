@@ -2,17 +2,55 @@
 // blocks is multiplied. Dense and block-sparse products share it, so that both have the same bits.
 #pragma once
 
+#include <c10/util/hash.h>
+
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 
 #include "block.h"
-#include "cpu/multiply/kernel_shapes.h"
+#include "cpu/common/clones.h"
+#include "cpu/common/convert.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/valid_masks.h"
 
 namespace spamm::cpu {
+
+// brgemm generates a kernel for each combination of sizes and strides and keeps it for the life of
+// the thread. A program whose sizes change from call to call would fill its memory with kernels.
+// Therefore only the first shapes in a process are multiplied without a copy. All others are copied
+// and padded, so that few sizes and strides occur.
+constexpr int64_t kDepthStep = 32;  // padded sizes of K and of rows are multiples of these
+constexpr int64_t kRowsStep = 16;
+
+inline int64_t round_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
+
+// Small numbers are rounded to a power of two: a product of one row should not cost sixteen.
+inline int64_t rounded_rows(int64_t rows) {
+  return rows < kRowsStep ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)))
+                          : round_up(rows, kRowsStep);
+}
+
+// Whether the shape described by `values` is among the first in this process. The answer for a
+// shape never changes. Two shapes with the same hash count as one; at worst brgemm then generates
+// one more kernel.
+template <class... Values>
+bool is_early_shape(const Values&... values) {
+  constexpr int kMost = 32;
+  static std::array<std::atomic<size_t>, kMost> met{};
+  const size_t shape = c10::get_hash(values...) | 1;  // never zero, which marks a free place
+  for (auto& place : met) {
+    size_t known = place.load(std::memory_order_relaxed);
+    if (known == 0 && place.compare_exchange_strong(known, shape, std::memory_order_relaxed)) {
+      return true;
+    }
+    if (known == shape) return true;
+  }
+  return false;
+}
 
 constexpr int64_t kSliceDepth = 512;  // K of a slice
 constexpr int64_t kPieceDepth = 128;  // K of one sum: the error is below torch.mm's; 2% slower
@@ -74,5 +112,31 @@ struct SliceKernel {
     }
   }
 };
+
+// Writes some rows and columns of C. `sums` is null if no product was valid; `input` may be null,
+// or the very elements that are written.
+template <class T, class Sum>
+SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_sums, Sum alpha,
+                                        const View<T>* input, Sum beta, T* out, int64_t ld_out,
+                                        int64_t rows, int64_t columns) {
+  const auto fill = [&](const auto& element) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) out[r * ld_out + c] = narrow<T>(element(r, c));
+  };
+  const auto product = [&](int64_t r, int64_t c) { return alpha * sums[r * ld_sums + c]; };
+  const auto addend = [&](int64_t r, int64_t c) {
+    const T value = input->data[r * input->row_stride + c * input->column_stride];
+    return beta * static_cast<Sum>(widen(value));
+  };
+  if (sums && input) {
+    fill([&](int64_t r, int64_t c) { return product(r, c) + addend(r, c); });
+  } else if (sums) {
+    fill(product);
+  } else if (input) {
+    fill(addend);
+  } else {
+    fill([](int64_t, int64_t) { return Sum(0); });
+  }
+}
 
 }  // namespace spamm::cpu

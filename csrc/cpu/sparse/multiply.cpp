@@ -25,7 +25,6 @@
 #include "checks.h"
 #include "cpu/common/large_pages.h"
 #include "cpu/common/transpose.h"
-#include "cpu/multiply/epilogue.h"
 #include "cpu/multiply/slice_kernel.h"
 #include "cpu/norm_map/strip_norms.h"
 #include "sparse/bsr_arguments.h"
@@ -134,7 +133,7 @@ class ListProduct {
   }
 
   // Packs the blocks of A that products need. A page has the rows of a block, each one slice long,
-  // so that few strides occur (kernel_shapes.h). Neighbours in a slice are neighbours in a page.
+  // so that few strides occur (slice_kernel.h). Neighbours in a slice are neighbours in a page.
   void pack_a(const Range& rows, Workspace& workspace) const {
     const int64_t begin = a_.crow[rows.begin], end = a_.crow[rows.end()];
     std::vector<int64_t>& place = workspace.place;

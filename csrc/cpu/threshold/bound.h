@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "cpu/norm_map/scaled_norm.h"
+#include "cpu/norm_map/strip_norms.h"
 #include "cpu/threshold/product_counter.h"
 #include "norm_slack.h"
 

@@ -7,7 +7,7 @@
 #include "conv/backend.h"
 #include "conv/im2col.h"
 #include "conv/partial_blocks.h"
-#include "cuda/conv/launch_sm80.h"
+#include "cuda/conv/launch.h"
 #include "cuda/device.h"
 #include "cuda/forced.h"
 #include "cuda/heuristics.h"
@@ -141,7 +141,7 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   const ConvKernel kernel =
       choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
-  const auto convolve = [&]() -> Convolve<Norm> {
+  const auto convolve = [&]() -> Convolve<Norm>* {
     if constexpr (std::is_same_v<Norm, double>) {
       return conv_sm80_f64;
     } else {

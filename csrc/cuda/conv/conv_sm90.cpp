@@ -9,7 +9,7 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
-#include "cuda/conv/launch_sm90.h"
+#include "cuda/conv/launch.h"
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"

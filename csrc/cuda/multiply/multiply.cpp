@@ -10,7 +10,6 @@
 #include "backends.h"
 #include "cuda/device.h"
 #include "cuda/multiply/launch.h"
-#include "cuda/multiply/segments.h"
 #include "cuda/operand.h"
 #include "tf32_setting.h"
 
@@ -52,7 +51,7 @@ kernels::MultiplyParams<Norm> params_of(const Product& x, int* counters) {
   return p;
 }
 
-Multiply<float> plain_launcher(Kernel kernel) {
+Multiply<float>* plain_launcher(Kernel kernel) {
   switch (kernel) {
     case Kernel::kSm90F16:
       return multiply_sm90_f16;
@@ -145,7 +144,7 @@ cudaError_t launch(const Product& x, const Choice& choice, const kernels::Launch
   }
   return launch_plain_product<float>(x, counters, [&](const auto& p) {
     if (x.lists == nullptr) return plain_launcher(choice.kernel)(p, how);
-    const ListedMultiply<float> listed =
+    ListedMultiply<float>* const listed =
         choice.kernel == Kernel::kSm90F16 ? multiply_listed_f16 : multiply_listed_bf16;
     return listed(p, *x.lists, how);
   });

@@ -1,13 +1,61 @@
-// Starts a kernel that may overlap the previous kernel of its stream (overlap.cuh).
+// Starts kernels, which may overlap the previous kernel of their stream (overlap.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
+#include <shared_mutex>
 #include <type_traits>
-
-#include "kernels/common/per_kernel.h"
+#include <utility>
 
 namespace spamm::kernels {
+
+// What the driver says of each kernel and device, because asking takes a microsecond. Several
+// threads may use it at the same time.
+template <class Value>
+class PerKernel {
+ public:
+  // Sets `value` to what is known of `kernel` on the current device. `ask(value)` finds it out the
+  // first time; its error is returned.
+  template <class Ask>
+  cudaError_t find(const void* kernel, Value& value, const Ask& ask) {
+    int device = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+    const std::pair key(kernel, device);
+    {
+      const std::shared_lock reading(mutex_);
+      if (const auto found = known_.find(key); found != known_.end()) {
+        value = found->second;
+        return cudaSuccess;
+      }
+    }
+    if (const cudaError_t error = ask(value); error != cudaSuccess) return error;
+    const std::unique_lock writing(mutex_);
+    known_.emplace(key, value);
+    return cudaSuccess;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::map<std::pair<const void*, int>, Value> known_;
+};
+
+// Allows `kernel` this many bytes of dynamic shared memory on the current device, and prefers the
+// largest possible shared memory of a multiprocessor, so that thread blocks of other kernels fit
+// beside it. A kernel's calls ask for the same number.
+inline cudaError_t allow_shared_memory(const void* kernel, int bytes) {
+  static PerKernel<int> known;
+  int allowed = 0;
+  return known.find(kernel, allowed, [&](int& most) {
+    most = bytes;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxShared);
+  });
+}
 
 // Sets `waits` to whether the current device runs code of `kernel` that contains the waits of
 // overlap.cuh. The compute capability does not answer this: a chip above 9.0 may run PTX of
@@ -69,6 +117,32 @@ cudaError_t launch_meeting(void (*kernel)(Params...), unsigned blocks, int threa
   meeting.val.cooperative = meets;
   return launch_with(&meeting, kernel, blocks, threads, shared_bytes, /*overlap_previous=*/true,
                      stream, params...);
+}
+
+// The same in clusters of `cluster` thread blocks each.
+template <class... Params>
+cudaError_t launch_clusters(void (*kernel)(Params...), unsigned blocks, unsigned cluster,
+                            int threads, int shared_bytes, cudaStream_t stream,
+                            const std::type_identity_t<Params>&... params) {
+  cudaLaunchAttribute clusters{};
+  clusters.id = cudaLaunchAttributeClusterDimension;
+  clusters.val.clusterDim = {cluster, 1, 1};
+  return launch_with(&clusters, kernel, blocks, threads, shared_bytes, /*overlap_previous=*/true,
+                     stream, params...);
+}
+
+// Calls `call` with each value as a std::bool_constant: run-time values as template arguments.
+template <class Call>
+auto with_constants(const Call& call) {
+  return call();
+}
+
+template <class Call, class... Others>
+auto with_constants(const Call& call, bool value, Others... others) {
+  const auto with_value = [&](auto constant) {
+    return with_constants([&](auto... rest) { return call(constant, rest...); }, others...);
+  };
+  return value ? with_value(std::true_type{}) : with_value(std::false_type{});
 }
 
 }  // namespace spamm::kernels

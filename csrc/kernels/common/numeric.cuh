@@ -8,6 +8,11 @@
 
 namespace spamm::kernels {
 
+// A float32 number whose products have TF32's precision: selects instructions in templates.
+struct Tf32 {
+  float value;
+};
+
 // The type of norms and sums: double for double operands, float for all others.
 template <class Element>
 using NormOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/common/tf32.h"
+#include "kernels/common/numeric.cuh"
 
 namespace spamm::kernels::sm90 {
 

@@ -1,7 +1,7 @@
 // Finds the entries of an im2col matrix in the input.
 #pragma once
 
-#include "kernels/conv/im2col_matrix.h"
+#include "kernels/conv/sm80/params.h"
 
 namespace spamm::kernels {
 

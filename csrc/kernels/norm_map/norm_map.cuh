@@ -159,7 +159,7 @@ struct NormGroup {
   }
 };
 
-// The norm of a block from scaled entries (safe_norm.cuh). All groups of a thread block call it;
+// The norm of a block from scaled entries. All groups of a thread block call it;
 // groups with `needed` false only take part in the barriers. It is rare, so it is not inlined: its
 // registers would reduce the number of loads in flight.
 template <class Block, class Group>

@@ -3,7 +3,7 @@
 // stream; its result is the error code of the driver or the launch.
 #pragma once
 
-#include "kernels/common/divisor.h"
+#include "kernels/common/integers.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::kernels::reference {
@@ -32,7 +32,7 @@ struct DeviationParams : ConvParams {
   CUtensorMap map_second;
   SecondPart second;  // by strips
   // An output in phases that is put in its places: the channels of a pixel, 32 or a multiple of 64;
-  // 0: the output is as it is. map_output is then that of the first phase (phases.cuh).
+  // 0: the output is as it is. map_output is then that of the first phase (pixel_norms.cuh).
   int phase_channels;
   CUtensorMap map_phases[3];
 };

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/sparse/csr.cuh"
-#include "kernels/threshold/visited_products.cuh"
+#include "kernels/threshold/held_products.cuh"
 
 namespace spamm::kernels {
 

@@ -15,8 +15,8 @@
 
 #include "kernels/common/meeting.cuh"
 #include "kernels/common/overlap.cuh"
+#include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/norm_products.cuh"
-#include "kernels/threshold/sum_of_squares.cuh"
 #include "norm_slack.h"
 
 namespace spamm::kernels {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/threshold/count_bins.cuh"
 #include "kernels/threshold/norm_products.cuh"
+#include "kernels/threshold/staircases.cuh"
 
 namespace spamm::kernels {
 

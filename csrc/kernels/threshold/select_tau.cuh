@@ -13,7 +13,7 @@
 
 #include "kernels/common/meeting.cuh"
 #include "kernels/common/overlap.cuh"
-#include "kernels/threshold/count_bins.cuh"
+#include "kernels/threshold/staircases.cuh"
 
 namespace spamm::kernels {
 

@@ -13,8 +13,7 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
-#include "kernels/common/shared_memory.h"
-#include "kernels/common/wgmma_registers_sm90.cuh"
+#include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/few_channels_patch.cuh"
 #include "kernels/conv/sm90/few_channels_plan.h"

@@ -8,8 +8,6 @@
 #include <type_traits>
 
 #include "kernels/common/launch.cuh"
-#include "kernels/common/launch_clusters.cuh"
-#include "kernels/common/shared_memory.h"
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"

@@ -11,8 +11,7 @@
 #include <cstdint>
 
 #include "activation.h"
-#include "kernels/common/divisor.h"
-#include "kernels/common/size2.h"
+#include "kernels/common/integers.h"
 #include "kernels/common/tau.h"
 #include "kernels/norm_map/split_params.h"
 

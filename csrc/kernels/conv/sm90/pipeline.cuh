@@ -4,9 +4,9 @@
 
 #include <type_traits>
 
+#include "kernels/common/numeric.cuh"
 #include "kernels/common/ring_sm90.cuh"
 #include "kernels/common/roles_sm90.cuh"
-#include "kernels/common/tf32.h"
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/params.h"
 

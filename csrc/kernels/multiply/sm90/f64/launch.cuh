@@ -3,7 +3,6 @@
 
 #include "kernels/multiply/sm90/f64/multiply.cuh"
 #include "kernels/multiply/sm90/launch.cuh"
-#include "kernels/multiply/sm90/launch_listed.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 

@@ -1,10 +1,12 @@
-// Starts the Hopper multiply of float32 operands in split parts.
+// Starts the Hopper multiply of float32 operands in split parts, of dense and of block-sparse
+// matrices.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "kernels/multiply/sm90/launch.cuh"
 #include "kernels/multiply/sm90/split/largest_terms.cuh"
+#include "kernels/multiply/sm90/split/listed_terms.cuh"
 #include "kernels/multiply/sm90/split/multiply.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
@@ -43,6 +45,37 @@ cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
   };
   return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
                         how.tile == TileSize::kLarge);
+}
+
+template <class Config>
+cudaError_t multiply_listed_split_in(const MultiplyParams<float>& p, const ProductLists& lists,
+                                     const SplitSource& a, const SplitSource& b, int16_t* terms,
+                                     const Launch& how) {
+  ParamsOf<Config, SplitProduct> params{};
+  params.a = a;
+  params.b = b;
+  params.terms = terms;
+  const LargestTermsParams largest{p, a.split, b.split, false, false, terms, Config::kTermsOverTau};
+  const cudaError_t error = launch_listed_terms<Config::kGranules>(largest, lists, how.stream);
+  if (error != cudaSuccess) return error;
+  return start_listed<Config>(multiply_split_sm90<Config>, params, p, lists, how);
+}
+
+// As multiply_split(). One split part takes no blocks of 32. `terms` is room for a number for each
+// granule of C's cells.
+template <int kSplitParts, Tiles kTiles>
+cudaError_t multiply_listed_split(const MultiplyParams<float>& p, const ProductLists& lists,
+                                  const SplitSource& a, const SplitSource& b, int16_t* terms,
+                                  const Launch& how) {
+  const auto run = [&]<bool kEdgeOf32, bool kLarge>(std::bool_constant<kEdgeOf32>,
+                                                    std::bool_constant<kLarge>) {
+    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
+    constexpr int kGranule = kSplitParts == 2 && kEdgeOf32 ? 32 : kBlock;
+    using Dense = SplitConfig<kSplitParts, Major::K, Major::MN, kGranule, kTile.rows / kBlock,
+                              kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
+    return multiply_listed_split_in<Listed<Dense>>(p, lists, a, b, terms, how);
+  };
+  return with_tile(run, p, how);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -6,7 +6,7 @@
 //
 // Config has kMajorA, kMajorB, kRows, kColumns and kOwn; kLastWidth, the columns of a warpgroup's
 // last block, a multiple of 8; kSets, the sets of sums of a step (1, 2 or 4); kKeepsRests; and
-// Later (later_pairs.cuh). In a stage each operand has the high parts of all its blocks before the
+// Later (three_parts.cuh). In a stage each operand has the high parts of all its blocks before the
 // low parts.
 #pragma once
 

@@ -9,7 +9,7 @@
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 #include "kernels/multiply/sm90/split/largest_terms.cuh"
-#include "kernels/multiply/sm90/split/later_pairs.cuh"
+#include "kernels/multiply/sm90/split/three_parts.cuh"
 #include "kernels/norm_map/split_params.h"
 
 namespace spamm::kernels::multiply::sm90 {

@@ -1,4 +1,4 @@
-// Fast division by a number that is known before the launch.
+// 32-bit sizes, and fast division by a number that is known before the launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,6 +7,10 @@
 #include <cstdint>
 
 namespace spamm::kernels {
+
+struct Size2 {
+  int rows, columns;
+};
 
 // Divides 31-bit numbers by multiplying with a rounded inverse. The quotient is exact: Granlund and
 // Montgomery, "Division by invariant integers using multiplication" (1994).

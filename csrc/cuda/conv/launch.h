@@ -1,15 +1,23 @@
-// Launches of the Hopper convolution, as those of kernels/conv/sm90/params.h. Each type has a file
-// of its own (cuda/instances.in), because it is slow to compile.
+// Launches of the convolutions that are slow to compile (cuda/instances.in). `how.stream` is the
+// current stream. The result is the error code of the driver or the launch.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "kernels/common/tile.h"
+#include "kernels/conv/sm80/params.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
 
-// The caller sets all of `params` but the maps; next_tile, if not null, points to zero.
+// The portable convolution.
+template <class Norm>
+using Convolve = cudaError_t(const kernels::ConvSm80Params<Norm>& params,
+                             const kernels::Launch& how);
+Convolve<float> conv_sm80_f16, conv_sm80_bf16, conv_sm80_tf32, conv_sm80_f32;
+Convolve<double> conv_sm80_f64;
+
+// Hopper's. The caller sets all of `params` but the maps; next_tile, if not null, points to zero.
 template <class Element>
 cudaError_t launch_conv(const kernels::conv::sm90::ConvParams& params, const void* input,
                         const void* weight, const kernels::Launch& how);
