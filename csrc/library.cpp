@@ -164,10 +164,9 @@ TORCH_LIBRARY(spamm_torch, m) {
   // where a product is valid, or where `crow_input`, `col_input` have one. symmetric: of the
   // products, only those of blocks on and above the diagonal count, and the pattern below is the
   // mirror image. Returns crow, col and first, int64: the products of block c are number first[c]
-  // to first[c + 1]
-  // - 1, in the order of k; and for each, with lists, its stored blocks of A and of B, int32. Lists
-  // stay empty where they and `block_bytes` a block of C exceed `free_bytes`, on CUDA by default
-  // what the device has. CUDA: waits once.
+  // to first[c + 1] - 1, in the order of k; and for each, with lists, its stored blocks of A and of
+  // B, int32. Lists stay empty where they and `block_bytes` a block of C exceed `free_bytes`, on
+  // CUDA by default what the device has. CUDA: waits once.
   define_sparse(
       "bsr_plan",
       "Tensor tau, *, bool symmetric=False, Tensor? crow_input=None, Tensor? col_input=None, "

@@ -86,45 +86,16 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
   }
 }
 
-inline const char* kernel_name(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::kSm90F16:
-      return "sm90-wgmma-f16";
-    case Kernel::kSm90Bf16:
-      return "sm90-wgmma-bf16";
-    case Kernel::kSm90F32x1:
-      return "sm90-wgmma-f32x1";
-    case Kernel::kSm90F32x3:
-      return "sm90-wgmma-f32x3";
-    case Kernel::kSm90F64:
-      return "sm90-dmma-f64";
-    case Kernel::kSm80F16:
-      return "sm80-mma-f16";
-    case Kernel::kSm80Bf16:
-      return "sm80-mma-bf16";
-    case Kernel::kSm80Tf32:
-      return "sm80-mma-tf32";
-    case Kernel::kSm80F32:
-      return "sm80-simt-f32";
-    case Kernel::kSm80F64:
-      return "sm80-dmma-f64";
-  }
-  TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
+inline const char* kernel_name(Kernel kernel) {  // in the order of Kernel
+  constexpr const char* kNames[] = {
+      "sm90-wgmma-f16", "sm90-wgmma-bf16", "sm90-wgmma-f32x1", "sm90-wgmma-f32x3", "sm90-dmma-f64",
+      "sm80-mma-f16",   "sm80-mma-bf16",   "sm80-mma-tf32",    "sm80-simt-f32",    "sm80-dmma-f64"};
+  return kNames[static_cast<int>(kernel)];
 }
 
-// Whether the thread blocks of a kernel claim their tiles from a counter.
-inline bool claims_tiles(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::kSm90F16:
-    case Kernel::kSm90Bf16:
-    case Kernel::kSm90F32x1:
-    case Kernel::kSm90F32x3:
-    case Kernel::kSm90F64:
-      return true;
-    default:
-      return false;
-  }
-}
+// Whether the thread blocks of a kernel claim their tiles from a counter: on Hopper, whose kernels
+// come first.
+constexpr bool claims_tiles(Kernel kernel) { return kernel <= Kernel::kSm90F64; }
 
 // Whether a kernel can read some rows of B from another place than the others.
 inline bool reads_own_rows(Kernel kernel) {

@@ -22,7 +22,6 @@ using namespace kernels::likeness;
 auto launcher_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBool:
-      return launch_order<bool>;
     case at::kByte:
       return launch_order<uint8_t>;
     case at::kChar:

@@ -1,4 +1,4 @@
-// Launches of the multiply kernels. Each function has its own file, because it is slow to compile.
+// Launches of the multiply kernels, which are slow to compile (cuda/instances.in).
 // `how.stream` is the current stream. The result is the error code of the driver or the launch.
 #pragma once
 

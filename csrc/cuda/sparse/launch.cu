@@ -15,7 +15,7 @@
 namespace spamm::cuda {
 
 using c10::ScalarType;
-using kernels::CsrFindings, kernels::CsrMaps, kernels::CsrPattern;
+using kernels::CsrFindings, kernels::CsrPattern;
 using kernels::PlanParams, kernels::DropParams, kernels::SweepRoom, kernels::Tau;
 
 namespace {
@@ -72,8 +72,8 @@ constexpr int kTogether = 16;  // blocks of a row that are copied at a time
 }  // namespace
 
 template <class Index, class Norm>
-void launch_check_patterns(const CsrMaps<Index, Norm>& maps, const CsrPattern<Index>& added,
-                           CsrFindings* findings, cudaStream_t stream) {
+void CsrKernels<Index, Norm>::check_patterns(const Maps& maps, const CsrPattern<Index>& added,
+                                             CsrFindings* findings, cudaStream_t stream) {
   const int64_t warps = int64_t{blocks_of_rows(maps.a.rows)} + blocks_of_rows(maps.b.rows) +
                         blocks_of_rows(added.rows);
   launch(kernels::check_patterns<Index>,
@@ -83,8 +83,8 @@ void launch_check_patterns(const CsrMaps<Index, Norm>& maps, const CsrPattern<In
 
 // A kernel takes as many block columns at a time as shared memory holds with `bytes` for each.
 template <class Index, class Norm>
-void launch_rows(PlanStep step, PlanParams<Index, Norm> params, const cudaDeviceProp& device,
-                 cudaStream_t stream) {
+void CsrKernels<Index, Norm>::plan(PlanStep step, PlanParams<Index, Norm> params,
+                                   const cudaDeviceProp& device, cudaStream_t stream) {
   constexpr int kStaticBytes = 4096;  // that kernels declare, at most
   const bool counts = step == PlanStep::kCount;
   const auto kernel = counts ? kernels::count_rows<Index, Norm> : kernels::write_rows<Index, Norm>;
@@ -124,9 +124,9 @@ size_t sparse_search_workspace() {
 }
 
 template <class Index, class Norm>
-void launch_find_sparse_tau(const CsrMaps<Index, Norm>& maps, bool of_ratio, double limit,
-                            const CsrFindings* findings, void* workspace, Norm* tau,
-                            const cudaDeviceProp& device, cudaStream_t stream) {
+void CsrKernels<Index, Norm>::find_tau(const Maps& maps, bool of_ratio, double limit,
+                                       const CsrFindings* findings, void* workspace, Norm* tau,
+                                       const cudaDeviceProp& device, cudaStream_t stream) {
   if (of_ratio) {
     launch_search(kernels::select_sparse_tau<Index, Norm>, maps.a.stored / 64, 1,
                   kernels::kSelectThreads<Norm>, kernels::kSelectSharedBytes<Norm>, device, stream,
@@ -142,10 +142,10 @@ void launch_find_sparse_tau(const CsrMaps<Index, Norm>& maps, bool of_ratio, dou
 }
 
 template <class Index, class Norm>
-void launch_sparse_error_bound(const CsrMaps<Index, Norm>& maps, const Tau<Norm>& tau,
-                               const CsrFindings* findings, void* workspace, Count* largest,
-                               Count* products, Norm* bound, const cudaDeviceProp& device,
-                               cudaStream_t stream) {
+void CsrKernels<Index, Norm>::error_bound(const Maps& maps, const Tau<Norm>& tau,
+                                          const CsrFindings* findings, void* workspace,
+                                          Count* largest, Count* products, Norm* bound,
+                                          const cudaDeviceProp& device, cudaStream_t stream) {
   const auto room = sweep_room<Norm>(maps.b.columns, device);
   launch_search(kernels::sparse_error_bound<Index, Norm>, maps.a.rows, kernels::kSweepsTogether,
                 kernels::kSweepThreads, room.template bytes<Norm>(), device, stream, maps, tau,
@@ -177,22 +177,10 @@ void launch_mirror_blocks(const kernels::Pattern& pattern, void* values, ScalarT
   });
 }
 
-#define SPAMM_INSTANTIATE(Index, Norm)                                                          \
-  template void launch_check_patterns(const CsrMaps<Index, Norm>&, const CsrPattern<Index>&,    \
-                                      CsrFindings*, cudaStream_t);                              \
-  template void launch_rows(PlanStep, PlanParams<Index, Norm>, const cudaDeviceProp&,           \
-                            cudaStream_t);                                                      \
-  template void launch_find_sparse_tau(const CsrMaps<Index, Norm>&, bool, double,               \
-                                       const CsrFindings*, void*, Norm*, const cudaDeviceProp&, \
-                                       cudaStream_t);                                           \
-  template void launch_sparse_error_bound(const CsrMaps<Index, Norm>&, const Tau<Norm>&,        \
-                                          const CsrFindings*, void*, Count*, Count*, Norm*,     \
-                                          const cudaDeviceProp&, cudaStream_t)
-
-SPAMM_INSTANTIATE(int32_t, float);
-SPAMM_INSTANTIATE(int32_t, double);
-SPAMM_INSTANTIATE(int64_t, float);
-SPAMM_INSTANTIATE(int64_t, double);
+template struct CsrKernels<int32_t, float>;
+template struct CsrKernels<int32_t, double>;
+template struct CsrKernels<int64_t, float>;
+template struct CsrKernels<int64_t, double>;
 template size_t drop_workspace<float>();
 template size_t drop_workspace<double>();
 template void launch_drop(const DropParams<float>&, int, cudaStream_t);

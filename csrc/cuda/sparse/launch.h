@@ -14,39 +14,36 @@
 
 namespace spamm::cuda {
 
-// Checks up to three patterns and counts the products of the maps. `findings` are zeros.
-template <class Index, class Norm>
-void launch_check_patterns(const kernels::CsrMaps<Index, Norm>& maps,
-                           const kernels::CsrPattern<Index>& added, kernels::CsrFindings* findings,
-                           cudaStream_t stream);
-
 // The steps of a plan: what fills `totals`, and what fills the pattern and the lists. Mirror images
 // are sorted into the pattern if params.mirrors is not null.
 enum class PlanStep { kCount, kWrite };
+
 template <class Index, class Norm>
-void launch_rows(PlanStep step, kernels::PlanParams<Index, Norm> params,
-                 const cudaDeviceProp& device, cudaStream_t stream);
+struct CsrKernels {
+  using Maps = kernels::CsrMaps<Index, Norm>;
+
+  // Checks up to three patterns and counts the products of the maps. `findings` are zeros.
+  static void check_patterns(const Maps& maps, const kernels::CsrPattern<Index>& added,
+                             kernels::CsrFindings* findings, cudaStream_t stream);
+  static void plan(PlanStep step, kernels::PlanParams<Index, Norm> params,
+                   const cudaDeviceProp& device, cudaStream_t stream);
+  // Of a valid ratio, or of an error bound. These two need sparse_search_workspace() bytes.
+  static void find_tau(const Maps& maps, bool of_ratio, double limit,
+                       const kernels::CsrFindings* findings, void* workspace, Norm* tau,
+                       const cudaDeviceProp& device, cudaStream_t stream);
+  // `largest` and the two counts of `products` are zeros.
+  static void error_bound(const Maps& maps, const kernels::Tau<Norm>& tau,
+                          const kernels::CsrFindings* findings, void* workspace,
+                          unsigned long long* largest, unsigned long long* products, Norm* bound,
+                          const cudaDeviceProp& device, cudaStream_t stream);
+};
+size_t sparse_search_workspace();
 
 // The bytes of params.work.
 template <class Norm>
 size_t drop_workspace();
 template <class Norm>
 void launch_drop(const kernels::DropParams<Norm>& params, int multiprocessors, cudaStream_t stream);
-
-// The bytes that each of the next two needs. The first finds the tau of a valid ratio, or that of
-// an error bound.
-size_t sparse_search_workspace();
-template <class Index, class Norm>
-void launch_find_sparse_tau(const kernels::CsrMaps<Index, Norm>& maps, bool of_ratio, double limit,
-                            const kernels::CsrFindings* findings, void* workspace, Norm* tau,
-                            const cudaDeviceProp& device, cudaStream_t stream);
-// `largest` and the two counts of `products` are zeros.
-template <class Index, class Norm>
-void launch_sparse_error_bound(const kernels::CsrMaps<Index, Norm>& maps,
-                               const kernels::Tau<Norm>& tau, const kernels::CsrFindings* findings,
-                               void* workspace, unsigned long long* largest,
-                               unsigned long long* products, Norm* bound,
-                               const cudaDeviceProp& device, cudaStream_t stream);
 
 // Lists the tiles of C for a kernel with this tile. `counts` are zeros.
 void launch_find_tiles(const kernels::ProductLists& lists, const kernels::TileConfig& tile,

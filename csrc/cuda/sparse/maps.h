@@ -85,7 +85,7 @@ struct CsrTensors {
     const auto with = [&]<class Index, class Norm>(Index, Norm) {
       const auto maps = pointers<Index, Norm>();
       const auto added = this->added<Index>();
-      launch_check_patterns(maps, added, findings, stream);
+      CsrKernels<Index, Norm>::check_patterns(maps, added, findings, stream);
       run(maps);
     };
     const auto with_index = [&](auto index) {

@@ -69,7 +69,7 @@ BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> para
   const int64_t rows = params.maps.a.rows;
   const HostResult<kernels::PlanTotals> totals;
   params.totals = totals.on_device();
-  launch_rows(PlanStep::kCount, params, device.properties(), device.stream());
+  CsrKernels<Index, Norm>::plan(PlanStep::kCount, params, device.properties(), device.stream());
   const auto [all, findings] = totals.wait(device.stream());
   if (findings.is_bad) refuse(x);
   const auto products = static_cast<int64_t>(all.products);
@@ -94,7 +94,7 @@ BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> para
   }
   const Tensor unsorted = at::empty({all.mirrored > 0 ? all.stored() : 0}, options.dtype(at::kInt));
   params.mirrors = unsorted.mutable_data_ptr<int32_t>();
-  launch_rows(PlanStep::kWrite, params, device.properties(), device.stream());
+  CsrKernels<Index, Norm>::plan(PlanStep::kWrite, params, device.properties(), device.stream());
   return {crow, col, first, slots_a, slots_b};
 }
 

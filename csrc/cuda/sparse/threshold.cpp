@@ -45,11 +45,11 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
   const Workspace workspace(x.norm_a.options());
   tensors.checked(workspace.findings(), device.stream(),
                   [&]<class Index, class Norm>(const CsrMaps<Index, Norm>& maps) {
-                    launch_find_sparse_tau(maps, x.valid_ratio.has_value(),
-                                           x.valid_ratio ? *x.valid_ratio : *x.max_error,
-                                           workspace.findings(), workspace.rest(),
-                                           tau.mutable_data_ptr<Norm>(), device.properties(),
-                                           device.stream());
+                    CsrKernels<Index, Norm>::find_tau(maps, x.valid_ratio.has_value(),
+                                                      x.valid_ratio ? *x.valid_ratio : *x.max_error,
+                                                      workspace.findings(), workspace.rest(),
+                                                      tau.mutable_data_ptr<Norm>(),
+                                                      device.properties(), device.stream());
                   });
   return tau;
 }
@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
   const Workspace workspace(x.norm_a.options());
   tensors.checked(workspace.findings(), device.stream(),
                   [&]<class Index, class Norm>(const CsrMaps<Index, Norm>& maps) {
-                    launch_sparse_error_bound(
+                    CsrKernels<Index, Norm>::error_bound(
                         maps, tau_argument<Norm>(threshold), workspace.findings(), workspace.rest(),
                         workspace.zero(),
                         reinterpret_cast<unsigned long long*>(products.mutable_data_ptr<int64_t>()),

@@ -16,7 +16,6 @@
 namespace spamm::cuda {
 
 using kernels::NormMaps;
-using kernels::Tau;
 
 namespace {
 
@@ -43,15 +42,16 @@ int64_t blocks_for(int64_t staircases, int64_t most) {
 }  // namespace
 
 template <class Norm>
-void launch_valid_counts(const NormMaps<Norm>& maps, const Tau<Norm>& tau, int32_t* counts,
-                         cudaStream_t stream) {
+void ThresholdKernels<Norm>::valid_counts(const Maps& maps, const Tau& tau, int32_t* counts,
+                                          cudaStream_t stream) {
   kernels::valid_counts<<<grid_of(maps), kThreads, 0, stream>>>(maps, tau, counts);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 template <class Norm>
-void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t* low, int shift,
-                              int bins, int64_t* counts, int multiprocessors, cudaStream_t stream) {
+void ThresholdKernels<Norm>::product_histogram(const Maps& maps, const int64_t* low, int shift,
+                                               int bins, int64_t* counts, int multiprocessors,
+                                               cudaStream_t stream) {
   constexpr int kLaneRows = 2;
   check_staircases<kLaneRows>(maps, multiprocessors, "product_histogram");
   const auto blocks =
@@ -64,7 +64,7 @@ void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t
 }
 
 template <class Norm>
-size_t find_tau_workspace() {
+size_t ThresholdKernels<Norm>::find_tau_workspace() {
   return sizeof(kernels::Selection<Norm, unsigned long long>);
 }
 
@@ -114,8 +114,9 @@ void launch_select_held(const NormMaps<Norm>& maps, double target, double, void*
 }  // namespace
 
 template <class Norm>
-void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
-                     const cudaDeviceProp& device, cudaStream_t stream) {
+void ThresholdKernels<Norm>::find_tau(const Maps& maps, double valid_ratio, void* workspace,
+                                      Norm* tau, const cudaDeviceProp& device,
+                                      cudaStream_t stream) {
   // So few thread blocks synchronise faster than a full grid.
   constexpr int64_t kFewBlocks = 64;
   const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
@@ -141,13 +142,13 @@ void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* works
 }
 
 template <class Norm>
-size_t error_bound_workspace(const NormMaps<Norm>& maps) {
+size_t ThresholdKernels<Norm>::error_bound_workspace(const Maps& maps) {
   return kErrorStateBytes + grid_of(maps) * sizeof(kernels::SumOfSquares<Norm>);
 }
 
 template <class Norm>
-void launch_error_bound(const NormMaps<Norm>& maps, const Tau<Norm>& tau, void* workspace,
-                        Norm* bound, cudaStream_t stream) {
+void ThresholdKernels<Norm>::error_bound(const Maps& maps, const Tau& tau, void* workspace,
+                                         Norm* bound, cudaStream_t stream) {
   auto* const partial = reinterpret_cast<kernels::SumOfSquares<Norm>*>(
       static_cast<char*>(workspace) + kErrorStateBytes);
   kernels::error_bound<<<grid_of(maps), kThreads, 0, stream>>>(
@@ -156,7 +157,7 @@ void launch_error_bound(const NormMaps<Norm>& maps, const Tau<Norm>& tau, void* 
 }
 
 template <class Norm>
-size_t find_tau_for_error_workspace() {
+size_t ThresholdKernels<Norm>::find_tau_for_error_workspace() {
   return sizeof(kernels::ErrorSearch<Norm>);
 }
 
@@ -178,8 +179,9 @@ void launch_error_search(const NormMaps<Norm>& maps, double max_error, void* wor
 }  // namespace
 
 template <class Norm>
-void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, void* workspace,
-                               Norm* tau, const cudaDeviceProp& device, cudaStream_t stream) {
+void ThresholdKernels<Norm>::find_tau_for_error(const Maps& maps, double max_error, void* workspace,
+                                                Norm* tau, const cudaDeviceProp& device,
+                                                cudaStream_t stream) {
   constexpr int64_t kWarp = 32, kLeastDepth = 8;  // of k for each thread
   // 1024 bytes suffice for the shared memory that the kernel declares statically.
   const auto room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024;
@@ -206,24 +208,7 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
   }
 }
 
-#define SPAMM_INSTANTIATE(Norm)                                                           \
-  template void launch_valid_counts(const NormMaps<Norm>&, const Tau<Norm>&, int32_t*,    \
-                                    cudaStream_t);                                        \
-  template size_t find_tau_workspace<Norm>();                                             \
-  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*,              \
-                                const cudaDeviceProp&, cudaStream_t);                     \
-  template size_t error_bound_workspace(const NormMaps<Norm>&);                           \
-  template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*, \
-                                   cudaStream_t);                                         \
-  template size_t find_tau_for_error_workspace<Norm>();                                   \
-  template void launch_find_tau_for_error(const NormMaps<Norm>&, double, void*, Norm*,    \
-                                          const cudaDeviceProp&, cudaStream_t)
-
-SPAMM_INSTANTIATE(float);
-SPAMM_INSTANTIATE(double);
-template void launch_product_histogram(const kernels::NormMaps<float>&, const int64_t*, int, int,
-                                       int64_t*, int, cudaStream_t);
-template void launch_product_histogram(const kernels::NormMaps<double>&, const int64_t*, int, int,
-                                       int64_t*, int, cudaStream_t);
+template struct ThresholdKernels<float>;
+template struct ThresholdKernels<double>;
 
 }  // namespace spamm::cuda

@@ -10,37 +10,34 @@
 
 namespace spamm::cuda {
 
-// `counts` is (batch, mb, nb).
-template <class Norm>
-void launch_valid_counts(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
-                         int32_t* counts, cudaStream_t stream);
-
-// `workspace` has find_tau_workspace<Norm>() bytes.
-template <class Norm>
-size_t find_tau_workspace();
-template <class Norm>
-void launch_find_tau(const kernels::NormMaps<Norm>& maps, double valid_ratio, void* workspace,
-                     Norm* tau, const cudaDeviceProp& device, cudaStream_t stream);
-
-// `low` and `counts`, of bins + 1 zeros, are on the device. See kernels::product_histogram.
-template <class Norm>
-void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t* low, int shift,
-                              int bins, int64_t* counts, int multiprocessors, cudaStream_t stream);
-
-// `workspace` has error_bound_workspace(maps) bytes. The first kErrorStateBytes must be zero.
 constexpr size_t kErrorStateBytes = 64;
-template <class Norm>
-size_t error_bound_workspace(const kernels::NormMaps<Norm>& maps);
-template <class Norm>
-void launch_error_bound(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
-                        void* workspace, Norm* bound, cudaStream_t stream);
 
-// `workspace` has find_tau_for_error_workspace<Norm>() bytes.
 template <class Norm>
-size_t find_tau_for_error_workspace();
-template <class Norm>
-void launch_find_tau_for_error(const kernels::NormMaps<Norm>& maps, double max_error,
-                               void* workspace, Norm* tau, const cudaDeviceProp& device,
-                               cudaStream_t stream);
+struct ThresholdKernels {
+  using Maps = kernels::NormMaps<Norm>;
+  using Tau = kernels::Tau<Norm>;
+
+  // `counts` is (batch, mb, nb).
+  static void valid_counts(const Maps& maps, const Tau& tau, int32_t* counts, cudaStream_t stream);
+
+  // `workspace` has find_tau_workspace() bytes.
+  static size_t find_tau_workspace();
+  static void find_tau(const Maps& maps, double valid_ratio, void* workspace, Norm* tau,
+                       const cudaDeviceProp& device, cudaStream_t stream);
+
+  // `low` and `counts`, of bins + 1 zeros, are on the device. See kernels::product_histogram.
+  static void product_histogram(const Maps& maps, const int64_t* low, int shift, int bins,
+                                int64_t* counts, int multiprocessors, cudaStream_t stream);
+
+  // `workspace` has error_bound_workspace(maps) bytes. The first kErrorStateBytes must be zero.
+  static size_t error_bound_workspace(const Maps& maps);
+  static void error_bound(const Maps& maps, const Tau& tau, void* workspace, Norm* bound,
+                          cudaStream_t stream);
+
+  // `workspace` has find_tau_for_error_workspace() bytes.
+  static size_t find_tau_for_error_workspace();
+  static void find_tau_for_error(const Maps& maps, double max_error, void* workspace, Norm* tau,
+                                 const cudaDeviceProp& device, cudaStream_t stream);
+};
 
 }  // namespace spamm::cuda

@@ -66,10 +66,11 @@ Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio) 
   if (maps.empty()) return at::zeros({}, norm_a.options());
   const Tensor tau = at::empty({}, norm_a.options());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const auto bytes = static_cast<int64_t>(find_tau_workspace<Norm>());
+    const auto bytes = static_cast<int64_t>(ThresholdKernels<Norm>::find_tau_workspace());
     const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
-    launch_find_tau(pointers, valid_ratio, workspace.mutable_data_ptr(),
-                    tau.mutable_data_ptr<Norm>(), device.properties(), device.stream());
+    ThresholdKernels<Norm>::find_tau(pointers, valid_ratio, workspace.mutable_data_ptr(),
+                                     tau.mutable_data_ptr<Norm>(), device.properties(),
+                                     device.stream());
   });
   return tau;
 }
@@ -83,9 +84,9 @@ Tensor product_histogram(const Tensor& norm_a, const Tensor& norm_b, const Tenso
   const Maps maps(norm_a, norm_b, std::nullopt);
   if (maps.empty()) return counts;
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    launch_product_histogram(pointers, low.const_data_ptr<int64_t>(), static_cast<int>(shift),
-                             static_cast<int>(bins), counts.mutable_data_ptr<int64_t>(),
-                             device.multiprocessors(), device.stream());
+    ThresholdKernels<Norm>::product_histogram(
+        pointers, low.const_data_ptr<int64_t>(), static_cast<int>(shift), static_cast<int>(bins),
+        counts.mutable_data_ptr<int64_t>(), device.multiprocessors(), device.stream());
   });
   return counts;
 }
@@ -101,8 +102,8 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   const Tensor counts = at::empty(shape, norm_a.options().dtype(at::kInt));
   const Tensor threshold = tau_as(tau, norm_a.scalar_type());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    launch_valid_counts(pointers, tau_argument<Norm>(threshold), counts.mutable_data_ptr<int32_t>(),
-                        device.stream());
+    ThresholdKernels<Norm>::valid_counts(pointers, tau_argument<Norm>(threshold),
+                                         counts.mutable_data_ptr<int32_t>(), device.stream());
   });
   return counts;
 }
@@ -118,11 +119,13 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
   const Tensor bound = at::empty({}, norm_a.options());
   const Tensor threshold = tau_as(tau, norm_a.scalar_type());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const auto bytes = static_cast<int64_t>(error_bound_workspace(pointers));
+    const auto bytes =
+        static_cast<int64_t>(ThresholdKernels<Norm>::error_bound_workspace(pointers));
     const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
     workspace.narrow(0, 0, kErrorStateBytes).zero_();
-    launch_error_bound(pointers, tau_argument<Norm>(threshold), workspace.mutable_data_ptr(),
-                       bound.mutable_data_ptr<Norm>(), device.stream());
+    ThresholdKernels<Norm>::error_bound(pointers, tau_argument<Norm>(threshold),
+                                        workspace.mutable_data_ptr(),
+                                        bound.mutable_data_ptr<Norm>(), device.stream());
   });
   return bound;
 }
@@ -134,10 +137,11 @@ Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max
   if (maps.empty()) return at::zeros({}, norm_a.options());
   const Tensor tau = at::empty({}, norm_a.options());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const auto bytes = static_cast<int64_t>(find_tau_for_error_workspace<Norm>());
+    const auto bytes = static_cast<int64_t>(ThresholdKernels<Norm>::find_tau_for_error_workspace());
     const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
-    launch_find_tau_for_error(pointers, max_error, workspace.mutable_data_ptr(),
-                              tau.mutable_data_ptr<Norm>(), device.properties(), device.stream());
+    ThresholdKernels<Norm>::find_tau_for_error(pointers, max_error, workspace.mutable_data_ptr(),
+                                               tau.mutable_data_ptr<Norm>(), device.properties(),
+                                               device.stream());
   });
   return tau;
 }
