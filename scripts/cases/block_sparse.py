@@ -14,6 +14,7 @@ import resource
 import time
 
 import torch
+import torch.distributed as dist
 
 import spamm_torch
 from common import options as cli
@@ -23,6 +24,7 @@ from common.timing import by_clock
 from models.errors import UserError
 from models.water import blocks, geometry
 from spamm_torch import linalg, sparse
+from spamm_torch.sparse.blocks import read
 from tables import spgemm
 
 TITLE = "Block-sparse products and density matrices"
@@ -230,40 +232,47 @@ def by_entries(dense, c, device):
 # ---- Density matrices ---------------------------------------------------------------------------
 
 
-def density(waters, max_error, device, repeats):
-    """The row of a cluster: F in the basis S^(-1/2), and SP2."""
+def density(waters, max_error, device, repeats, group=None):
+    """The row of a cluster: F in the basis S^(-1/2), and SP2.
+
+    Args:
+        group: the ranks of torch.distributed that have some block rows each; None: all are here.
+    """
     cluster = geometry.water_cluster(waters)
     size, atoms, electrons = 7 * waters, 3 * waters, cluster.electrons
-    made = {"block": BLOCK, "drop": DROP, "device": device}
+    parts, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
+    first, last = (min(waters, -(-waters // (parts * BLOCK)) * BLOCK * p) for p in (rank, rank + 1))
+    made = {"block": BLOCK, "drop": DROP, "device": device, "molecules": slice(first, last)}
+    alike = {"size": size, "group": group}
     if device.type == "cuda":
         torch.cuda.empty_cache()  # dense storage before left memory in pieces
         torch.cuda.reset_peak_memory_stats()
     clock, fine = [now(device)], max_error / 100
     # Lists give their matrices to calls, which let them go when they are done with them.
     s = blocks.block_sparse(cluster, BASIS, **made, matrices=("overlap",))
-    one = sparse.identity(size, like=s[0])
+    one = block_rows(sparse.identity(size, like=s[0]), 7 * first // BLOCK, -(-7 * last // BLOCK))
     rows = one.shape[0] // BLOCK
     clock.append(now(device))
-    z = linalg.inverse_sqrt(s[0].float(), max_error=max_error / 10, size=size).matrix.double()
+    z = linalg.inverse_sqrt(s[0].float(), max_error=max_error / 10, **alike).matrix.double()
     # 1 + V mends what Z lacks in float32 and with a tenth of the budget.
-    zsz = linalg.in_basis(s.pop(), z, max_error=fine, size=size).matrix
+    zsz = linalg.in_basis(s.pop(), z, max_error=fine, **alike).matrix
     v = sparse.add(zsz, one, alpha=-0.5, beta=0.5, drop=max_error / 10).float()
     stored = {f"stored_{name}": len(x.col_indices()) / rows for name, x in (("z", z), ("v", v))}
     del zsz
     clock.append(now(device))
     fock = blocks.block_sparse(cluster, BASIS, **made, matrices=("fock",))
     clock.append(now(device))
-    fock = [linalg.in_basis(fock.pop(), z, max_error=fine, size=size).matrix]
+    fock = [linalg.in_basis(fock.pop(), z, max_error=fine, **alike).matrix]
     del z
     basis = sparse.add(v.double(), one)
-    fock = linalg.in_basis(fock.pop(), basis, max_error=fine, size=size).matrix
+    fock = linalg.in_basis(fock.pop(), basis, max_error=fine, **alike).matrix
     del basis
     clock.append(now(device))
     stored["stored_f"] = len(fock.col_indices()) / rows
-    purify = functools.partial(linalg.purify, fock, electrons, size=size)
+    purify = functools.partial(linalg.purify, fock, electrons, **alike)
     runs = [purify(max_error=max_error) for _ in range(repeats if waters < _SMALL else 1)]
     found = min(runs, key=lambda run: run.seconds)
-    energy = 2 * sparse.inner(found.matrix, fock).item()
+    energy = energy_of(found.matrix, fock, group)
     took = [1e3 * (end - start) for start, end in itertools.pairwise(clock)]
     row = dict(zip(("s_ms", "z_ms", "f_ms", "zfz_ms"), took, strict=True))
     row |= stored | {
@@ -277,15 +286,29 @@ def density(waters, max_error, device, repeats):
     }
     row["sp2_us_a_water"] = 1e3 * row["sp2_ms"] / waters
     if waters < _SMALL:
-        right = 2 * sparse.inner(purify(max_error=max_error / 100).matrix, fock).item()
+        right = energy_of(purify(max_error=max_error / 100).matrix, fock, group)
         row["energy_error"] = (energy - right) / atoms
-    if dense_fits(fock) and waters <= 2000:
+    if group is None and dense_fits(fock) and waters <= 2000:
         dense = sparse.to_dense(fock, (size, size))
         options = {"block": BLOCK, "max_error": max_error}
         runs = [linalg.purify(dense, electrons, **options) for _ in range(repeats)]
         row["dense_ms"] = 1e3 * min(run.seconds for run in runs)
         row["over_dense"] = row["dense_ms"] / row["sp2_ms"]
     return [row]
+
+
+def energy_of(projector, fock, group):
+    """2 tr(X F), of the block rows of all ranks."""
+    energy = 2 * sparse.inner(projector, fock)
+    if group is not None:
+        dist.all_reduce(energy, group=group)
+    return energy.item()
+
+
+def block_rows(a, begin, end):
+    """Some block rows of a matrix, without copies of blocks."""
+    rows = read(a, "a", "block_rows").of_rows(begin, end)
+    return rows._replace(crow=rows.crow[begin : end + 1]).matrix()
 
 
 def peak_bytes(device):

@@ -37,6 +37,7 @@ _EVERYWHERE = {"cpu": ("R", "S"), "cuda": ("R", "S", "0")}
 LAYERS = {layer.name: layer for layer in GROUPS["vgg13"]}
 TITLE = "mm and conv2d on several devices against one"
 NOTES = "Layouts: " + "; ".join(f"{name}: {what}" for name, what in LAYOUTS.items()) + "."
+STORED_PRECISIONS = ("float32", "float64")
 MODE = torch.inference_mode
 RATIOS = (0.05, 0.3, 1.0)
 LAYER_RATIOS = (0.5, 1.0)
@@ -77,6 +78,10 @@ def add_options(parser):
     what = "some of the layers"
     cli.add_choices(parser, "--layers", what, tuple(LAYERS), LAYERS, metavar="LAYER", **some)
     cli.add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
+    kind = {"metavar": "COUNT", "type": cli.natural_number, "nargs": "+"}
+    what = "waters of clusters whose block-sparse S is squared by ranks; 0: none"
+    cli.add(parser, "--waters", what, (0,), **kind)
+    cli.add(parser, "--density", "waters of those that ranks purify; 0: none", (0,), **kind)
     cli.add_repeats_option(parser, DEFAULTS)
 
 
@@ -112,6 +117,15 @@ def cells(options):
         n = sizes[:2][-1]
         add(slabs, first, "float32", n)
         add([layout for layout in options.layouts if layout == "H"], first, "float64", n)
+    for waters, precision in itertools.product(filter(None, options.waters), STORED_PRECISIONS):
+        place = {"layout": "ranks", "data": "water", "precision": precision, "n": 7 * waters}
+        call = functools.partial(bench.square, [min(options.ratios)])
+        found[f"S of {waters} waters, {precision}"] = cell("several devices", call, **place)
+    for waters in filter(None, options.density):
+        call = functools.partial(bench.density, waters)
+        found[f"density of {waters} waters"] = cell(
+            "block-sparse density, ranks", lambda n, of=call: of(), n=7 * waters
+        )
     for n in sorted(set(options.sweep) - set(sizes), reverse=True):
         add(slabs, first, "float16", n, [min(options.ratios)], peers=False)
     for layout in [layout for layout in slabs if layout != "0"]:
@@ -165,6 +179,13 @@ class _Bench:
             {"ratio": ratio} | shards.measure(*given, ratio, self._repeats, bandwidth)
             for ratio in ratios
         )
+
+    def square(self, ratios, layout, data, **product):
+        rows = ranks.run(ranks.square, self._devices, product, ratios, self._repeats)
+        return same_as_one(rows)
+
+    def density(self, waters):
+        return ranks.run(ranks.density, self._devices, waters, 5e-8)
 
     def peer(self, peer, **product):
         if peer == "DTensor":

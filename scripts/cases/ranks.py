@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import spamm_torch
-from cases import shards
+from cases import block_sparse, shards
+from common.machine import use_precision
 from common.timing import by_clock
 
 _FAILURES = ProcessRaisedException, ProcessExitedException
@@ -58,6 +59,9 @@ class _Place(NamedTuple):
         cuts = shards.equal_cuts(len(matrix), len(self.devices))
         first, last = list(itertools.pairwise(cuts))[self.rank]
         return matrix[first:last].contiguous()
+
+    def synchronize(self):
+        shards.synchronize([self.device])
 
     def slowest(self, milliseconds):
         """The largest number of all ranks in each place of a list; waits for them."""
@@ -109,11 +113,47 @@ def multiply(place, of_product, ratios, repeats):
         times = place.time(candidates, repeats, product)
         cuts = shards.equal_cuts(len(product.a), len(place.devices))
         equal = place.slowest([differ]) == [0.0]
-        traffic = shards.sent(product, ratio, cuts)
+        traffic = shards.sent(product.norm_a, product.norm_b, tau, cuts)
         rows.append(
             {"ratio": ratio} | shards.figures(product.valid_ratio(ratio), times, equal, **traffic)
         )
     return rows
+
+
+def square(place, of_product, ratios, repeats):
+    """The same for the square of a block-sparse S of water; ratios are of its blocks' products."""
+    from spamm_torch import distributed
+
+    dtype = use_precision(of_product["precision"])
+    a, rows = block_sparse.overlap_of(of_product["n"], dtype, place.device), []
+    norms, blocks = spamm_torch.norm_map(a), len(a.crow_indices()) - 1
+    cuts = shards.equal_cuts(blocks, len(place.devices), block=1)
+    first, last = cuts[place.rank : place.rank + 2]
+    own = block_sparse.block_rows(a, first, last)
+    for ratio in ratios:
+        tau = spamm_torch.find_tau(norms, norms, ratio).item()
+        call = functools.partial(distributed.mm, own, own, tau=tau)
+        one = functools.partial(spamm_torch.mm, a, a, tau=tau)
+        expected = block_sparse.block_rows(one(), first, last)
+        differ = 0.0 if _equal(call(), expected) else 1.0
+        del expected
+        candidates = {"one": one if place.rank == 0 else lambda: None, "all": call}
+        times = place.time(candidates, repeats, place)
+        equal = place.slowest([differ]) == [0.0]
+        traffic = shards.sent(norms, norms, tau, [cut * block_sparse.BLOCK for cut in cuts])
+        valid = spamm_torch.valid_ratio(norms, norms, tau).item()
+        rows.append({"ratio": ratio} | shards.figures(valid, times, equal, **traffic))
+    return rows
+
+
+def _equal(x, y):
+    parts = torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values
+    return all(torch.equal(of(x), of(y)) for of in parts)
+
+
+def density(place, waters, max_error):
+    """The row of a density matrix whose block rows lie on the ranks; memory is the first's."""
+    return block_sparse.density(waters, max_error, place.device, 1, dist.group.WORLD)
 
 
 def dtensor(place, of_product, repeats):

@@ -117,7 +117,7 @@ def measure(layout, product, ratio, repeats, bandwidth):
     times = by_clock(calls, repeats, product.synchronize)
     traffic = {"search_ms": times["search"].median} if "search" in times else {}
     if layout == "S":
-        traffic |= sent(product, ratio, product.cuts(ratio))
+        traffic |= sent(product.norm_a, product.norm_b, product.tau(ratio), product.cuts(ratio))
     if layout == "H":
         operands_ms = sum(x.numel() * x.element_size() for x in product.on_host) / bandwidth
         traffic["of_bound"] = operands_ms / times["all"].median
@@ -145,7 +145,7 @@ def figures(valid_ratio, times, equal, **traffic):
     }
 
 
-def sent(product, ratio, cuts):
+def sent(norm_a, norm_b, tau, cuts):
     """How much of B travels, by the library's own plan: a share of what would without skipping.
 
     Also the largest part's work over the mean.
@@ -155,9 +155,7 @@ def sent(product, ratio, cuts):
     """
     from spamm_torch import distributed
 
-    plan = distributed.exchange_plan(
-        product.norm_a, product.norm_b, product.tau(ratio), cuts, b_cuts=cuts
-    )
+    plan = distributed.exchange_plan(norm_a, norm_b, tau, cuts, b_cuts=cuts)
     return {"sent": plan.bytes / plan.dense_bytes, "work_imbalance": plan.imbalance}
 
 

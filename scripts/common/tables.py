@@ -181,7 +181,8 @@ KINDS: dict[str, Kind] = {
     # ---- Several devices
     "several devices": Kind("layout data precision n ratio",
         "Speedup over one device, by where operands lie:",
-        "data precision n ratio", ">one_ms||one, ms; speedup", "layout", data=("decay", "normal")),
+        "data precision n ratio", ">one_ms||one, ms; speedup", "layout",
+        data=("decay", "normal", "water")),
     "several devices, peers": Kind("peer data precision n",
         "Dense products of other libraries on the same devices, ms:",
         "data precision n", "ms", "peer", data=("decay", "normal")),
@@ -204,6 +205,12 @@ KINDS: dict[str, Kind] = {
         "s_ms|.3g|S; z_ms|.3g|S^(-1/2); zfz_ms|.3g|F in it; sp2_ms|.4g|SP2; "
         "iterations|{}; stored_x|.0f|stored a block row; energy_error|.1e|energy error; "
         "over_dense|{:.2g}x|over dense storage; peak_gb|.3g|GB"),
+    "block-sparse density, ranks": Kind("n",
+        "The density matrix of water clusters whose block rows lie on several GPUs, ms:",
+        "waters n",
+        "s_ms|.3g|S; z_ms|.3g|S^(-1/2); zfz_ms|.3g|F in it; sp2_ms|.4g|SP2; "
+        "iterations|{}; stored_x|.0f|stored a block row; energy_error|.1e|energy error; "
+        "peak_gb|.3g|GB of the first"),
     "block-sparse growth": Kind("quantity of functions",
         picture=Picture("functions", "value", "of", "quantity", {}, "xy", ("functions", "ms, GB"))),
     # ---- Density matrices, finished studies

@@ -85,7 +85,21 @@ def test_the_plan_counts_what_the_definition_counts():
     half = cuts[1] // 64
     valid = ~(product.norm_a[:, :, None] * product.norm_b < tau)  # of one stage
     needed = valid[:half, half:].any(0).any(1).sum() + valid[half:, :half].any(0).any(1).sum()
-    assert shards.sent(product, 0.3, cuts)["sent"] == pytest.approx(needed.item() / 8)
+    sent = shards.sent(product.norm_a, product.norm_b, tau, cuts)["sent"]
+    assert sent == pytest.approx(needed.item() / 8)
+
+
+def test_ranks_with_block_sparse_matrices(tmp_path):
+    """Half of the waters on each of two ranks."""
+    given = ("--layouts", "--sizes", 64, "--data", "decay", "--waters", 128, "--density", 128)
+    tables = run(tmp_path, *given)
+    rows = tables["several devices"]
+    assert [row["precision"] for row in rows] == list(multi_gpu.STORED_PRECISIONS)
+    for row in rows:
+        assert row["valid_ratio"] == pytest.approx(min(multi_gpu.RATIOS), abs=0.01)
+        assert 0 < row["sent"] < 1
+    [density] = tables["block-sparse density, ranks"]
+    assert abs(density["energy_error"]) < 1e-7
 
 
 # ---- What fails becomes a row -------------------------------------------------------------------
