@@ -29,6 +29,8 @@ from .maps import TO_DROP, Plan, dropped, found_tau, make_plan
 from .matrices import blocks_at, identity
 from .products import Recipe, SparseInfo, info_of
 
+_AT_ONCE = 4096  # blocks that are copied by way of other memory
+
 
 def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, balance: Any) -> Tensor:
     """:func:`spamm_torch.distributed.mm` of block-sparse shards. A collective call."""
@@ -54,7 +56,8 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
     of_a, of_b = (Rows.of(axis, each, left.edge) for each in zip(*rows, strict=True))
     left = of_a.whole_rows(left)
     map_a = left.with_norms()
-    map_b, _, stored = of_b.gathered(of_b.whole_rows(right).with_norms())
+    of_own_b = map_a if b is a else of_b.whole_rows(right).with_norms()
+    map_b, _, stored = of_b.gathered(of_own_b)
     tau = call.settings.knobs["tau"]
     if tau is None:
         whole_a, *_ = of_a.gathered(map_a)
@@ -109,18 +112,34 @@ def _together(axis: Axis, own: Blocks, make: Any) -> Any:
     return found
 
 
-def _fetched(needed: Tensor, own: Tensor, stored: list[int], axis: Axis) -> Tensor:
-    """Blocks of B from the ranks that own them, by their numbers among those of all, ascending."""
+def _fetched(
+    needed: Tensor, own: Tensor, stored: list[int], axis: Axis, order: Tensor | None = None
+) -> Tensor:
+    """Blocks from the ranks that own them, by their numbers among those of all, ascending.
+
+    ``order``: the place in the result of each; None: they stay in order. This rank's own blocks are
+    copied once.
+    """
     ends = torch.tensor(list(accumulate(stored)), device=needed.device)
     wanted = torch.bincount(torch.searchsorted(ends, needed, right=True), minlength=axis.size)
-    asked = torch.empty_like(wanted)
-    dist.all_to_all_single(asked, wanted, group=axis.group)
-    numbers = needed.new_empty(int(asked.sum()))
-    to, of = wanted.tolist(), asked.tolist()
-    dist.all_to_all_single(numbers, needed, of, to, group=axis.group)
-    first = sum(stored[: axis.rank])
-    blocks = own.new_empty(len(needed), *own.shape[1:])
-    dist.all_to_all_single(blocks, own[numbers - first], to, of, group=axis.group)
+    counts = axis.gather(wanted[None], [1] * axis.size).tolist()
+    arrive, leave = counts[axis.rank].copy(), [of[axis.rank] for of in counts]
+    begin = sum(arrive[: axis.rank])
+    end = begin + arrive[axis.rank]
+    arrive[axis.rank] = leave[axis.rank] = 0
+    asked, first = torch.cat((needed[:begin], needed[end:])), sum(stored[: axis.rank])
+    numbers = needed.new_empty(sum(leave))
+    dist.all_to_all_single(numbers, asked, leave, arrive, group=axis.group)
+    arrived = own.new_empty(len(asked), *own.shape[1:])
+    dist.all_to_all_single(arrived, own[numbers - first], arrive, leave, group=axis.group)
+    blocks, kept = own.new_empty(len(needed), *own.shape[1:]), needed[begin:end] - first
+    if order is None:
+        blocks[:begin], blocks[end:] = arrived[:begin], arrived[begin:]
+        torch.index_select(own, 0, kept, out=blocks[begin:end])
+        return blocks
+    blocks[torch.cat((order[:begin], order[end:]))] = arrived
+    for place, numbers in zip(order[begin:end].split(_AT_ONCE), kept.split(_AT_ONCE), strict=True):
+        blocks[place] = own[numbers]
     return blocks
 
 
@@ -234,7 +253,7 @@ class Rows:
         plan, alpha = plan._replace(norm_a=map_a, norm_b=map_b), scale.get("alpha", 1)
         kept, numbers, drop_bound, _ = dropped(plan, whole, math.inf, max_error, alpha)
         needed, order = place[numbers[self._slice(kept)]].sort()
-        blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
+        blocks = _fetched(needed, values, stored, self.axis, order)
         c = kept.of_rows(*self._own)._replace(values=blocks)
         if input is not None and added is not a and added is not b:  # its bound is of all rows
             input = self.gathered(input.with_norms())[0]
