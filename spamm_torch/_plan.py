@@ -69,19 +69,6 @@ def stage_blocks(block_columns: int, edge: int) -> int:
     return int(max(-(-block_columns * edge // 4096) * 256, 2048) // edge)
 
 
-def needed_units(largest_a: Tensor, norm_b: Tensor, tau: Tensor, stage: int) -> Tensor:
-    """Bool (parts, KB, stages): whether a part needs a block row of B in a stage of its columns.
-
-    ``largest_a`` (parts, KB) holds the largest norm of each part in each column of A's map, NaN
-    kept. Rounding is monotone, so the largest norms are valid exactly if any norms are.
-    csrc/shards/plan.cpp has the same.
-    """
-    stages = -(-norm_b.shape[1] // stage)
-    whole = torch.nn.functional.pad(norm_b, (0, stages * stage - norm_b.shape[1]))
-    products = largest_a[:, :, None] * whole.unflatten(1, (stages, stage)).amax(2)
-    return ~(products < tau.to(products.dtype))
-
-
 # ---- Exchange plans -----------------------------------------------------------------------------
 
 
@@ -279,7 +266,7 @@ def _exchange(
     parts = [norms[begin:end] for begin, end in pairwise(cuts)]
     largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
     has_rows = torch.tensor([len(part) > 0 for part in parts])[:, None, None]
-    need = needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
+    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
     columns = other.shape[1]
     widths = torch.tensor(
         [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64

@@ -231,6 +231,6 @@ class _Part:
         largest = other.amax(0) if len(other) else other.new_zeros(other.shape[1])
         largest = owners.axis.gather(largest[None], [1] * owners.axis.size)
         stage = _plan.stage_blocks(max(across.lengths), edge)
-        need = _plan.needed_units(largest, norm, self._tau, stage).cpu()
+        need = _ops.needed_units(largest, norm, self._tau, stage).cpu()
         multiplies = torch.tensor([length > 0 for length in users.lengths])
         return need & multiplies[:, None, None], stage * edge

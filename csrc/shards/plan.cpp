@@ -200,5 +200,8 @@ Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("row_work", &row_work_op); }
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
+  m.impl("needed_units", &needed_units);
+}
 
 }  // namespace spamm::shards

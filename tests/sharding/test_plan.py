@@ -69,7 +69,7 @@ class TestNeededUnits:
             expected = needed_by_brute_force(norm_a, norm_b, host(tau), cuts, stage_blocks)
             largest = largest_by_part(norm_a, cuts).to(device)
             for threshold in (host(tau), host(tau, dtype).to(device)):
-                needed = _plan.needed_units(largest, norm_b.to(device), threshold, stage_blocks)
+                needed = ops.needed_units(largest, norm_b.to(device), threshold, stage_blocks)
                 assert needed.dtype == torch.bool
                 assert needed.device.type == device.type
                 assert torch.equal(needed.cpu(), expected)
@@ -78,14 +78,14 @@ class TestNeededUnits:
     def test_nothing_skipped_needs_everything(self, device, tau):
         largest = torch.tensor([[0.0, 1.0]], device=device)
         norm_b = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], device=device)
-        assert _plan.needed_units(largest, norm_b, host(tau), 2).all()
+        assert ops.needed_units(largest, norm_b, host(tau), 2).all()
 
     def test_tau_is_rounded_to_the_norms_type(self, device):
         product = torch.tensor(0.1, device=device).reshape(1, 1)
         above = host(torch.tensor(0.1).item() + 1e-10)  # rounds down to float32's 0.1
         next_above = host(torch.nextafter(torch.tensor(0.1), torch.tensor(1.0)).item())
-        assert _plan.needed_units(product, torch.ones_like(product), above, 1).item()
-        assert not _plan.needed_units(product, torch.ones_like(product), next_above, 1).item()
+        assert ops.needed_units(product, torch.ones_like(product), above, 1).item()
+        assert not ops.needed_units(product, torch.ones_like(product), next_above, 1).item()
 
 
 def cuts_by_brute_force(work, parts, multiple):
