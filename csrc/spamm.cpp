@@ -5,6 +5,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "checks.h"
 #include "shards/spamm_devices.h"
@@ -18,16 +19,12 @@ Block check(const ProductArguments& x) {
   return check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.knob.tau, x.input);
 }
 
-// Drops `devices` where one alone is faster. Over several a threshold becomes a tau.
-void choose_devices(ProductArguments& x) {
-  if (shards::is_for_one(x)) x.devices.reset();
-  if (x.devices) x.knob = checked_knob(x.knob);
-}
-
-// Where the product is symmetric, the whole is computed and mirrored.
-Tensor product_on_devices(const ProductArguments& x) {
-  const Tensor c = shards::spamm_on_devices(x);
-  if (x.symmetric) mirror_upper(c);
+// Nothing where no devices are named, or one alone is faster. Where the product is symmetric, the
+// whole is computed and mirrored.
+OptTensor product_on_devices(ProductArguments& x) {
+  if (!x.devices) return std::nullopt;
+  OptTensor c = shards::spamm_on_devices(x);
+  if (c && x.symmetric) mirror_upper(*c);
   return c;
 }
 
@@ -78,10 +75,8 @@ std::tuple<Tensor, Tensor> norm_maps_of(const ProductArguments& x) {
 NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty) {
   const Block block = check(x);
   if (x.symmetric) check_symmetric(x.a, x.b, block, x.input);
-  choose_devices(x);
-  if (x.devices) {
-    const Tensor c = product_on_devices(x);
-    return {block, c, wants_norms ? norm_map(c, {block.m, block.n}) : Tensor(), true};
+  if (const OptTensor c = product_on_devices(x)) {
+    return {block, *c, wants_norms ? norm_map(*c, {block.m, block.n}) : Tensor(), true};
   }
   DimVector shape(x.a.sizes());
   shape.back() = x.b.size(-1);
@@ -97,9 +92,9 @@ NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty
 void product_into_given(ProductArguments& x, WriteProduct* write) {
   const Block block = check(x);
   check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
-  choose_devices(x);
-  if (!x.devices) return write(x, block, x.out, x.norms.value_or(Tensor()));
-  x.out.copy_(product_on_devices(x));
+  const OptTensor c = product_on_devices(x);
+  if (!c) return write(x, block, x.out, x.norms.value_or(Tensor()));
+  x.out.copy_(*c);
   if (x.norms) x.norms->copy_(norm_map(x.out, {block.m, block.n}));
 }
 

@@ -174,12 +174,15 @@ double ns_per_product(const WholeProduct& whole) {
   return 0.69 * volume * static_cast<double>(whole.entry_bytes * whole.entry_bytes) / 4;
 }
 
-// What one device takes at most. A valid ratio says how many products there are; any other knob may
-// leave all.
-double ns_on_one(const WholeProduct& whole, const Knob& knob) {
+// By what one device takes at most. A valid ratio says how many products there are; any other knob
+// may leave all.
+bool pays_to_share(const WholeProduct& whole, const ProductArguments& product) {
   const auto [m, k, n] = whole.block;
   const int64_t products = blocks_of(whole.m, m) * blocks_of(whole.k, k) * blocks_of(whole.n, n);
-  return knob.valid_ratio.value_or(1) * static_cast<double>(products) * ns_per_product(whole);
+  const std::optional<double>& ratio = product.knob.valid_ratio;
+  const double ns = ratio.value_or(1) * static_cast<double>(products) * ns_per_product(whole);
+  const double least = (ratio ? kLeastValidNs : kLeastNs) * (splits(product.a) ? kLeastOfSplit : 1);
+  return spamm::pays_to_share(ns, least, /*bytes=*/0);
 }
 
 // In ns. work: of each block row of A. needed, units and more: as in NeededByGroups.
@@ -226,30 +229,20 @@ void check_plain_product(const ProductArguments& product) {
 
 }  // namespace
 
-bool is_for_one(const ProductArguments& product) {
-  const Tensor &a = product.a, &b = product.b;
-  if (!product.devices || !a.is_cuda()) return false;
-  const std::vector<at::Device> devices = check_devices(*product.devices);
-  check_plain_product(product);
-  if (std::ranges::find(devices, a.device()) == devices.end()) return false;
-  const WholeProduct whole(a, a.size(0), b, check_block(product.block));
-  const double least =
-      (product.knob.valid_ratio ? kLeastValidNs : kLeastNs) * (splits(a) ? kLeastOfSplit : 1);
-  return !pays_to_share(ns_on_one(whole, product.knob), least, /*bytes=*/0);
-}
-
-Tensor spamm_on_devices(const ProductArguments& product) {
+OptTensor spamm_on_devices(ProductArguments& product) {
   const Tensor &a = product.a, &b = product.b;
   std::vector<at::Device> devices = check_devices(*product.devices);
-  const Block block = check_block(product.block);
   check_plain_product(product);
-  if (a.is_cpu()) return spamm_from_host(product, devices);
-  refuse_capture(a.device());
-  const at::Device home = a.device();
+  const Block block = check_block(product.block);
   const WholeProduct whole(a, a.size(0), b, block);
-  // The home part comes first, and starts before it is known what the others compute.
+  const at::Device home = a.device();
   const auto own = std::ranges::find(devices, home);
   const bool is_home_used = own != devices.end();
+  if (is_home_used && !pays_to_share(whole, product)) return std::nullopt;
+  product.knob = checked_knob(product.knob);
+  if (a.is_cpu()) return spamm_from_host(product, devices);
+  refuse_capture(home);
+  // The home part comes first, and starts before it is known what the others compute.
   if (is_home_used) std::iter_swap(devices.begin(), own);
   const auto on_home = Lane::current(home).use();
   // Maps are copied as rows, which must be contiguous.

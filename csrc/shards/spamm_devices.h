@@ -12,14 +12,11 @@
 
 namespace spamm::shards {
 
-// Whether the device on which the operands lie is among `devices` and computes the product alone,
-// because to share it would take longer. The bits are the same.
-bool is_for_one(const ProductArguments& product);
-
-// The op spamm with `devices`. The result lies where the operands lie: in pinned memory for
-// operands in host memory, and then complete on return. For operands on a GPU the host waits for it
-// once, to read the plan.
-Tensor spamm_on_devices(const ProductArguments& product);
+// The op spamm with `devices`. Nothing where the operands' own device is among them and alone takes
+// less time; the bits would be the same. Else the result lies where the operands lie: in pinned
+// memory for operands in host memory, and then complete on return. For operands on a GPU the host
+// waits for it once, to read the plan. A threshold in the knob becomes a tau.
+OptTensor spamm_on_devices(ProductArguments& product);
 
 // How operands in host memory travel. What is absent is chosen.
 struct HostSizes {
