@@ -17,13 +17,18 @@ namespace spamm {
 // device guard counts a device once a function has been traced.
 inline int64_t cuda_devices() { return at::detail::getCUDAHooks().getNumGPUs(); }
 
+// Whether a variable that tests set is 1.
+inline bool is_set(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 // Whether sharing pays where one device takes at most `ns` for the whole and `bytes` travel to
 // others, at 375 bytes a ns (NVLink between two H200 or H100). It does so from `least_ns` on:
 // below, the host takes longer to share the work than a device to do it. SPAMM_TORCH_ALL_DEVICES=1
 // shares all the same, for tests.
 inline bool pays_to_share(double ns, double least_ns, double bytes) {
-  const char* const all = std::getenv("SPAMM_TORCH_ALL_DEVICES");
-  return (all != nullptr && std::string_view(all) == "1") || (ns >= least_ns && ns > bytes / 375);
+  return is_set("SPAMM_TORCH_ALL_DEVICES") || (ns >= least_ns && ns > bytes / 375);
 }
 
 // The devices with these numbers, in their order. There must be at least one. Each must be a CUDA

@@ -14,6 +14,7 @@
 
 #include "arguments.h"
 #include "checks.h"
+#include "shards/devices.h"
 #include "shards/for_each_part.h"
 #include "shards/part.h"
 #include "shards/plan.h"
@@ -226,8 +227,10 @@ class ShardedProduct {
   }
 
   // Whether all of B travels to each part, which takes less time than to read what is needed.
+  // SPAMM_TORCH_PLAN_SHARDS=1 reads it all the same, for tests.
   bool takes_all() const {
-    return !a_.rows[0].is_cpu() && whole_.k * whole_.n * whole_.entry_bytes <= kTakenWhole;
+    const bool is_small = whole_.k * whole_.n * whole_.entry_bytes <= kTakenWhole;
+    return is_small && !a_.rows[0].is_cpu() && !is_set("SPAMM_TORCH_PLAN_SHARDS");
   }
 
   // Whether a part takes the host so little time that a thread does not pay: nothing is searched

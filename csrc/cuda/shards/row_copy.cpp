@@ -9,9 +9,9 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <cstdlib>
-#include <string_view>
 #include <vector>
+
+#include "shards/devices.h"
 
 namespace spamm::cuda {
 namespace {
@@ -19,10 +19,7 @@ namespace {
 using shards::RowBlock;
 
 // SPAMM_TORCH_NO_PEER=1 makes every copy between GPUs go through the host.
-bool peers_are_forbidden() {
-  const char* const set = std::getenv("SPAMM_TORCH_NO_PEER");
-  return set != nullptr && std::string_view(set) == "1";
-}
+bool peers_are_forbidden() { return is_set("SPAMM_TORCH_NO_PEER"); }
 
 // Whether copies between the devices are direct. torch enables peer access when first asked.
 bool reaches(at::Device to, at::Device from) {
