@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <bit>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -144,26 +145,17 @@ class RemotePart {
   Tensor norm_a_, norm_b_, a_, b_, c_;
 };
 
-// What groups of kCutRows rows of A need of B. Rows of C are cut between groups.
-struct NeededByGroups {
-  Tensor stages;  // int32 (groups, KB): the stages in which a group needs a block row, as bits
-  Tensor units;   // int64 (groups): how many units a group needs
-  Tensor more;    // int64 (groups - 1): how many of the next group's units this one does not need
-};
-
-NeededByGroups needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
-                                int64_t group_blocks, int64_t stage_blocks) {
+// What groups of kCutRows rows of A need of B: int32 (groups, KB), the stages in which a group
+// needs a block row, as bits. Rows of C are cut between groups.
+Tensor needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                        int64_t group_blocks, int64_t stage_blocks) {
   const int64_t groups = blocks_of(norm_a.size(0), group_blocks);
   const int64_t missing = groups * group_blocks - norm_a.size(0);
   const Tensor padded = missing == 0 ? norm_a : at::constant_pad_nd(norm_a, {0, 0, 0, missing});
   const Tensor largest = padded.contiguous().view({groups, group_blocks, norm_a.size(1)}).amax(1);
   const Tensor needed = needed_units(largest, norm_b, tau, stage_blocks);
   const Tensor bits = at::arange(needed.size(2), needed.options().dtype(at::kInt));
-  const Tensor stages =
-      at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt);
-  const Tensor more = needed.slice(0, 1).logical_and(needed.slice(0, 0, -1).logical_not());
-  const auto count = [](const Tensor& x) { return x.sum({1, 2}, /*keepdim=*/false, at::kLong); };
-  return {stages, count(needed), count(more)};
+  return at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt);
 }
 
 // Measured on two H200 with NVLink: a product of half blocks of 64 takes 0.69 ns of one GPU, and a
@@ -185,11 +177,9 @@ bool pays_to_share(const WholeProduct& whole, const ProductArguments& product) {
   return spamm::pays_to_share(ns, least, /*bytes=*/0);
 }
 
-// In ns. work: of each block row of A. needed, units and more: as in NeededByGroups.
+// In ns. work: of each block row of A. needed: by groups.
 std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
-                                       std::span<const int32_t> needed,
-                                       std::span<const int64_t> units,
-                                       std::span<const int64_t> more, const WholeProduct& whole,
+                                       std::span<const int32_t> needed, const WholeProduct& whole,
                                        int64_t group_blocks) {
   const int64_t blocks = blocks_of(whole.k, whole.block.k), edge = whole.block.k;
   const auto fetch = [&](int64_t rows, int64_t columns) {
@@ -197,15 +187,24 @@ std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
   };
   const int64_t unit = fetch(edge, whole.columns(0));
   std::vector<GroupCost> costs;
-  for (size_t group = 0; group < units.size(); ++group) {
+  const int64_t groups = blocks_of(std::ssize(work), group_blocks);
+  for (int64_t group = 0; group < groups; ++group) {
     const auto rows = work.subspan(group * group_blocks);
+    const auto own = needed.subspan(group * blocks, blocks);
+    int64_t units = 0,
+            more = 0;  // that the group needs; of them those that the one before does not
+    for (int64_t k = 0; k < blocks; ++k) {
+      const auto stages = static_cast<uint32_t>(own[k]);
+      const uint32_t before =
+          group == 0 ? ~0U : static_cast<uint32_t>(needed[(group - 1) * blocks + k]);
+      units += std::popcount(stages), more += std::popcount(stages & ~before);
+    }
     const auto end = rows.begin() + std::min<int64_t>(group_blocks, std::ssize(rows));
     const auto products =
         static_cast<double>(std::accumulate(rows.begin(), end, int64_t{0})) / 1000;
-    const auto [first, last] = needed_columns(needed.subspan(group * blocks, blocks), blocks);
+    const auto [first, last] = needed_columns(own, blocks);
     costs.push_back({static_cast<int64_t>(products * ns_per_product(whole)),
-                     fetch(kCutRows, (last - first) * edge), units[group] * unit,
-                     group == 0 ? 0 : more[group - 1] * unit});
+                     fetch(kCutRows, (last - first) * edge), units * unit, more * unit});
   }
   return costs;
 }
@@ -250,15 +249,14 @@ OptTensor spamm_on_devices(ProductArguments& product) {
   const Tensor norm_a = map_a.contiguous(), norm_b = map_b.contiguous();
   const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
   const int64_t group_blocks = kCutRows / block.m;
-  const NeededByGroups by_groups =
-      needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks);
   const auto on_host = [](const Tensor& x) {
     const auto options = x.options().device(at::kCPU).pinned_memory(x.is_cuda());
     return at::empty(x.sizes(), options).copy_(x, /*non_blocking=*/true);
   };
   const Tensor host_tau = tau.is_cpu() ? tau : on_host(tau);
-  const Tensor stages = on_host(by_groups.stages), units = on_host(by_groups.units);
-  const Tensor more = on_host(by_groups.more), work = on_host(row_work(norm_a, norm_b, tau));
+  const Tensor stages =
+      on_host(needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks));
+  const Tensor work = on_host(row_work(norm_a, norm_b, tau));
   const Mark planned = Lane::current(home).mark();
 
   // Everything that needs no answer from the device is enqueued before the host waits for it.
@@ -281,8 +279,7 @@ OptTensor spamm_on_devices(ProductArguments& product) {
   multiply_at_home(0, started);
   wait_on_host(planned);
   const auto needed = entries<int32_t>(stages);
-  const auto costs = costs_of_groups(entries<int64_t>(work), needed, entries<int64_t>(units),
-                                     entries<int64_t>(more), whole, group_blocks);
+  const auto costs = costs_of_groups(entries<int64_t>(work), needed, whole, group_blocks);
   auto cuts = cut_for_home(costs, parts, is_home_used ? 0 : -1, kDelayNs);
   for (int64_t p = 1; p <= parts; ++p) cuts[p] = std::max(cuts[p], started);
 

@@ -103,85 +103,52 @@ void take_memory(at::Device device, int64_t bytes, const Work& work) {
 }
 
 // Ends the use of all memory, the host's and the devices', before any of it is released.
-template <class Parts>
 struct Finish {
   ~Finish() {
-    for (const auto& part : parts) {
+    for (const Lane& lane : lanes) {
       try {
-        part.wait_on_host();
+        lane.wait_on_host();
       } catch (const c10::Error&) {
         // The device has failed, and the error that says so is on its way.
       }
     }
   }
-  const Parts& parts;
+  std::vector<Lane> lanes;
 };
 
 // ---- Norm maps ----------------------------------------------------------------------------------
 
-// The norms of some rows, on one device.
-class Norms {
- public:
-  Norms(const HostMatrix& x, std::array<int64_t, 2> block, at::Device device, int64_t first,
-        int64_t last, int64_t piece_bytes, int64_t ring_bytes)
-      : x_(x),
-        block_(block),
-        first_(first),
-        last_(last),
-        compute_(Lane::current(device)),
-        reader_(device, ring_bytes) {
-    const int64_t edges = piece_bytes / std::max<int64_t>(1, x.row_bytes() * block[0]);
-    piece_rows_ = std::min(last - first, std::max<int64_t>(1, edges) * block[0]);
-    const auto on_device = compute_.use();
-    take_memory(device, kBuffers * piece_rows_ * x.row_bytes(), [&] {
-      const auto options = at::TensorOptions(device).dtype(x.rows.scalar_type());
-      for (Tensor& buffer : buffers_) buffer = at::empty({piece_rows_, x.rows.size(1)}, options);
-    });
-    reader_.lane().wait_for(compute_);
+// The norm map of rows [first, last) of `x`, in blocks of this many rows and columns. The rows come
+// in pieces of about `piece_bytes`. Waits for the device.
+Tensor norms_of_rows(const HostMatrix& x, std::array<int64_t, 2> block, at::Device device,
+                     int64_t first, int64_t last, int64_t piece_bytes, int64_t ring_bytes) {
+  const Lane compute = Lane::current(device);
+  const auto on_device = compute.use();
+  const int64_t edges = piece_bytes / std::max<int64_t>(1, x.row_bytes() * block[0]);
+  const int64_t piece_rows = std::min(last - first, std::max<int64_t>(1, edges) * block[0]);
+  const auto options = x.rows.options().device(device);
+  std::array<Tensor, kBuffers> buffers;
+  take_memory(device, kBuffers * piece_rows * x.row_bytes(), [&] {
+    for (Tensor& buffer : buffers) buffer = at::empty({piece_rows, x.rows.size(1)}, options);
+  });
+  HostReader reader(device, ring_bytes);
+  reader.lane().wait_for(compute);
+  const Finish finish{{reader.lane(), compute}};
+  std::array<Mark, kBuffers> computed;  // when each buffer may be overwritten
+  std::vector<Tensor> maps = {norm_map(buffers[0].narrow(0, 0, 0), block)};  // there may be no rows
+  for (int64_t row = first; row < last; row += piece_rows) {
+    const size_t slot = maps.size() % kBuffers;
+    const Tensor buffer = buffers[slot].narrow(0, 0, std::min(piece_rows, last - row));
+    reader.lane().wait_for(computed[slot]);
+    compute.wait_for(reader.read(buffer, x, row, 0));
+    maps.push_back(norm_map(buffer, block));
+    computed[slot] = compute.mark();
   }
-  Norms(const Norms&) = delete;
+  return at::cat(maps);
+}
 
-  void wait_on_host() const {
-    reader_.lane().wait_on_host();
-    compute_.wait_on_host();
-  }
-
-  void run() {
-    const auto on_lane = compute_.use();
-    for (int64_t row = first_; row < last_; row += piece_rows_) {
-      const size_t slot = maps_.size() % kBuffers;
-      const Tensor buffer = buffers_[slot].narrow(0, 0, std::min(piece_rows_, last_ - row));
-      reader_.lane().wait_for(computed_[slot]);
-      compute_.wait_for(reader_.read(buffer, x_, row, 0));
-      maps_.push_back(norm_map(buffer, block_));
-      computed_[slot] = compute_.mark();
-    }
-  }
-
-  // The norms of all rows, on the device's current stream.
-  Tensor map() const {
-    const auto on_device = compute_.use();
-    if (!maps_.empty()) return at::cat(maps_);
-    return at::empty({0, blocks_of(x_.rows.size(1), block_[1])},
-                     buffers_[0].options().dtype(norm_dtype(x_.rows.scalar_type())));
-  }
-
-  Mark computed() const { return compute_.mark(); }
-
- private:
-  const HostMatrix& x_;
-  std::array<int64_t, 2> block_;
-  int64_t first_, last_, piece_rows_;
-  Lane compute_;  // the current stream
-  std::array<Tensor, kBuffers> buffers_;
-  std::array<Mark, kBuffers> computed_;  // when each buffer may be overwritten
-  std::vector<Tensor> maps_;
-  HostReader reader_;
-};
-
-// The norm map of `x` in blocks of this many rows and columns, on the first device, with the bits
-// of norm_map there. Each device reads an equal share of the rows, in pieces of about
-// `piece_bytes`. Waits for the devices.
+// The norm map of `x` on the first device, with the bits of norm_map there. Each device reads an
+// equal share of the rows. Waits for the devices.
 Tensor norm_map_from_host(const HostMatrix& x, std::array<int64_t, 2> block,
                           const std::vector<at::Device>& devices, int64_t piece_bytes,
                           int64_t ring_bytes) {
@@ -190,20 +157,13 @@ Tensor norm_map_from_host(const HostMatrix& x, std::array<int64_t, 2> block,
   const auto row_of = [&](int64_t part) {
     return std::min(rows, blocks * part / parts * block[0]);
   };
-  std::deque<Norms> norms;
-  const Finish finish{norms};
-  for (int64_t p = 0; p < parts; ++p) {
-    norms.emplace_back(x, block, devices[p], row_of(p), row_of(p + 1), piece_bytes, ring_bytes);
-  }
-  for_each_part(parts, current_streams(devices), [&](int64_t p) { norms[p].run(); });
-  std::vector<Tensor> maps;
-  std::vector<Mark> ready;
-  for (const Norms& part : norms) {
-    maps.push_back(part.map());
-    ready.push_back(part.computed());
-  }
+  std::vector<Tensor> maps(parts);
+  for_each_part(parts, current_streams(devices), [&](int64_t p) {
+    maps[p] =
+        norms_of_rows(x, block, devices[p], row_of(p), row_of(p + 1), piece_bytes, ring_bytes);
+  });
   const auto on_first = Lane::current(devices[0]).use();
-  return gather_rows(maps, ready, devices[0]);
+  return gather_rows(maps, {}, devices[0]);
 }
 
 // ---- The product --------------------------------------------------------------------------------
@@ -256,15 +216,15 @@ class HostPart {
   }
   HostPart(const HostPart&) = delete;
 
-  // The host goes on once everything is done that has been enqueued.
-  void wait_on_host() const {
-    reader_.lane().wait_on_host();
-    for (const Lane& lane : lanes_.all()) lane.wait_on_host();
+  // Adds all lanes that this part uses.
+  void add_lanes(std::vector<Lane>& lanes) const {
+    lanes.push_back(reader_.lane());
+    lanes.insert(lanes.end(), lanes_.all().begin(), lanes_.all().end());
   }
 
   // Rows of C from `row` on; may be none.
-  void begin_panel(int64_t row, int64_t rows) { row_ = row, rows_ = rows; }
-  void read_panel() {
+  void read_panel(int64_t row, int64_t rows) {
+    row_ = row, rows_ = rows;
     // The last multiplies of both lanes are among the marks.
     for (const Mark& mark : multiplied_) reader_.lane().wait_for(mark);
     reader_.read(a_.narrow(0, 0, rows_), product_.a, row_, 0);
@@ -389,20 +349,21 @@ void run(const HostProduct& product, const std::vector<at::Device>& devices, int
     most_rows = std::max(most_rows, first_row(piece + 1) - first_row(piece));
   }
   std::deque<HostPart> parts;
-  const Finish finish{parts};
-  for (int64_t p = 0; p < product.parts; ++p) parts.emplace_back(product, devices[p], p, most_rows);
+  Finish finish;
+  for (int64_t p = 0; p < product.parts; ++p) {
+    parts.emplace_back(product, devices[p], p, most_rows).add_lanes(finish.lanes);
+  }
   // Where the host copies, it does so for all devices at once.
   const auto streams = current_streams(devices);
   const auto read = [&](const auto& part) {
     if (product.ring_bytes > 0) return for_each_part(product.parts, streams, part);
     for (int64_t p = 0; p < product.parts; ++p) part(p);
   };
-  for (int64_t panel = 0, piece = 0, number = 0; panel < panels; ++panel) {
-    for (HostPart& part : parts) {
-      const int64_t row = first_row(piece++);
-      part.begin_panel(row, first_row(piece) - row);
-    }
-    read([&](int64_t p) { parts[p].read_panel(); });
+  for (int64_t panel = 0, number = 0; panel < panels; ++panel) {
+    read([&](int64_t p) {
+      const int64_t piece = panel * product.parts + p, row = first_row(piece);
+      parts[p].read_panel(row, first_row(piece + 1) - row);
+    });
     for (HostPart& part : parts) part.end_panel();
     for (int64_t stage = 0; stage < product.whole.stages(); ++stage) {
       const HostPart::Step step = {number++, stage};
@@ -411,7 +372,7 @@ void run(const HostProduct& product, const std::vector<at::Device>& devices, int
       for (HostPart& part : parts) part.multiply_stage(step);
     }
   }
-  for (const HostPart& part : parts) part.wait_on_host();  // throws where the guard would not
+  for (const Lane& lane : finish.lanes) lane.wait_on_host();  // throws where the guard would not
 }
 
 }  // namespace
