@@ -107,6 +107,22 @@ def exact_reference(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+@pytest.fixture
+def set_tf32():
+    """Says for a test whether products of float32 on CUDA may round to TF32.
+
+    monkeypatch of pytest 9.2 would delete the setting, which torch answers for in __getattr__.
+    """
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+
+    def set_it(allowed):
+        matmul.allow_tf32 = allowed
+
+    yield set_it
+    matmul.allow_tf32 = before
+
+
 @pytest.fixture(params=[0, 1])
 def either_gpu_is_current(request, monkeypatch):
     """Runs a test with the first GPU as the current one, and with the second.

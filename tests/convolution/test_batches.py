@@ -218,8 +218,8 @@ def test_a_tau_of_zero_takes_no_norms(tau, pixel_block):
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("images", [1, 2, 3, 5, 8, 9, 20, 33])
-def test_norms_of_few_images_are_those_among_zeros(images, dtype, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_norms_of_few_images_are_those_among_zeros(images, dtype, set_tf32):
+    set_tf32(True)
     for channels, size in ((72, (9, 11)), (128, (3, 3)), (200, (1, 1))):
         input = uneven(images, channels, *size, seed=images, dtype=dtype).cuda()
         if dtype != torch.float16:  # plain sums of their squares overflow or underflow

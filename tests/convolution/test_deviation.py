@@ -276,8 +276,8 @@ def test_one_residual_for_all_images(device, dtype, pixel_block, activation):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_float32_rounded_to_tf32(activation, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_float32_rounded_to_tf32(activation, set_tf32):
+    set_tf32(True)
     for channels, size in (((40, 72), 37), ((96, 132), 20), ((160, 32), 13)):
         input, weight, base, _ = operands("cuda", channels, 2, size)
         options = {**ENGINES["zeros"], "activation": activation}

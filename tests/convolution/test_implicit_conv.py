@@ -81,12 +81,10 @@ def documented(block, pixel_block, channels, groups):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("block", "pixel_block"), BLOCKS)
 @pytest.mark.parametrize(("channels", "groups"), [(3, 1), (64, 1), (40, 2), (20, 3)])
-def test_equals_mm_on_the_documented_matrices(
-    kind, block, pixel_block, channels, groups, monkeypatch
-):
+def test_equals_mm_on_the_documented_matrices(kind, block, pixel_block, channels, groups, set_tf32):
     """Bit for bit where both multiply by the same kernel; with stride, padding, dilation, bias."""
     dtype, allow_tf32 = KINDS[kind]
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allow_tf32)
+    set_tf32(allow_tf32)
     cuda = lambda x: x.to("cuda", dtype)  # noqa: E731
     norms = lambda x: x.to("cuda", torch.promote_types(dtype, torch.float32))  # noqa: E731
     case = documented(block, pixel_block, channels, groups)
@@ -362,9 +360,9 @@ def test_norms_left_are_checked(device):
 
 
 @pytest.mark.cuda
-def test_another_thread_may_change_the_tf32_setting(monkeypatch):
+def test_another_thread_may_change_the_tf32_setting(set_tf32):
     """Each call is right by one answer or the other: of pixels in boxes, only TF32's kernel is."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    set_tf32(False)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     x, weight = torch.randn(128, 64, 8, 8), torch.randn(128, 64, 3, 3)

@@ -159,11 +159,11 @@ def test_bad_values_are_never_skipped(device):
     ids=str,
 )
 def test_shards_take_the_kernels_of_the_whole(
-    monkeypatch, dtype, tf32, count, channels, out_channels, setting, knob
+    set_tf32, dtype, tf32, count, channels, out_channels, setting, knob
 ):
     if tf32 and dtype != torch.float32:
         pytest.skip("TF32 is a matter of float32")
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    set_tf32(tf32)
     if "groups" in setting and knob == {"tau": 0.0}:
         knob = {"tau": 1e-30}  # groups that skip nothing are torch's convolution, whose bits vary
     input = images(count, channels, (8, 8), dtype=dtype, device="cuda")

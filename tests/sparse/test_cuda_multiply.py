@@ -72,12 +72,12 @@ def dense_product(function, *matrices, norms, tau, edge, **options):
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.8])
 @pytest.mark.parametrize("size", [448, 2048])
 @pytest.mark.parametrize("faint", [False, True])
-def test_the_bits_of_dense_storage(edge, dtype, pattern, share, size, faint, monkeypatch):
+def test_the_bits_of_dense_storage(edge, dtype, pattern, share, size, faint, monkeypatch, set_tf32):
     """faint: entries of one row or column of a block that are tiny beside the others."""
     monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", "1")  # lists have one
     is_tf32 = dtype == "tf32"
     if is_tf32:
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+        set_tf32(True)
         edge, dtype = max(edge, 64), torch.float32  # dense storage has another kernel for 32
     blocks = size // edge
     a = patterns.matrix(pattern, blocks, blocks, edge, dtype)
@@ -108,9 +108,9 @@ def test_the_bits_of_dense_storage(edge, dtype, pattern, share, size, faint, mon
 @pytest.mark.parametrize("edge", [32, 64, 128])
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_a_matrix_is_split_once(edge, tf32, symmetric, monkeypatch):
+def test_a_matrix_is_split_once(edge, tf32, symmetric, set_tf32):
     """For both operands of its square, with the bits of two matrices."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    set_tf32(tf32)
     a = patterns.symmetric(patterns.matrix("random", 9, 9, edge, torch.float32))
     a.values()[:, ::5, ::3] *= 1e-9
     a.values()[3, 1] = 0
