@@ -200,6 +200,19 @@ def test_pixels_that_are_not_finite_meet_weights_of_zero(device, dtype, engine, 
     assert torch.equal(found.isnan(), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("engine", ["zeros", "small"])
+def test_norms_count_no_channel_that_does_not_exist(device, dtype, engine, set_tf32):
+    """Its weights are zeros, whose products with an infinite pixel are NaN."""
+    set_tf32(True)
+    input, weight, base, _ = operands(device, (8, 40), dtype=dtype)
+    input[1, 3, 2, 2] = float("inf")
+    options = {"norms": True, "activation": "relu6", **ENGINES[engine]}
+    found, norms = convolved(input, weight, base, 1, 1, **options)
+    assert found.isfinite().all()
+    torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
+
+
 def test_pictures_without_columns(device):
     """The padding is all there is."""
     input, weight = torch.zeros(2, 8, 5, 0, device=device), torch.ones(16, 8, 3, 3, device=device)

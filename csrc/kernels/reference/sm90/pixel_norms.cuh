@@ -115,21 +115,26 @@ __device__ __forceinline__ void store_norms_of_zeros(const DeviationParams& p, i
 }
 
 // Stores the norms of a warpgroup's box of 64 pixels x 64 channels, which is staged in TMA's
-// 128-byte swizzle. The caller has synchronised behind the staging, and does so before the next.
+// 128-byte swizzle. A chunk of channels that do not exist does not count: it is NaN where the input
+// is infinite. The caller has synchronised behind the staging, and does so before the next.
 template <class Element, class Staged>
 __device__ __forceinline__ void store_pixel_norms(const DeviationParams& p, int channel,
                                                   const Box& box, const Staged& staged) {
   if (p.norm_pixels == nullptr) return;
   constexpr int kChunks = sizeof(Element) == 4 ? 8 : 4;  // of a thread
+  constexpr int kEntries = 16 / sizeof(Element);         // of a chunk
   const int pixel = threadIdx.x % 128 / 2, half = threadIdx.x % 2;
   const uint8_t* line = block_of_half(staged, half) + pixel * kLineBytes;
   const int first = sizeof(Element) == 4 ? 0 : half * kChunks;
+  const int existing = p.shape.out_channels - channel - half * kChunks * kEntries;
   SquareSum<Element> sum = 0;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
+    if (i * kEntries >= existing) break;
     const int chunk = (first + i) ^ pixel % 8;
     sum += squares_of<Element>(*reinterpret_cast<const uint4*>(line + chunk * 16));
   }
+  __syncwarp();
   sum += __shfl_xor_sync(~0u, sum, 1);
   if (half == 0) store_pixel_norm(p, channel, box, pixel, static_cast<float>(sqrt(sum)));
 }
