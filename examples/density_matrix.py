@@ -39,8 +39,7 @@ from density import sources
 from density.basis import distance_from_one, inverse_root, is_sparse, symmetric_part, transformed
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
 from density.ranks import is_first, on_ranks, part, started, whole
-from models.errors import UserError
-from models.files import require_writable, write_atomically
+from models.files import UserError, require_writable, write_atomically
 from spamm_torch import sparse
 
 _PEERS = (EIGH, DENSE, UNSKIPPED, STORED)

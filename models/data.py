@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import pad
 
-from models.errors import UserError, first_line
+from models.files import UserError, first_line
 
 ROOT_VARIABLE = "SPAMM_MNIST_ROOT"
 _REPOSITORY = Path(__file__).resolve().parent.parent

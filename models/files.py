@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all."""
+"""Files that are there in full or not at all, and the exception that scripts turn into a line."""
 
 import contextlib
 import os
@@ -6,7 +6,19 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from models.errors import UserError, first_line
+
+class UserError(Exception):
+    """Something the user can mend; the message is one line: what was expected, what came."""
+
+
+def first_line(error):
+    """What an exception says, cut to one line; the name of its type where it says nothing.
+
+    A line that ends in a colon only announces the next one, as in ``backend='inductor' raised:``.
+    """
+    first, *more = (str(error).strip() or type(error).__name__).splitlines()
+    said = next((line.strip() for line in more if line.strip()), "")
+    return f"{first} {said}" if first.endswith(":") and said else first
 
 
 def write_atomically(path, write):

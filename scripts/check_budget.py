@@ -13,7 +13,7 @@ import sys
 from common import REPOSITORY
 from common.console import exit_code
 from common.options import make_parser
-from models.errors import UserError
+from models.files import UserError
 
 if sys.version_info >= (3, 11):
     import tomllib

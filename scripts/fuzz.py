@@ -31,7 +31,7 @@ import torch
 from common import options
 from common.console import exit_code
 from fuzzing import convolutions, networks, products, space
-from models.errors import UserError
+from models.files import UserError
 
 FAMILIES = {  # the space that cases are drawn from, the check, and how many of 100 cases
     "dense": (products.DENSE, products.dense, 48.3),

@@ -11,7 +11,7 @@ from pathlib import Path
 from common import REPOSITORY, results
 from common.console import exit_code
 from common.options import make_parser
-from models.errors import UserError
+from models.files import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"
 

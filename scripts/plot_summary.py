@@ -13,7 +13,7 @@ from pathlib import Path
 from common import REPOSITORY, plots, results
 from common.console import exit_code
 from common.options import add, make_parser
-from models.errors import UserError
+from models.files import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"
 _BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"

@@ -24,8 +24,7 @@ from common.journal import Journal, run_settings
 from common.machine import describe_machine, peer_libraries
 from common.measuring import close, tables_of
 from common.training import add_training_options
-from models.errors import UserError
-from models.files import require_writable
+from models.files import UserError, require_writable
 from tables import Run, table_1, table_2, table_3, table_4, table_5
 
 TABLES = {1: table_1, 2: table_2, 3: table_3, 4: table_4, 5: table_5}

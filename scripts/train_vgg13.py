@@ -23,8 +23,7 @@ from common.console import Steps, exit_code, make_console
 from common.journal import model_digest
 from common.options import add, add_numbers, choose_device, make_parser, number
 from common.training import add_training_options, train_or_load
-from models.errors import UserError
-from models.files import require_writable
+from models.files import UserError, require_writable
 from models.finetuning import (
     PEAK_LEARNING_RATE,
     SKIPPING,

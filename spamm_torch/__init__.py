@@ -11,14 +11,8 @@ from ._library import (  # isort: skip  # loads the ops
     include_path,
     library_path,
 )
-from . import (  # noqa: F401  the first three: rules of the ops
-    _fake,
-    _flops,
-    _vmap,
-    distributed,
-    linalg,
-    sparse,
-)
+from . import _fake, _rules  # noqa: F401  isort: skip  rules of the ops
+from . import distributed, linalg, sparse
 from ._info import SkipInfo
 from ._plan import row_cuts
 from .calibration import calibrate, record_stats
@@ -36,10 +30,9 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
-from .likeness import likeness_order
+from .likeness import OrderedBatch, likeness_order
 from .networks import SpAMMConfig, convert_, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear
-from .ordered_batch import OrderedBatch
 from .spatial import spatial_order
 
 __version__ = _VERSION

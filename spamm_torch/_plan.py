@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from ._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
-from ._files import table
-from .sparse.blocks import is_sparse
-from .sparse.exchange import exchange
-from .sparse.maps import of_maps
+from ._output import table
+from .sparse.blocks import Blocks, is_sparse
+from .sparse.maps import make_plan, of_maps
 
 _ops = torch.ops.spamm_torch
 
@@ -212,7 +211,7 @@ def exchange_plan(
                 "norm maps of block-sparse matrices need one block edge and a line of ranks; got "
                 f"block {(m, k, n)} and mesh_shape {(mesh_rows, mesh_columns)}"
             )
-        need, *moved, work = exchange(*stored, threshold, row_blocks, b_blocks)
+        need, *moved, work = _stored_exchange(*stored, threshold, row_blocks, b_blocks)
         along_columns, along_rows = [(need[:, :, None], *moved)], []
     else:
         # All ranks have stages of one length, that of the ranks with the most blocks.
@@ -363,3 +362,41 @@ def _bytes_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+# ---- Stored blocks of B that travel in a product of block-sparse shards --------------------------
+
+
+def _stored_exchange(
+    a: Blocks, b: Blocks, tau: Tensor, cuts: list[int], owners: list[int]
+) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+    """Which stored blocks of B each rank needs, and how many travel.
+
+    Rank p computes the block rows cuts[p] to cuts[p + 1] of A, and owns the block rows owners[p] to
+    owners[p + 1] of B.
+
+    Returns:
+        bool (ranks, stored blocks of B); int64 [source, destination], the number of blocks that
+        travel, and that would without skipping; and each rank's valid products. All on the CPU.
+    """
+    plan = make_plan("exchange_plan", a, b, None, tau, False, 0)
+    ranks = len(cuts) - 1
+    of_row = torch.repeat_interleave(torch.arange(ranks), torch.tensor(cuts).diff())
+    row_of_c = Blocks(plan.crow, plan.col, plan.col, b.columns).row_of()
+    of_product = of_row.to(row_of_c.device)[row_of_c].repeat_interleave(plan.first.diff())
+    stored, device = len(b.col), a.col.device
+    need = torch.zeros(ranks, stored, dtype=torch.bool, device=device)
+    need[of_product, plan.slots_b.long()] = True
+    columns = torch.zeros(ranks, a.columns, dtype=torch.bool, device=device)
+    columns[of_row.to(device)[a.row_of()], a.col.long()] = True
+    ends = b.crow[torch.tensor(owners, device=device)].tolist()
+    everything = columns[:, b.row_of()]
+    moved, all_moved = (_stored_moved(of.cpu(), ends) for of in (need, everything))
+    work = torch.bincount(of_product, minlength=ranks).tolist()
+    return need.cpu(), moved, all_moved, [float(of) for of in work]
+
+
+def _stored_moved(need: Tensor, ends: list[int]) -> Tensor:
+    """[source, destination]: the number of needed blocks that others own."""
+    parts = [need[:, begin:end].sum(1) for begin, end in pairwise(ends)]
+    return torch.stack(parts).fill_diagonal_(0)

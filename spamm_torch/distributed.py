@@ -19,8 +19,7 @@ from ._arguments import check_bool, holds_dtensor
 from ._axis import Axis, Cut
 from ._call import Call, agree, read_call
 from ._plan import ExchangePlan, exchange_plan
-from ._rank_gradients import Product
-from ._rank_product import Layout, multiply
+from ._rank_product import Layout, Product, multiply
 from .sparse import ranks
 from .sparse.blocks import is_sparse
 

@@ -1,4 +1,4 @@
-"""What all tests share: the devices they run on and hypothesis's profiles."""
+"""What all tests share: the devices they run on, hypothesis's profiles, times that are made up."""
 
 import collections
 import itertools
@@ -141,3 +141,47 @@ def new_memory_holds_nan(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replaces measured times: ``measured(of_layers, of_models)``, in the order of candidates.
+
+    A time is a number, or a Timing. The calls whose parts are timed run.
+    """
+
+    from spamm_torch._timing import Timing
+
+    def timing(time):
+        return time if isinstance(time, Timing) else Timing(time)
+
+    def replace(of_layers, of_models):
+        def times_of_parts(calls, _, around):
+            found = []
+            for call, context, time in zip(calls, around, of_layers, strict=False):
+                names = []
+                with context():
+                    call(names.append)
+                found.append(dict.fromkeys(names, timing(time)))
+            return found
+
+        def times_of(calls, *_, **__):
+            return list(map(timing, of_models[: len(calls)]))
+
+        for function in (times_of_parts, times_of):
+            name = f"spamm_torch.networks.engines.{function.__name__}"
+            monkeypatch.setattr(name, function)
+
+    return replace
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Replaces what is measured by a function of the trial: microseconds, or a Timing."""
+    from tiny import linear_time, made_up
+
+    def replace(time_of):
+        monkeypatch.setattr("spamm_torch.calibration.times.measure", made_up(time_of))
+
+    replace(linear_time)
+    return replace

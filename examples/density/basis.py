@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from density.ranks import group, identity, summed
-from models.errors import UserError
+from models.files import UserError
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import is_sparse
 

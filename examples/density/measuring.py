@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from density.basis import idempotency, inner, is_sparse, trace
-from density.problem import Problem
 from density.ranks import group, whole
-from models.errors import UserError
+from density.sources import Problem
+from models.files import UserError
 from spamm_torch import linalg, sparse
 from spamm_torch.linalg import Budget, Result, Schedule, constant, loose_then_tight
 

@@ -27,11 +27,9 @@ from common.console import Steps, exit_code, make_console
 from common.machine import describe_machine
 from common.measuring import compiled
 from common.timing import interleaved
-from examples.scattered_digits.canvases import Scene, draw_scene
-from examples.scattered_digits.network import Config, quality, train
+from examples.scattered_digits.network import Config, Scene, draw_scene, quality, train
 from models.data import load_digits
-from models.errors import UserError, first_line
-from models.files import require_writable
+from models.files import UserError, first_line, require_writable
 from spamm_torch import calibrate, convert_
 
 _CONFIGS = {

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.errors import UserError
-from models.files import read_arrays
-from models.water.basis import function_atoms
+from models.files import UserError, read_arrays
 from models.water.geometry import WaterCluster
+from models.water.overlap import function_atoms
 
 MATRICES = ("overlap", "core_hamiltonian", "fock", "density")
 _FORMAT = "spamm_torch water cluster 1"

@@ -13,10 +13,9 @@ import functools
 
 import torch
 
-from models.water.basis import BASES, HARMONICS
 from models.water.geometry import ATOMS, water_cluster
 from models.water.matrices import load
-from models.water.overlap import overlap
+from models.water.overlap import BASES, HARMONICS, overlap
 
 __all__ = ["model_density", "model_fock", "overlap", "water_cluster"]
 

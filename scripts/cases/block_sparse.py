@@ -21,11 +21,11 @@ from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.measuring import cell
 from common.timing import by_clock
-from models.errors import UserError
+from models.files import UserError
 from models.water import blocks, geometry
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import read
-from tables import spgemm
+from tables import table_3
 
 TITLE = "Block-sparse products and density matrices"
 NOTES = """\
@@ -221,7 +221,7 @@ def by_entries(dense, c, device):
         else:
             high = middle
     kept = torch.where(dense.abs() >= 10**low, dense, 0)
-    found, absent = spgemm.calls(kept, kept.double() @ kept.double(), device)
+    found, absent = table_3.calls(kept, kept.double() @ kept.double(), device)
     if not found:
         return {"absent": "; ".join(absent.values())}
     name, fastest = min(found.items(), key=lambda item: item[1].ms)

@@ -16,7 +16,7 @@ import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.timing import interleaved
-from models.errors import UserError
+from models.files import UserError
 
 TITLE = "conv2d against torch.nn.functional.conv2d"
 NOTES = """\

@@ -17,7 +17,7 @@ from cases.networks import PRECISION
 from common import options as cli
 from common.machine import TOLERANCE, use_precision
 from common.timing import interleaved
-from models.errors import UserError
+from models.files import UserError
 
 CANDIDATES = {
     "ours": "conv2d at tau = 0, which skips nothing, with bias, residual and ReLU",

@@ -11,7 +11,7 @@ from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.operands import operands
 from common.timing import interleaved
-from models.errors import UserError
+from models.files import UserError
 
 TITLE = "mm against torch.mm"
 NOTES = """\

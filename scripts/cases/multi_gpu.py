@@ -21,7 +21,7 @@ from common.machine import use_precision
 from common.measuring import cell
 from common.operands import DATA
 from common.timing import by_clock
-from models.errors import UserError
+from models.files import UserError
 
 LAYOUTS = {
     "R": "rows of A on each device, the whole of B on each",

@@ -22,7 +22,7 @@ import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, use_precision
 from common.timing import interleaved
-from models.errors import UserError, first_line
+from models.files import UserError, first_line
 from models.unet import UNet
 from models.vgg13 import VGG13
 

@@ -23,8 +23,7 @@ from common.measuring import compiled
 from common.timing import interleaved, medians
 from common.training import add_training_options, train_or_load
 from models.data import MAX_SHIFT, draw_shifts
-from models.errors import UserError, first_line
-from models.files import require_writable
+from models.files import UserError, first_line, require_writable
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from models.errors import UserError
+from models.files import UserError
 
 _PLAIN_WIDTH = 140  # where there is no terminal to ask, tables must not break
 _PLAIN_EVERY_S = 15

@@ -10,8 +10,7 @@ import json
 import os
 
 import spamm_torch
-from models.errors import UserError
-from models.files import write_atomically
+from models.files import UserError, write_atomically
 
 
 class Journal:

@@ -7,7 +7,7 @@ import gc
 import torch
 
 from common.results import said_of
-from models.errors import UserError, first_line
+from models.files import UserError, first_line
 
 
 def tables_of(cells, journal, steps):

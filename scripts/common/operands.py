@@ -2,9 +2,8 @@
 
 import torch
 
-from models.water.basis import functions_of
 from models.water.geometry import ATOMS, water_cluster
-from models.water.overlap import overlap
+from models.water.overlap import functions_of, overlap
 
 _RUN = 64  # rows of equal weight in "heavy"
 

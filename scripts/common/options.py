@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from models.errors import UserError
+from models.files import UserError
 
 
 def make_parser(doc, **rest):

@@ -21,8 +21,7 @@ import textwrap
 from pathlib import Path
 
 from common.tables import KINDS, text
-from models.errors import UserError
-from models.files import write_atomically
+from models.files import UserError, write_atomically
 
 _MARK = "superseded"  # a column: the date, or None
 _WIDTH = 120  # of text

@@ -14,8 +14,7 @@ from spamm_torch._rounding import _ACTIVATIONS, Sums, sums_of
 from . import space
 from .space import DTYPES, PATTERNS, SEEDS, expect, expect_bits, reference, values
 
-import im2col_reference  # isort: skip  after space, which says where it lies
-import support  # isort: skip
+import support  # isort: skip  after space, which says where it lies
 
 OPS = torch.ops.spamm_torch
 LAST = {"memory_format": torch.channels_last}
@@ -76,7 +75,7 @@ def geometry_of(case):
             break
         sizes[largest] -= sizes[largest] // 2
     geometry = {name: case[name] for name in ("stride", "padding", "dilation")}
-    pads, steps = im2col_reference.pair(case["padding"]), im2col_reference.pair(case["dilation"])
+    pads, steps = reference.pair(case["padding"]), reference.pair(case["dilation"])
     reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(steps, kernel, pads, strict=True)]
     shape = (sizes[0], inner, max(sizes[1], reach[0]), max(sizes[2], reach[1]))
     return shape, (outer, inner // groups, *kernel), geometry | {"groups": groups}
@@ -149,7 +148,7 @@ def convolution(case, device):
     if block and pixel_block:
         block = (*reference.edges(block)[:2], math.prod(pixel_block))
     blocks = {"block": block, "pixel_block": pixel_block}
-    oracle = im2col_reference.Im2col(host_x, host_w, **geometry, **blocks)
+    oracle = reference.Im2col(host_x, host_w, **geometry, **blocks)
     tau, valid = oracle.decide(case["share"])
     if case["share"] == 0 or form in ("dense", "valid_ratio", "max_error"):
         tau = 0.0
@@ -243,7 +242,7 @@ def deviation(case, device):
     host_base = values((1, *sums.shape[1:]), "normal", dtype, seed + 2)
     base, lone = host_base.to(device), host_base.double()
     names = ("stride", "padding", "dilation")
-    where = [list(im2col_reference.pair(geometry[name])) for name in names]
+    where = [list(reference.pair(geometry[name])) for name in names]
     options = {"activation": activation, **ENGINES[case["engine"]]}
     parts = [x]
     if case["parts"] and shape[1] > 1:

@@ -9,7 +9,7 @@ from cases import shards
 from cases.mm import bench_operands, copy_bandwidth
 from common.measuring import cell
 from common.timing import by_clock, medians
-from models.errors import UserError
+from models.files import UserError
 from tables import paper
 
 TITLE = "speedup over the dense product"

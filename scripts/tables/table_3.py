@@ -5,6 +5,13 @@ left; tau is searched so that what skipping loses has as large a Frobenius norm.
 against the whole product in float64.
 """
 
+import contextlib
+import gc
+import re
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,8 +22,8 @@ from common.machine import TOLERANCE, use_precision
 from common.measuring import cell
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians
-from models.errors import UserError
-from tables import paper, spgemm
+from models.files import UserError, first_line
+from tables import paper
 
 TITLE = "against sparse products at equal error"
 SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
@@ -26,7 +33,7 @@ _SLOW_MS = 2000.0  # a sparse product that takes so long is timed by its first c
 
 
 def settings(run):
-    return {"sizes": run.sizes(SIZES), "peer": spgemm.PEERS[run.device.type]}
+    return {"sizes": run.sizes(SIZES), "peer": PEERS[run.device.type]}
 
 
 def cells(run):
@@ -57,19 +64,19 @@ def _rows(run, n, share):
     product = truncated.double() @ truncated.double()
     target = (exact - product).norm().item()
     of_paper = paper.SPGEMM.get((n, share))
-    calls = {"dense": partial(torch.mm, a, b)}
-    found, absent = spgemm.calls(truncated, product, run.device)
+    timed = {"dense": partial(torch.mm, a, b)}
+    found, absent = calls(truncated, product, run.device)
     slow = {name: of.ms for name, of in found.items() if of.ms > _SLOW_MS}
-    calls |= {name: of.call for name, of in found.items() if name not in slow}
+    timed |= {name: of.call for name, of in found.items() if name not in slow}
     ours, on_device = {}, {}
     for block in BLOCKS:
         ours[block] = _at_error(a, b, exact, target, block, of_paper)
         call = partial(spamm_torch.mm, a, b, tau=ours[block]["tau"], block=block)
-        calls[f"block {block}"] = on_device[block] = call
+        timed[f"block {block}"] = on_device[block] = call
         if len(run.gpus) > 1:
-            calls[f"block {block}, 2 GPUs"] = partial(call, devices=run.gpus[:2])
-    convert = {"convert": lambda: [spgemm.to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
-    times = slow | medians(by_clock(calls | convert, run.repeats, run.synchronize))
+            timed[f"block {block}, 2 GPUs"] = partial(call, devices=run.gpus[:2])
+    convert = {"convert": lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
+    times = slow | medians(by_clock(timed | convert, run.repeats, run.synchronize))
     if run.gpus:
         graphs = medians(interleaved(on_device, run.device, run.repeats))
         for block, of in ours.items():
@@ -80,7 +87,7 @@ def _rows(run, n, share):
         "dense_ms": times["dense"],
         "trun": trun,
         "nonzeros": (truncated != 0).double().mean().item(),
-        "products": spgemm.count_products(spgemm.to_csr(truncated)),
+        "products": count_products(to_csr(truncated)),
         "error": target,
         "norm": exact.norm().item(),
     }
@@ -148,3 +155,158 @@ def _row(block, found, sparse_ms, times):
         "speedup": sparse_ms and sparse_ms / ms,
         "speedup_two": two and sparse_ms and sparse_ms / two,
     }
+
+
+# ---- Sparse products -----------------------------------------------------------------------------
+
+# By torch.sparse, in the CSR format and float32. It takes cuSPARSE's default algorithm. Called
+# directly, ALG1 was as fast, ALG2 and ALG3 slower, and only ALG3 could make a product that the
+# default refuses: docs/results/tables.json.
+
+
+_MOST_PRODUCTS = 2**31 - 1  # of entries, that an integer of 32 bits counts
+_SLICE = 2**28  # of them a slice of rows has, which takes a few GB of buffers
+PEERS = {"cpu": "MKL (torch.sparse)", "cuda": "cuSPARSE (torch.sparse, CUSPARSE_SPGEMM_DEFAULT)"}
+_FAILURES = (RuntimeError, MemoryError, OSError)  # out of memory is the first on CUDA
+
+
+@contextlib.contextmanager
+def quiet_sparse():
+    """Inside, making a compressed sparse matrix warns of nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse .* tensor support is in beta state")
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
+        yield
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A product that was made once, and was right."""
+
+    call: Callable
+    ms: float  # that it took, its first time
+
+
+def calls(matrix, expected, device):
+    """Calls that multiply a sparse matrix by itself, each checked once.
+
+    Args:
+        matrix: dense, with zeros. expected: its square in float64. device: of both.
+
+    Returns:
+        {peer: Checked}, and {peer: why there is none}, as where memory does not suffice.
+    """
+    csr, peer = to_csr(matrix), PEERS[device.type]
+    try:
+        how, found = _first_that_works(ways(csr), expected)
+    except _FAILURES as error:
+        return {}, {peer: _why(error, csr)}
+    return {peer + how: found}, {}
+
+
+def ways(csr):
+    """{how: call}, of which the first that works counts; the later need less memory.
+
+    Whole; on CUDA, where there are too many products of entries for that, in slices of rows.
+    """
+    found = {"": lambda: csr @ csr}
+    if csr.is_cuda and count_products(csr) > _MOST_PRODUCTS:
+        parts = slices(csr)
+        found[f", A in {len(parts)} slices of rows"] = lambda: stacked([x @ csr for x in parts])
+    return found
+
+
+def _first_that_works(ways, expected):
+    """(how, Checked) of a peer; what the last of its ways raised if none works."""
+    for how, call in ways.items():
+        try:
+            return how, Checked(call, _checked_ms(call, expected))
+        except _FAILURES as error:
+            failure = error.with_traceback(None)  # which would hold the product's memory
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+    raise failure
+
+
+def to_csr(matrix):
+    """A dense matrix as torch's CSR with indices of 32 bits, as the libraries take them."""
+    with quiet_sparse():
+        csr = matrix.to_sparse_csr()
+        indices = (index.int() for index in (csr.crow_indices(), csr.col_indices()))
+        return torch.sparse_csr_tensor(*indices, csr.values(), size=csr.shape)
+
+
+def count_products(csr):
+    """How many products of two entries the square of a matrix sums up."""
+    return _products_before_rows(csr)[-1].item()
+
+
+def _products_before_rows(csr):
+    """For each row, and for the end, the products of entries that the rows before it take."""
+    offsets = csr.crow_indices().long()
+    of_entries = offsets.diff()[csr.col_indices().long()].cumsum(0)
+    return torch.nn.functional.pad(of_entries, (1, 0))[offsets]
+
+
+def _checked_ms(call, expected):
+    """Milliseconds of a call whose result was compared.
+
+    Raises:
+        RuntimeError: the result is wrong.
+    """
+    start = time.perf_counter()
+    product = call()
+    if expected.is_cuda:
+        torch.cuda.synchronize(expected.device)
+    ms = 1e3 * (time.perf_counter() - start)
+    error = ((product.to_dense().double() - expected).norm() / expected.norm()).item()
+    if not error <= TOLERANCE["float32"]:
+        raise RuntimeError(
+            f"wrong result: expected an error of at most {TOLERANCE['float32']}; got {error}"
+        )
+    return ms
+
+
+def _why(error, csr):
+    """Why a product could not be made, in a line."""
+    said = first_line(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        said = "does not fit in memory: " + said.partition(". GPU")[0]  # not how much is free
+    elif refused := re.search(r"insufficient resources.*?(cusparse\w+)", said):
+        said = f"{refused[1]} has insufficient resources"
+    else:
+        return said
+    return f"{said} (for {count_products(csr):.2g} products of entries)"
+
+
+# ---- Slices of rows -----------------------------------------------------------------------------
+
+
+def slices(csr, products=_SLICE):
+    """A matrix as several of contiguous rows, whose product with it takes so many of entries."""
+    before = _products_before_rows(csr)
+    steps = torch.arange(0, before[-1].item(), products, device=before.device)
+    first = torch.searchsorted(before[:-1], steps).unique().tolist()
+    offsets, found = csr.crow_indices(), []
+    for at, end in zip(first, [*first[1:], len(csr)], strict=True):
+        entries = slice(offsets[at].item(), offsets[end].item())
+        parts = (csr.col_indices()[entries], csr.values()[entries])
+        shape = (end - at, csr.shape[1])
+        with quiet_sparse():
+            of_part = offsets[at : end + 1] - offsets[at]
+            found.append(torch.sparse_csr_tensor(of_part, *parts, size=shape))
+    return found
+
+
+def stacked(parts):
+    """Matrices of equal width as one, the rows of one below those of the other."""
+    before, offsets = 0, [parts[0].crow_indices()[:1]]
+    for part in parts:
+        offsets.append(part.crow_indices()[1:] + before)
+        before += len(part.values())
+    columns = torch.cat([part.col_indices() for part in parts])
+    values = torch.cat([part.values() for part in parts])
+    shape = (sum(len(part) for part in parts), parts[0].shape[1])
+    with quiet_sparse():
+        return torch.sparse_csr_tensor(torch.cat(offsets), columns, values, size=shape)

@@ -13,11 +13,11 @@ import spamm_torch
 from common.machine import TOLERANCE, use_precision
 from common.measuring import cell
 from common.timing import interleaved
-from models.errors import UserError
-from models.water.basis import functions_of
+from models.files import UserError
 from models.water.geometry import ATOMS
 from models.water.matrices import MATRICES, load
 from models.water.model import model_density, model_fock, overlap, water_cluster
+from models.water.overlap import functions_of
 from tables import paper
 
 TITLE = "matrices of electronic structure theory"
@@ -67,7 +67,7 @@ class Source:
 
     Attributes:
         origin: "embedded" (data/ergo), or "model" (exact S, a model of F and its density).
-        waters: how many molecules. basis: of models.water.basis.BASES.
+        waters: how many molecules. basis: of models.water.overlap.BASES.
     """
 
     origin: str

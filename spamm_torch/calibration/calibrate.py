@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .._arguments import check_bool, check_integer, check_number
-from .._files import check_path
-from .._progress import Progress
+from .._output import Progress, check_path
 from .._state import in_eval_mode
 from .._timing import Timing
 from ..networks.config import DENSE, LEFT, Band, Engine, SpAMMConfig

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._files import write_text
+from .._output import write_text
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .._files import table, write_text
+from .._output import table, write_text
 from ..networks.config import SpAMMConfig
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .._info import share_of_valid
-from .._progress import Progress
+from .._output import Progress
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
 from .calls import ConvCall, OnCall, of_convolutions, watch

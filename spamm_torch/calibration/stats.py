@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .._arguments import has_tau
-from .._files import table
 from .._info import NormMaps, SkipInfo, skip_info
+from .._output import table
 from ..networks.config import Band, SpAMMConfig
 from .calls import Call, Watch, bands_of, watch
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .._progress import Progress
+from .._output import Progress
 from .._timing import Around, Mark, Timing, times_of_parts
 from ..networks.config import Engine, SpAMMConfig
 from ..networks.example import Example

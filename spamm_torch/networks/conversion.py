@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .._progress import SILENT, Progress
+from .._output import SILENT, Progress
 from .._state import Place, Snapshot, in_eval_mode
 from ..nn import SpAMMConv2d, _SpAMM
 from .capture import capture

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from .._arguments import check_bool
-from .._progress import Progress
+from .._output import Progress
 from .._state import Snapshot
 from ..nn import SpAMMConv2d, _SpAMM
 from ..reference import ReferenceConversion, check_reference

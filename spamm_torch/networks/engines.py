@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .._progress import Progress
+from .._output import Progress
 from .._timing import Mark, Timing, times_of, times_of_parts
 from ..nn import SpAMMConv2d
 from .config import DENSE, LEFT, NOTHING_SKIPPED, Engine, SpAMMConfig

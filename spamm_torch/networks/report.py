@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._files import table, write_text
 from .._library import VERSION
+from .._output import table, write_text
 from .._timing import Timing
 from .config import Band, SpAMMConfig
 

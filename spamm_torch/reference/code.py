@@ -26,7 +26,18 @@ from ..networks.calls import activated, upsample_nearest
 from ..networks.generate import Forward, compiled
 from ..networks.nodes import may_write, operands_of_add
 from ..networks.plan import Shapes, Site
-from .layouts import Layout, columns_apart, columns_of_phases, columns_together, one_for_each
+from .layouts import (
+    LINEAR_MODULES,
+    Layout,
+    ReferencePlan,
+    columns_apart,
+    columns_of_phases,
+    columns_together,
+    concatenated,
+    concatenated_channels,
+    looks_at_shape,
+    one_for_each,
+)
 from .pixel_norms import (
     PixelNormFlow,
     layouts_by_place,
@@ -35,7 +46,6 @@ from .pixel_norms import (
     regrouped,
     upsampled,
 )
-from .plan import LINEAR_MODULES, ReferencePlan, concatenated, concatenated_channels, looks_at_shape
 
 _ops = torch.ops.spamm_torch
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .._arguments import check_tensor, dtype_name
-from .._progress import SILENT, Progress
+from .._output import SILENT, Progress
 from ..networks.config import DENSE, LEFT, Engine, lossless
 from ..networks.conversion import Conversion
 from ..networks.engines import Choice, Chooser, candidates
@@ -22,9 +22,8 @@ from ..networks.report import ConvertReport
 from ..networks.request import Request
 from ..networks.shapes import shapes_of
 from .fused import ReferenceForm
-from .layouts import Layout
+from .layouts import Layout, ReferencePlan
 from .pixel_norms import pixel_norm_flow
-from .plan import ReferencePlan
 
 
 def check_reference(

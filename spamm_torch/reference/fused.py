@@ -15,7 +15,7 @@ from ..networks.operands import Made
 from ..networks.plan import Island, Plan, Site, computes_output_norms
 from ..networks.shapes import shapes_of
 from .code import generate_reference_code
-from .plan import ReferencePlan
+from .layouts import ReferencePlan
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from ..networks.calls import size_after
 from ..networks.config import lossless
 from ..networks.nodes import Upsampling, may_write
 from ..networks.plan import NormFlow, Plan, Shapes, Site
-from .layouts import ALIGNED, BLOCK, Layout, columns_of_phases, find_layout
-from .plan import concatenated_channels
+from .layouts import ALIGNED, BLOCK, Layout, columns_of_phases, concatenated_channels, find_layout
 
 _MOST_JOINED = 4  # parts that the kernel which concatenates takes
 

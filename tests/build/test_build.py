@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,12 +146,16 @@ def import_it(package, *path, prints="spamm_torch.library_path()"):
 
 
 def import_error(package, *path):
-    """The last line of the traceback, which must be an ImportError's only line."""
-    result = import_it(package, *path)
-    assert result.returncode != 0
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: spamm_torch"), result.stderr
-    return last
+    """The one line of the ImportError with which this process cannot import the package, too."""
+    name, init = "another_spamm_torch", package / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        name, init, submodule_search_locations=[str(package)]
+    )
+    with pytest.MonkeyPatch.context() as patch, raises_line(ImportError, "^spamm_torch") as caught:
+        patch.setattr(sys, "path", [str(package.parent), *map(str, path)])
+        patch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(sys.modules[name])
+    return str(caught.value)
 
 
 def mark_as_built_for(package, version):
@@ -214,8 +217,10 @@ def clone(tmp_path):
 
 
 def test_clone_finds_the_installed_library_that_it_hides(clone, copy_of_package):
-    result = import_it(clone, copy_of_package.parent)
-    assert result.stdout.strip() == str(copy_of_package / "libspamm_torch.so"), result.stderr
+    prints = "spamm_torch.library_path(), spamm_torch.build_info()['version']"
+    result = import_it(clone, copy_of_package.parent, prints=prints)
+    path = copy_of_package / "libspamm_torch.so"
+    assert result.stdout.strip() == f"{path} {spamm_torch.__version__}", result.stderr
 
 
 def test_clone_without_an_installed_package_says_how_to_build(clone):
@@ -229,12 +234,6 @@ def test_clone_does_not_take_a_library_of_other_sources(clone, copy_of_package):
     line = import_error(clone, copy_of_package.parent)
     assert str(copy_of_package) in line
     assert f"run `make build` in {clone.parent}" in line
-
-
-def test_build_info_of_the_installed_library_that_a_clone_hides(clone, copy_of_package):
-    prints = "spamm_torch.build_info()['version']"
-    run = import_it(clone, copy_of_package.parent, prints=prints)
-    assert run.stdout.strip() == spamm_torch.__version__, run.stderr
 
 
 # ---- setup.py -----------------------------------------------------------------------------------
@@ -424,31 +423,20 @@ def test_anywhere():
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Runs pytest, for which there is no GPU, on one test that needs one and one that does not."""
+def test_a_run_without_a_gpu(tmp_path):
+    """Of a test that needs one and of one that does not."""
     shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
     (tmp_path / "test_two.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
     (tmp_path / "matrices.py").write_text("DTYPES = [1]")
-    return partial(python, "-m", "pytest", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-
-
-def test_only_tests_for_cuda_without_a_gpu_fail(run):
-    result = run("-m", "cuda")
-    assert result.returncode != 0
+    options = [["-m", "cuda"], [], ["-m", "cuda or not cuda"], ["-m", "not cuda"]]
+    code = f"import pytest; [print('ends:', int(pytest.main(each))) for each in {options}]"
+    result = python("-c", code, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     line = "ERROR: expected a CUDA device for -m 'cuda'; torch finds none"
     assert line in result.stderr.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        *(((), "1 passed, 1 skipped"), (("-m", "cuda or not cuda"), "1 passed, 1 skipped")),
-        (("-m", "not cuda"), "1 passed, 1 deselected"),
-    ],
-)
-def test_among_others_they_are_skipped(run, options, found):
-    result = run(*options)
-    assert result.returncode == 0, result.stdout
-    assert found in result.stdout
+    skipped = "1 passed, 1 skipped"
+    wanted = [("", "4"), (skipped, "0"), (skipped, "0"), ("1 passed, 1 deselected", "0")]
+    runs = re.findall(r"(.*?)^ends: (\d)$", result.stdout, re.DOTALL | re.MULTILINE)
+    for (shown, end), (found, expected) in zip(runs, wanted, strict=True):
+        assert found in shown
+        assert end == expected

@@ -156,7 +156,7 @@ def test_reports(finished, timed, tmp_path):
 @pytest.mark.parametrize("seconds", [0.01, 20.0])
 def test_progress_is_said(timed, capsys, monkeypatch, seconds):
     clock = itertools.count(0.0, seconds)
-    monkeypatch.setattr("spamm_torch._progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("spamm_torch._output.time.monotonic", lambda: next(clock))
     run(progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("calibrate: ") for line in lines)
@@ -185,7 +185,6 @@ def test_inputs_are_moved_to_the_model(timed, device, dtype):
 
 
 def test_a_layer_that_is_called_twice(timed, tmp_path):
-    torch.manual_seed(0)
     stem, conv = (nn.Conv2d(c, 32, 3, padding=1) for c in (3, 32))
     twice = lambda m, x: m.conv(m.conv(m.stem(x)).relu()).mean((2, 3))  # noqa: E731
     model = Made(twice, stem=stem, conv=conv).eval()

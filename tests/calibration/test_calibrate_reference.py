@@ -12,7 +12,7 @@ from torch import nn
 
 from models.unet import UNet
 from spamm_torch import calibrate, convert_, record_stats
-from spamm_torch._progress import SILENT
+from spamm_torch._output import SILENT
 from spamm_torch.calibration.form import Form
 from spamm_torch.calibration.statistics import RATIOS, measure_layers
 from spamm_torch.networks.config import lossless

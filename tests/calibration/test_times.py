@@ -12,7 +12,7 @@ from torch import nn
 
 from spamm_torch import SpAMMConfig
 from spamm_torch import _timing as timing
-from spamm_torch._progress import SILENT
+from spamm_torch._output import SILENT
 from spamm_torch._timing import Timing, times_of, times_of_parts
 from spamm_torch.calibration import times
 from spamm_torch.calibration.form import PIXEL_BLOCKS, SPAMM, Form

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from im2col_reference import Im2col, default_pixel_block
+from reference import Im2col, default_pixel_block
 from support import ACTIVATIONS, float32_precision, uneven
 
 import spamm_torch

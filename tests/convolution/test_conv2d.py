@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from im2col_reference import Im2col, norm_products
+from reference import Im2col, norm_products
 from support import ACTIVATIONS, captured, float32_precision, raises_line, threads, uneven
 
 import spamm_torch
@@ -423,13 +423,6 @@ def test_empty_batch(device, knob):
     assert got.shape == (0, 5, 6, 6)
 
 
-def test_no_input_channels(device):
-    bias = randn(5, device=device)
-    operands = (torch.empty(shape, device=device) for shape in ((2, 0, 4, 4), (5, 0, 3, 3)))
-    got = spamm_torch.conv2d(*operands, bias, tau=1.0)
-    assert torch.equal(got, bias.view(1, 5, 1, 1).expand(2, 5, 2, 2))
-
-
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own, about a copy it makes
 @pytest.mark.parametrize("dilation", [1, 2, (1, 2)])
 @pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (1, 2)])
@@ -528,33 +521,6 @@ def test_autocast(device):
     assert torch.equal(got, expected)
     got.sum().backward()
     assert weight.grad.dtype == torch.float32
-
-
-OPCHECKED = [
-    ((2, 3, 6, 5), (4, 3, 3, 3), {"tau": torch.tensor(0.5), "padding": [1, 1]}),
-    ((2, 4, 6, 5), (4, 2, 2, 3), {"valid_ratio": 0.5, "groups": 2, "stride": [2, 1]}),
-    ((3, 6, 5), (4, 3, 1, 1), {"max_error": 0.1, "pixel_block": [1, 4, 8]}),
-]
-
-
-@pytest.mark.strength(1)
-@pytest.mark.parametrize(("input_shape", "weight_shape", "setting"), OPCHECKED)
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_opcheck(device, input_shape, weight_shape, setting, channels_last):
-    input = randn(*input_shape, device=device)
-    weight = randn(*weight_shape, device=device)
-    if channels_last:
-        weight = weight.to(memory_format=torch.channels_last)
-    bias = randn(4, device=device)
-    for tensor in (input, weight, bias):
-        tensor.requires_grad_()
-    torch.library.opcheck(ops.conv2d.default, (input, weight, bias), setting)
-
-
-@pytest.mark.parametrize("setting", [{}, {"groups": 2}, {"block": [128, 64, 32]}])
-def test_opcheck_of_weight_norms(device, setting):
-    weight = randn(40, 33, 2, 3, device=device)
-    torch.library.opcheck(ops.conv2d_weight_norm.default, (weight,), setting)
 
 
 def test_compiles_with_a_dynamic_batch(device):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support import ACTIVATIONS, FORMATS, hopper_kernels_run, norms_of_pixels
-from torch.library import opcheck
 from torch.nn import functional as F
 
 import spamm_torch  # loads the ops
@@ -421,16 +420,6 @@ def test_autocast_casts_all_operands(device):
         for options in ({}, {"threshold": 1e-30}):
             found = convolved(input, weight, base, 1, 1, activation="relu", **options)
             assert found.dtype == torch.bfloat16
-
-
-def test_the_op_is_registered_as_torch_wants_it(device):
-    input, weight, base, residual = operands(device, channels=(32, 32), images=1, size=8)
-    for options in ({}, {"valid_ratio": 0.5}):
-        options = {"residual": residual, "activation": "relu", **options}
-        opcheck(OPS.conv2d_deviation.default, ([input], weight, base, 1, 1), options)
-        options |= {"norm_parts": [norms_of_pixels(input).float()], "norms": True}
-        opcheck(OPS.conv2d_deviation.default, ([input], weight, base, 1, 1), options)
-    opcheck(OPS.max_pool2d_deviation.default, (input, input[:1], [2, 2]))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support import FORMATS, hopper_kernels_run, norms_of_pixels
-from torch.library import opcheck
 from torch.nn import functional as F
 
 import spamm_torch  # noqa: F401  loads the ops
@@ -226,13 +225,6 @@ def test_bad_arguments(changes, line):
     given = {"parts": parts, "weight": weight, "base": base, "padding": [1, 1], "norm_parts": []}
     with pytest.raises((RuntimeError, ValueError, TypeError), match=line):
         convolved(**{**given, **ZEROS, **changes})
-
-
-def test_the_ops_are_registered_as_torch_wants_them(device):
-    parts, weight, base = operands(device, outputs=128, images=1, size=(8, 8))
-    options = {"norm_parts": norms_of(parts), "in_phases": True, "norms": True, **ZEROS}
-    opcheck(OPS.conv2d_deviation.default, (parts, weight, base, 1, 1), options)
-    opcheck(JOIN.default, (parts,))
 
 
 @pytest.mark.parametrize("in_phases", [False, True])

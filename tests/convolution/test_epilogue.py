@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from support import ACTIVATIONS, FORMATS
 from torch import nn
-from torch.library import opcheck
 
 import spamm_torch
 from spamm_torch import SpAMMConv2d
@@ -285,21 +284,6 @@ def test_gradients(device, call, activation, with_bias):
     torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
 
 
-def test_gradients_are_dense(device):
-    """Whatever is skipped, they are those of the convolution without skipping."""
-    operands = [x.requires_grad_() for x in case(device, torch.float64, (40, 48))]
-    input, weight, bias, residual = operands
-    sums = F.conv2d(input, weight, bias, padding=1) + residual
-    expected = torch.autograd.grad(F.silu(sums).sum(), operands)
-    options = {"padding": 1, "residual": residual, "activation": "silu"}
-    for result in (
-        ops.dense_conv2d(input, weight, bias, **options),
-        spamm_torch.conv2d(input, weight, bias, tau=0.0, **options),
-    ):
-        for one, other in zip(torch.autograd.grad(result.sum(), operands), expected, strict=True):
-            torch.testing.assert_close(one, other)
-
-
 def test_norms_have_no_gradient(device):
     input, weight, bias, residual = case(device, torch.float32)
     options = {"padding": 1, "tau": 0.0, "return_norms": True}
@@ -308,30 +292,6 @@ def test_norms_have_no_gradient(device):
 
 
 # ---- torch.compile, autocast, the ops' own tests ------------------------------------------------
-
-
-@pytest.mark.strength(1)
-@pytest.mark.parametrize("activation", ["none", "silu"])
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_opcheck(device, activation, requires_grad):
-    input, weight, bias, residual = case(device, torch.float32, (6, 8), images=2)
-    operands = [x.requires_grad_(requires_grad) for x in (input, weight, bias)]
-    residual = residual.contiguous(memory_format=torch.channels_last).requires_grad_(requires_grad)
-    options = {"padding": [1, 1], "residual": residual, "activation": activation}
-    opcheck(ops.dense_conv2d.default, operands, options)
-    opcheck(ops.conv2d.default, operands, {"threshold": 0.5, **options})
-    if not requires_grad:
-        opcheck(ops.conv2d_with_norms.default, operands, {"threshold": 0.5, **options})
-
-
-def test_opcheck_of_channels_last_groups(device):
-    input, weight, bias, residual = case(device, torch.float32, (8, 8), images=2, groups=8)
-    input = input.contiguous(memory_format=torch.channels_last)
-    options = {"padding": [1, 1], "groups": 8, "residual": residual, "activation": "silu"}
-    opcheck(ops.dense_conv2d.default, (input, weight, bias), options)
-    opcheck(ops.conv2d.default, (input, weight, bias), {"threshold": 0.0, **options})
-    residual = residual[0]
-    opcheck(ops.dense_conv2d.default, (input[0], weight, bias), {**options, "residual": residual})
 
 
 def test_no_host_tensor_in_a_compiled_graph(device):

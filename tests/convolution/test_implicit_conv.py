@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from im2col_reference import Im2col, gap_near, norm_products
+from reference import Im2col, gap_near, norm_products
 from support import float32_precision, norms_of_layer, uneven
 
 import spamm_torch

@@ -85,12 +85,6 @@ def test_refuses(device, norms):
         op(input.requires_grad_(), 2)
 
 
-def test_opcheck(device):
-    input = torch.randn(3, 16, 9, 8, device=device).to(memory_format=torch.channels_last)
-    for norms in (False, True):
-        torch.library.opcheck(OPS.max_pool2d.default, (input,), {**POOLS[1], "norms": norms})
-
-
 def operands(
     *sizes, device="cuda", dtype=torch.float16, layout=torch.channels_last, seed=0, bias=True
 ):
@@ -153,12 +147,6 @@ def test_a_convolution_is_refused(device):
         op(input, weight, activation="gelu")
     with pytest.raises(RuntimeError, match="conv2d_max_pool is for inference"):
         op(input, weight.clone().requires_grad_(), bias)
-
-
-def test_opcheck_of_both(device):
-    made = operands((2, 8, 7, 6), (16, 3), device=device, dtype=torch.float32)
-    options = {"norm_weight": OPS.conv2d_weight_norm(made[1]), "activation": "relu"}
-    torch.library.opcheck(OPS.conv2d_max_pool.default, (*made, 1, 1), options)
 
 
 def test_flops():

@@ -69,7 +69,7 @@ ANSWERS = {
     "dataclass": (lambda x: Plain(x, "mine"), True),
     "dataclass with more": (Doubling, False),
     "namedtuple": (lambda x: Pair(x, x), True),
-    "inside others": (lambda x: {"a": [Registered(x=Plain(x))], "b": (Pair(x, x), 3)}, True),
+    "inside others": (lambda x: {"a": [Registered(x=Plain(x))], "b": (Pair(x, x), 3, None)}, True),
 }
 
 

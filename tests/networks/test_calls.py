@@ -213,7 +213,6 @@ def targets_of(layer, *inputs):
 
 @pytest.mark.parametrize("activation", ["none", "relu", "hardswish"])
 def test_on_cpus_the_op_serves(activation):
-    torch.manual_seed(0)
     layer, x = Layer(activation), torch.randn(2, 16, 5, 6)
     seen, compiled = targets_of(layer, x)
     assert seen == [CALLS]
@@ -227,7 +226,6 @@ def test_on_cpus_the_op_serves(activation):
 )
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_on_cuda_compilers_get_what_cudnn_does_not_join(activation, groups, in_one, with_residual):
-    torch.manual_seed(0)
     layer = Layer(activation, (16, 32), groups).to("cuda", torch.half)
     x = torch.randn(2, 16, 5, 6, device="cuda", dtype=torch.half)
     inputs = (x, torch.randn(2, 32, 5, 6).to(x)) if with_residual else (x,)
@@ -339,7 +337,6 @@ def test_compilers_read_weights_that_are_not_packed():
 @pytest.mark.parametrize("what", ["layout", "switch"])
 def test_weights_are_not_packed_where_that_changes_more_than_the_time(what):
     """The format of results, and whether oneDNN computes them."""
-    torch.manual_seed(0)
     model = trained(Packs())
     x = torch.randn(2, 16, 5, 6)
     if what == "switch":

@@ -1,6 +1,5 @@
 """convert_: which layers become what, what they absorb, and that results stay what they were."""
 
-import collections
 import copy
 import operator
 import re
@@ -95,7 +94,6 @@ def test_a_dry_run_changes_nothing():
 
 
 def test_a_root_that_is_a_convolution():
-    torch.manual_seed(0)
     conv = nn.Conv2d(64, 64, 3)
     dense = copy.deepcopy(conv)
     (row,) = convert_(conv, SpAMMConfig(tau=0.0), overrides={"": SpAMMConfig(max_error=1e-6)})
@@ -236,7 +234,6 @@ def test_a_convolution_in_two_places_is_folded_for_each():
 
 
 def test_depthwise_and_grouped_layers_stay_dense_and_absorb():
-    torch.manual_seed(0)
     model = trained(
         nn.Sequential(
             *(nn.Conv2d(64, 64, 3, groups=64), nn.BatchNorm2d(64), nn.Hardswish()),
@@ -289,7 +286,6 @@ def test_a_root_that_cannot_be_traced_is_named_and_its_children_are_fused():
     ],
 )
 def test_layers_that_cannot_be_fused_say_why(conv, reason):
-    torch.manual_seed(0)
     last = nn.Conv2d(64, 8, 1)
     model = trained(nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU(), last, nn.ReLU()))
     report = converted_alike(model, pictures(channels=64))
@@ -348,22 +344,6 @@ def test_a_picture_without_a_batch():
     model = trained(nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 1), nn.SiLU()))
     for config in (None, SpAMMConfig(max_error=1e-6)):
         converted_alike(model, pictures(channels=8)[0], config)
-
-
-def test_outputs_keep_their_types():
-    def forward(m, x):
-        y = m.body(x)
-        return collections.OrderedDict(low=y, high=[x, (y, None)])
-
-    model = trained(Made(forward, body=nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())))
-    original = copy.deepcopy(model)
-    convert_(model)
-    x = pictures(channels=8)
-    assert is_served(model, x)
-    found, expected = model(x), original(x)
-    assert type(found) is type(expected)
-    assert type(found["high"]) is list
-    assert found["high"][1][1] is None
 
 
 # ---- The report ---------------------------------------------------------------------------------
@@ -546,7 +526,6 @@ def test_what_computes_something_else_is_left_and_named():
 
 def test_rounding_that_grows_is_not_a_difference():
     """In half types a deep network may round to more than the limit by itself."""
-    torch.manual_seed(0)
     layers = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)) for _ in range(6)]
     model = trained(nn.Sequential(*layers)).to(torch.float16)
     with torch.no_grad():

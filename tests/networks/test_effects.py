@@ -290,7 +290,6 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("is_inner", [False, True])
 @HOW
 def test_effects_stay_and_conversion_has_none(kind, is_inner, options):
-    torch.manual_seed(0)
     inner = trained(kind())
     model = nn.Sequential(inner, nn.Conv2d(32, 32, 1), nn.ReLU()).eval() if is_inner else inner
     expected = after_calls(model, inner)

@@ -75,7 +75,6 @@ def test_widths_settings_and_upsampling():
     ],
 )
 def test_columns_together_give_the_sums(channels, options, columns):
-    torch.manual_seed(0)
     conv = nn.Conv2d(*channels, bias=False, **options).double()
     x = torch.randn(2, channels[0], 12, 24, dtype=torch.float64)
     layout = Layout(columns)
@@ -90,7 +89,6 @@ def test_columns_together_give_the_sums(channels, options, columns):
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 3), (3, 7)])
 def test_phases_give_the_sums(kernel):
-    torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, kernel, padding=(kernel[0] // 2, kernel[1] // 2), bias=False).double()
     small = torch.randn(2, 3, 6, 9, dtype=torch.float64)
     x, layout = F.interpolate(small, scale_factor=2), Layout(in_phases=True)
@@ -158,7 +156,6 @@ def scattered(size=32):
     [(8, "last"), (16, "last"), (32, "first"), (32, "last"), (64, "last")],
 )
 def test_a_unet_gives_what_it_gave(width, memory_format, computing_norms):
-    torch.manual_seed(0)
     model = trained(UNet(1, 4, width=width, depth=2)).to(memory_format=FORMATS[memory_format])
     inputs = scattered(), canvas(2), pictures(3, 1, 32), canvas(0)
     converted_alike(model, inputs, reference=canvas())
@@ -166,7 +163,6 @@ def test_a_unet_gives_what_it_gave(width, memory_format, computing_norms):
 
 @torch.no_grad()
 def test_layers_are_computed_in_layouts(computing_norms):
-    torch.manual_seed(0)
     model = trained(UNet(1, 11, width=32, depth=1))
     convert_(model, reference=canvas())
     assert deviations(lambda: model(scattered())) == [
@@ -249,7 +245,6 @@ def sums():
 @pytest.mark.parametrize("kind", [readers, sums])
 def test_other_networks_give_what_they_gave(kind, computing_norms):
     """Of 15 columns none can be together."""
-    torch.manual_seed(0)
     x = spots(rows=12, columns=15)
     converted_alike(kind().eval(), x, reference=torch.ones_like(x[:1]))
 
@@ -288,7 +283,6 @@ def test_what_is_written_under_another_name_is_read_before(names_what_is_read, c
 )
 def test_phases_are_of_upsampling_by_exactly_two(options, reads, computing_norms):
     """A factor of 2.05 makes 24 x 32 of 12 x 16, too, but repeats other rows."""
-    torch.manual_seed(0)
     model = Made(
         lambda m, x: m.second(F.interpolate(m.first(x), **options)), **layers("first", "second")
     ).eval()
@@ -334,7 +328,6 @@ def test_a_network_of_two_types(when, monkeypatch):
 @torch.no_grad()
 def test_a_concatenation_of_two_types(computing_norms):
     """Torch makes them one."""
-    torch.manual_seed(0)
     model = Made(
         lambda m, x: m.second(torch.cat((m.first(x), x.double()), 1)),
         first=nn.Conv2d(8, 32, 3, padding=1),

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from small_models import (
+    ZOO,
     Made,
     assert_same,
     calling,
@@ -19,7 +20,6 @@ from small_models import (
 from support import Watching, norms_of_pixels
 from torch import nn
 from torch.nn import functional as F
-from zoo_cases import ZOO
 
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
@@ -104,7 +104,6 @@ FORWARDS = {
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_what_stands_between_convolutions(name):
-    torch.manual_seed(0)
     options = {"reference": pictures(1, 8, seed=3), "tolerance": 1e-5}
     converted_alike(calling(FORWARDS[name]), pictures(3, 8), **options)
 
@@ -128,7 +127,6 @@ def test_networks_of_the_zoo_and_other_types(network, tolerance):
 
 
 def test_geometry_of_convolutions():
-    torch.manual_seed(0)
     layers = [
         nn.Conv2d(4, 8, 3, stride=2, padding=2, bias=False),
         nn.ReLU(),
@@ -157,7 +155,6 @@ def opaque(forward, **layers):
 
 
 def test_a_part_that_is_traced_inside_one_that_is_not():
-    torch.manual_seed(0)
     first = nn.Conv2d(1, 1, 3, padding=1)
     model = opaque(lambda m, x: m.inner(m.first(x)), first=first, inner=unet())
     converted_alike(model, scattered(), reference=canvas())
@@ -306,7 +303,6 @@ def test_operands_carry_no_graph():
 
 
 def test_what_learns_beside_frozen_convolutions_gets_its_gradient():
-    torch.manual_seed(0)
     layers = nn.Conv2d(1, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 32, 3)
     model = nn.Sequential(*layers).eval()
     for conv in (model[0], model[3]):
@@ -328,7 +324,6 @@ def test_what_learns_beside_frozen_convolutions_gets_its_gradient():
     ],
 )
 def test_settings_of_layers_that_change_are_noticed(setting, value):
-    torch.manual_seed(0)
     model = Made(  # convolutions, and between them layers that take deviations as they are
         lambda m, x: m.conv2(m.pool(m.shuffle(m.drop(m.up(m.down(m.conv1(x))))))),
         **{"conv1": nn.Conv2d(3, 8, 3), "conv2": nn.Conv2d(2, 8, 3), "drop": nn.Dropout()},

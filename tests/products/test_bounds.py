@@ -4,8 +4,8 @@ import functools
 import json
 import math
 
-import bound_cases
 import matrices
+import numpy as np
 import pytest
 import support
 import torch
@@ -15,7 +15,7 @@ from support import one_thread  # noqa: F401  the fixture is automatic
 import spamm_torch
 from models.water import matrices as water
 from spamm_torch import linalg, sparse
-from spamm_torch.linalg import projectors
+from spamm_torch.linalg import purification
 
 
 @functools.cache
@@ -33,16 +33,16 @@ def seeds(dtype, count):
 def looseness(dtype, device, count):
     """Of the largest error over its bound, by kind of operands: of all, and of rounding alone."""
     most = 40 if dtype == torch.float64 else 100
-    found = {kind: (0.0, 0.0) for kind in bound_cases.KINDS}
-    given = bound_cases.cases(dtype, count, device, chemistry(), most=most)
+    found = {kind: (0.0, 0.0) for kind in KINDS}
+    given = cases(dtype, count, device, chemistry(), most=most)
     for kind, a, b, options, added in given:
-        c, info = bound_cases.multiplied(a, b, options, added)
+        c, info = multiplied(a, b, options, added)
         bound = info.total_bound.item()
         assert not math.isnan(bound)
         if math.isinf(bound):
             assert kind == "huge" or not c.isfinite().all()  # it may overflow, or does
             continue
-        error = bound_cases.error(c, a, b, added)
+        error = error_of(c, a, b, added)
         assert error <= bound, (kind, a.shape, b.shape, options, error, bound)
         ratio, of_rounding = error / bound if bound else 0.0, 0.0
         if options.get("tau") == 0.0:
@@ -65,12 +65,12 @@ def test_batches_and_layers(dtype, device):
         a, b = (matrices.fading(90, 90, dtype, device, seed=seed + i) for i in (0, 40))
         batch = torch.stack([a, b])
         c, info = spamm_torch.bmm(batch, batch.mT, max_error=1e-3, block=32, return_info=True)
-        errors = [bound_cases.error(x, y, y.mT, {}) for x, y in zip(c, batch, strict=True)]
+        errors = [error_of(x, y, y.mT, {}) for x, y in zip(c, batch, strict=True)]
         assert math.hypot(*errors) <= info.total_bound
         bias = matrices.normal(90, dtype=dtype, device=device)
         c, info = spamm_torch.linear(a, b, bias, max_error=1e-3, block=32, return_info=True)
         added = {"input": bias.expand(90, 90), "alpha": 1.0, "beta": 1.0}
-        assert bound_cases.error(c, a, b.t(), added) <= info.total_bound
+        assert error_of(c, a, b.t(), added) <= info.total_bound
 
 
 @pytest.mark.parametrize("commute", [False, True])
@@ -80,7 +80,7 @@ def test_symmetric_products(dtype, commute, device):
         b = a * 2 if commute else a
         knob = {"max_error": 2.0 ** -(5 * seed + 3), "block": 32, "symmetric": True}
         c, info = spamm_torch.mm(a, b, **knob, return_info=True)
-        assert bound_cases.error(c, a, b, {}) <= info.total_bound
+        assert error_of(c, a, b, {}) <= info.total_bound
 
 
 def test_nothing_but_zeros(device):
@@ -106,7 +106,7 @@ def test_out_may_be_an_operand(device):
     c, info = spamm_torch.addmm(x, x, x, **options, out=x, return_info=True)
     assert info.total_bound == expected.total_bound
     added = {"input": given, "alpha": -1.0, "beta": 2.0}
-    assert bound_cases.error(c, given, given, added) <= info.total_bound
+    assert error_of(c, given, given, added) <= info.total_bound
 
 
 # ---- Convolutions -------------------------------------------------------------------------------
@@ -158,11 +158,11 @@ def test_block_sparse_products(dtype, drop):
         a, b, input = map(sparse.to_dense, (x, y, z))
         knob = {"max_error": 2.0 ** -(5 * seed % 24 + 3), "drop": drop}
         c, info = spamm_torch.mm(x, y, **knob, return_info=True)
-        assert bound_cases.error(sparse.to_dense(c), a, b, {}) <= info.total_bound
+        assert error_of(sparse.to_dense(c), a, b, {}) <= info.total_bound
         scale = {"beta": 2.0, "alpha": -0.3}
         c, info = spamm_torch.addmm(z, x, y, **scale, **knob, return_info=True)
         added = {"input": input, **scale}
-        assert bound_cases.error(sparse.to_dense(c), a, b, added) <= info.total_bound
+        assert error_of(sparse.to_dense(c), a, b, added) <= info.total_bound
         assert info.total_bound >= info.error_bound.double()
 
 
@@ -218,10 +218,10 @@ def test_an_error_that_rounding_does_not_allow():
 def test_purifications_of_which_nothing_is_proven():
     torchs_own = linalg.constant(linalg.Budget(None))
     assert linalg.purify(_hamiltonian(), 160, schedule=torchs_own).total_bound == math.inf
-    start, end = projectors.Start(0.0, 0.0), projectors.End(80.0, 1e-9, 0.0)
+    start, end = purification.Start(0.0, 0.0), purification.End(80.0, 1e-9, 0.0)
 
     def bound(error, end=end):
-        return projectors.prove([(True, error), (False, error)] * 4, start, end, 160, 80).bound
+        return purification.prove([(True, error), (False, error)] * 4, start, end, 160, 80).bound
 
     assert 1e-6 < bound(1e-7) < 1e-4
     assert bound(0.3) == math.inf  # no gap is left
@@ -276,3 +276,155 @@ def test_bad_arguments_of_the_estimate(options, kind, words):
     given = {name: torch.ones(4, 4) for name in "cab"} | options
     with pytest.raises(kind, match=words):
         spamm_torch.linalg.error_estimate(**given)
+
+
+# ---- Products that round in many ways, and how far their results are from the truth -------------
+
+
+KINDS = (
+    *("normal", "positive", "huge", "tiny", "subnormal", "cancelling", "one large", "wide"),
+    *("decay", "banded", "zeros", "alike", "chemistry"),
+)
+_BLOCKS = (32, 64, (32, 64, 32), (64, 32, 128))
+
+
+def _range(dtype):
+    """The exponents of the largest number, and of the least normal and subnormal ones."""
+    info = torch.finfo(dtype)
+    return tuple(
+        math.floor(math.log2(x)) for x in (info.max, info.tiny, info.smallest_normal * info.eps)
+    )
+
+
+def operands(kind, dtype, shape, random, chemistry):
+    """A pair (M, K), (K, N) of one kind, rounded to ``dtype``."""
+    m, k, n = shape
+    a, b = random.standard_normal((m, k)), random.standard_normal((k, n))
+    largest, least, last = _range(dtype)
+    if kind in ("positive", "alike"):
+        a, b = abs(a), abs(b)
+    if kind == "alike":  # every addition rounds in the same way
+        a, b = np.full_like(a, 1 + 1 / 3), np.full_like(b, 1 + 1 / 7)
+    elif kind == "huge":  # results may overflow
+        a, b = (
+            x * 2.0 ** random.integers(largest - 12, largest - 1) for x in (a, b * 2.0**-largest)
+        )
+    elif kind == "tiny":  # products fall below what is normal
+        half = -random.integers(-least // 2 - 8, -last // 2 + 4)
+        a, b = a * 2.0**half, b * 2.0**half
+    elif kind == "subnormal":
+        a, b = a * 2.0 ** (last + random.integers(1, 8)), b * 2.0 ** random.integers(-4, 8)
+    elif kind == "cancelling" and k > 1:
+        half = k // 2
+        a[:, half : 2 * half] = a[:, :half]
+        b[half : 2 * half] = -b[:half] * (1 + 1e-3 * random.standard_normal((half, n)))
+    elif kind == "one large":
+        a[random.integers(m), random.integers(k)] *= 2.0 ** random.integers(4, 12)
+        b[random.integers(k), random.integers(n)] *= 2.0 ** random.integers(4, 12)
+    elif kind == "wide":
+        spread = min(largest, -least) // 3
+        a, b = (x * 2.0 ** random.integers(-spread, spread // 2, x.shape) for x in (a, b))
+    elif kind in ("decay", "banded"):
+        away_a, away_b = (abs(np.subtract.outer(*map(np.arange, x.shape))) for x in (a, b))
+        a, b = a * 0.8**away_a, b * 0.8**away_b
+        if kind == "banded":
+            a[away_a > 8], b[away_b > 8] = 0, 0
+    elif kind == "zeros":
+        a[random.random(a.shape) < 0.9] = 0
+        b[: k // 2] = 0
+    elif kind == "chemistry":
+        left, right = (chemistry[random.integers(len(chemistry))] for _ in range(2))
+        at = [random.integers(0, len(left) - size + 1) for size in shape]
+        a = left[at[0] : at[0] + m, at[1] : at[1] + k].copy()
+        b = right[at[1] : at[1] + k, at[2] : at[2] + n].copy()
+    return (torch.from_numpy(x).to(dtype) for x in (a, b))
+
+
+def cases(dtype, count, device, chemistry, seed=0, most=100):
+    """Yields kind, operands and options, ``count`` of them."""
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        kind = KINDS[number % len(KINDS)]
+        shape = [int(x) for x in random.integers(1, most, 3)]
+        a, b = (x.to(device) for x in operands(kind, dtype, shape, random, chemistry))
+        options = {"block": _BLOCKS[random.integers(len(_BLOCKS))], "tau": 0.0}
+        if number % 3:
+            options = {"block": options["block"], "max_error": 2.0 ** -random.integers(4, 24)}
+        added = {}
+        if number % 4 == 3:
+            input = torch.from_numpy(random.standard_normal((shape[0], shape[2])))
+            size = min(1e4, float(a.double().norm() * b.double().norm()) or 1.0)
+            added = {"input": (input * size / 64).to(device, dtype)}
+            added |= {"alpha": float(random.normal()), "beta": float(random.normal())}
+        yield kind, a, b, options, added
+
+
+def multiplied(a, b, options, added):
+    """The result and its SkipInfo."""
+    if not added:
+        return spamm_torch.mm(a, b, **options, return_info=True)
+    rest = {name: added[name] for name in ("alpha", "beta")}
+    return spamm_torch.addmm(added["input"], a, b, **rest, **options, return_info=True)
+
+
+# ---- The truth ----------------------------------------------------------------------------------
+
+
+class _Exact:
+    """float64 numbers as integers of any length, in units of a power of two."""
+
+    def __init__(self, values):
+        values = np.atleast_1d(values)
+        mantissa, exponent = np.frexp(values)
+        whole, exponent = (mantissa * 2.0**53).astype(np.int64), exponent - 53
+        self.unit = int(exponent[whole != 0].min(initial=0))
+        shifts = np.where(whole != 0, exponent - self.unit, 0)
+        self.values = whole.astype(object) << shifts.astype(object)
+
+    @classmethod
+    def of(cls, values, unit):
+        self = cls.__new__(cls)
+        self.values, self.unit = values, unit
+        return self
+
+    def __matmul__(self, other):
+        return self.of(self.values.dot(other.values), self.unit + other.unit)
+
+    def __mul__(self, other):
+        return self.of(self.values * other.values, self.unit + other.unit)
+
+    def __sub__(self, other):
+        unit = min(self.unit, other.unit)
+        a, b = (x.values << (x.unit - unit) for x in (self, other))
+        return self.of(a - b, unit)
+
+    def norm(self):
+        squares = int((self.values * self.values).sum())
+        spare = max(0, 120 - squares.bit_length()) // 2
+        root = math.isqrt(squares << 2 * spare)
+        cut = max(0, root.bit_length() - 60)
+        return math.ldexp(float(root >> cut), cut + self.unit - spare)
+
+
+def _exact_error(result, a, b, added):
+    a, b, result = (_Exact(x.cpu().numpy()) for x in (a, b, result))
+    truth = a @ b
+    if added:
+        minus_beta = _Exact(np.array([-added["beta"]]))
+        input = _Exact(added["input"].cpu().numpy())
+        truth = truth * _Exact(np.array([added["alpha"]])) - minus_beta * input
+    return (truth - result).norm()
+
+
+def error_of(result, a, b, added):
+    """norm(result - truth), at least."""
+    if result.dtype == torch.float64:
+        return _exact_error(result, a, b, added)
+    a, b, wide = (x.double() for x in (a, b, result))
+    truth, size = a @ b, (a.abs() @ b.abs()).norm()
+    if added:
+        alpha, beta, input = added["alpha"], added["beta"], added["input"].double()
+        truth = alpha * truth + beta * input
+        size = abs(alpha) * size + abs(beta) * input.norm()
+    unsure = (a.shape[1] + 4) * 2.0**-52 * size
+    return ((truth - wide).norm() + unsure).item()

@@ -2,9 +2,9 @@
 
 import math
 
-import im2col_reference
 import matrices
 import pytest
+import reference
 import torch
 
 import spamm_torch
@@ -187,11 +187,11 @@ def test_conv2d(device, geometry, blocks, knob):
     input_shape, weight_shape, settings = GEOMETRIES[geometry]
     input = bright_in_the_middle(input_shape, device, torch.float32)
     weight = matrices.normal(*weight_shape, seed=1, device=device)
-    matrix = im2col_reference.Im2col(input, weight, **settings, **BLOCKS[blocks], knob=knob)
+    matrix = reference.Im2col(input, weight, **settings, **BLOCKS[blocks], knob=knob)
     norm_a, norm_b = maps(matrix.weights, matrix.columns, matrix.block)
     skip_norms = matrix.skip_norm(norm_b)
-    products = im2col_reference.norm_products(norm_a, skip_norms)
-    value = im2col_reference.gap_near(products, 0.5) if knob == "tau" else KNOBS[knob]
+    products = reference.norm_products(norm_a, skip_norms)
+    value = reference.gap_near(products, 0.5) if knob == "tau" else KNOBS[knob]
     given = {**settings, **BLOCKS[blocks], knob: value}
     result, info = spamm_torch.conv2d(input, weight, **given, return_info=True)
     assert torch.equal(result, spamm_torch.conv2d(input, weight, **given))

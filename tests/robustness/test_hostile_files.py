@@ -7,7 +7,6 @@ import os
 import pickle
 import struct
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
@@ -19,9 +18,8 @@ import spamm_torch
 from common import journal as runs
 from common import results
 from density import sources
-from models import checkpoint, data
-from models.errors import UserError
-from models.files import read_arrays
+from models import data, training
+from models.files import UserError, read_arrays
 from models.water import matrices
 from spamm_torch.calibration.journal import Journal
 
@@ -140,10 +138,8 @@ def test_idx(tmp_path, shape, pack):
 
 def test_a_packed_file_is_not_unpacked_beyond_its_header(tmp_path):
     """A gigabyte of zeros in a megabyte."""
-    path, packer = tmp_path / "file.gz", zlib.compressobj(wbits=31)
-    pieces = [packer.compress(idx((4, 28, 28), rest=b""))]
-    pieces += [packer.compress(bytes(2**24)) for _ in range(64)]
-    path.write_bytes(b"".join((*pieces, packer.flush())))
+    path, zeros = tmp_path / "file.gz", gzip.compress(bytes(2**24))
+    path.write_bytes(gzip.compress(idx((4, 28, 28), rest=b"")) + 64 * zeros)
     refuses(UserError, lambda: data.read_idx(path), "expected 3136 bytes", "got more")
 
 
@@ -185,7 +181,7 @@ def checkpoints(path, attack):
 def test_checkpoints(tmp_path, kind):
     path, made = tmp_path / "file.pt", tmp_path / "made"
     checkpoints(path, Attack(made))[kind]()
-    refuses(UserError, lambda: checkpoint.load_checkpoint(path), str(path))
+    refuses(UserError, lambda: training.load_checkpoint(path), str(path))
     assert not made.exists()
 
 

@@ -1,19 +1,24 @@
 """kill -9 at any moment: what was finished is there, and each file is whole."""
 
+import io
 import json
 import os
 import random
 import signal
+import stat
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 from common.journal import Journal
-from models.checkpoint import load_checkpoint, save_checkpoint
 from models.files import read_arrays, write_atomically
-from spamm_torch import _files
+from models.training import load_checkpoint, save_checkpoint
+from spamm_torch import _output
+from spamm_torch._output import Progress, write_text
 from spamm_torch.calibration import journal as calibration
 
 
@@ -61,7 +66,7 @@ def arrays(path):
 
 def settings(path):
     return (
-        lambda step: _files.write_text(path, json.dumps({"step": step, "rest": [0] * 9000})),
+        lambda step: _output.write_text(path, json.dumps({"step": step, "rest": [0] * 9000})),
         lambda: json.loads(path.read_text())["step"],
     )
 
@@ -101,3 +106,91 @@ def test_what_was_finished_is_kept(tmp_path, kind):
         work, last = kind(folder / "file")
         finished = killed_at_work(work, rng.random() / 20)
         assert last() in (finished - 1, finished)
+
+
+# ---- Files that are written whole or not at all --------------------------------------------------
+
+
+def test_a_file_takes_the_place_of_the_old_one(tmp_path):
+    path, link = tmp_path / "net.json", tmp_path / "link"
+    link.symlink_to(path)
+    write_text(path, "old")
+    old = os.umask(0o027)
+    try:
+        write_text(link, "new")
+    finally:
+        os.umask(old)
+    assert path.read_text() == "new"
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["link", "net.json"]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "net.json"
+    write_text(path, "old")
+
+    def fail(_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["net.json"]
+
+
+def test_what_is_no_file_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(pipe.read_text)
+        write_text(pipe, "text")
+    assert found.result() == "text"
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_writers_do_not_share_their_unfinished_files(tmp_path):
+    path, texts = tmp_path / "journal", [str(number) * 100_000 for number in range(4)]
+    write_text(path, texts[0])
+    with ThreadPoolExecutor(4) as pool:
+        pool.map(write_text, [path] * 4, texts)
+        seen = {path.read_text() for _ in range(50)}
+    assert seen <= set(texts)
+    assert os.listdir(tmp_path) == ["journal"]
+
+
+@pytest.mark.parametrize("path", [3, None, b"net.json"])
+def test_what_is_no_path(path):
+    with pytest.raises(TypeError, match="path must be a path; got "):
+        write_text(path, "text")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_stages_are_said_with_what_is_left(monkeypatch, is_terminal):
+    """On a terminal a bar is written over and over, elsewhere each stage has a line."""
+    times = iter([0.0, 1.0, 2.0, 11.0, 12.0])
+    monkeypatch.setattr("spamm_torch._output.time.monotonic", lambda: next(times))
+    monkeypatch.setenv("COLUMNS", "60")
+    found = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", found)
+    with Progress("convert_", True) as progress:
+        progress.at("tracing")
+        for done in range(3):
+            progress.at("comparing", done, 4)
+        progress.at("measuring " + 60 * "x", 3, 4)
+    lines = ["tracing", "comparing, 0 of 4", "comparing, 1 of 4, about 3 s left of these"]
+    lines += ["comparing, 2 of 4, about 10 s left of these", f"measuring {60 * 'x'}, 3 of 4"]
+    shown = [f"convert_: {line}" for line in lines]
+    if is_terminal:
+        bars = [f"[{'#' * marks:<20}] " for marks in (0, 0, 5, 10, 15)]
+        shown = [(bar + line)[:59] for bar, line in zip(bars, shown, strict=True)]
+        assert found.getvalue().split("\r\x1b[K") == ["", *shown, ""]
+    else:
+        del shown[2]  # at most one in ten seconds
+        assert found.getvalue().splitlines() == shown

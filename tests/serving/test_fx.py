@@ -1,11 +1,14 @@
 """``torch.fx.symbolic_trace`` through functions and modules: one node a call, equal results."""
 
 import pickle
+from pathlib import Path
 
 import matrices
 import pytest
 import torch
+from support import python
 from torch import fx, nn
+from torch.profiler import ProfilerActivity, profile
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import spamm_torch
@@ -46,7 +49,6 @@ def image(device):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_model(device, image, frozen):
-    torch.manual_seed(0)
     model = Network(frozen).to(device)
     traced = fx.symbolic_trace(model)
     assert targets(traced).count(ops.conv2d) == 3
@@ -64,7 +66,6 @@ def test_operands_are_a_nodes_arguments_and_settings_its_keywords():
 
 
 def test_a_traced_model_is_pickled_and_trained(device, image):
-    torch.manual_seed(0)
     model = Network().to(device).train()
     traced = pickle.loads(pickle.dumps(fx.symbolic_trace(model)))
     model(image).sum().backward()
@@ -78,7 +79,6 @@ def test_a_traced_model_is_pickled_and_trained(device, image):
 
 
 def test_features_by_torchvision(device, image):
-    torch.manual_seed(0)
     model = Network().to(device)
     extractor = create_feature_extractor(model, {"relu": "features", "head": "scores"})
     found = extractor(image)
@@ -88,7 +88,6 @@ def test_features_by_torchvision(device, image):
 
 
 def test_a_converted_model(device, image):
-    torch.manual_seed(0)
     model = nn.Sequential(
         SpAMMConv2d(3, 40, 3, tau=0.0), nn.ReLU(), SpAMMConv2d(40, 40, 3, tau=0.5), nn.ReLU()
     )
@@ -139,3 +138,55 @@ def test_a_subclass_with_a_torch_function_of_its_own(device):
     found = spamm_torch.mm(a.as_subclass(Watched), a, tau=0.0)
     assert spamm_torch.mm in seen
     assert torch.equal(found.as_subclass(torch.Tensor), a @ a)
+
+
+# ---- Profiles ------------------------------------------------------------------------------------
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STAGES = {f"spamm_torch::{name}" for name in ("norm_map", "find_tau", "multiply")}
+
+
+def product(device, dtype):
+    a = torch.arange(128.0 * 128).reshape(128, 128).cos().to(device, dtype)
+    return spamm_torch.mm(a, a.t(), valid_ratio=0.5)
+
+
+def convolution(device, dtype, **knob):
+    x = torch.arange(64.0 * 64 * 16).reshape(64, 64, 4, 4).cos().to(device, dtype)
+    weight = torch.arange(64.0 * 64 * 9).reshape(64, 64, 3, 3).sin().to(device, dtype)
+    knob = knob or {"valid_ratio": 0.5}
+    return spamm_torch.conv2d(x, weight, padding=1, **knob)
+
+
+def names_in_profile(call):
+    call()  # what is set up in the first call
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+        call()
+    return {event.key for event in found.key_averages()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_stages_stand_in_torchs_profile(device, dtype):
+    assert names_in_profile(lambda: product(device, dtype)) >= STAGES | {"spamm_torch::spamm"}
+    found = names_in_profile(lambda: convolution(device, dtype))
+    assert found >= STAGES | {"spamm_torch::conv2d"}
+    held = names_in_profile(lambda: convolution(device, dtype, tau=1.0))
+    assert held & STAGES == STAGES - {"spamm_torch::find_tau"}  # nothing is searched
+
+
+def test_nvtx_changes_no_result(device, tmp_path):
+    """In a process of its own: the variable is read when the library is loaded."""
+    path = tmp_path / "found.pt"
+    code = (
+        "import sys, torch; sys.path[:0] = sys.argv[1:4]; import test_fx as test; "
+        "device = torch.device(sys.argv[4]); "
+        "torch.save([test.product(device, torch.float32), test.convolution(device, torch.float32)],"
+        " sys.argv[5])"
+    )
+    here = Path(__file__).parent
+    arguments = REPOSITORY, here.parent, here, device, path
+    python("-c", code, *arguments, check=True, SPAMM_TORCH_NVTX="1")
+    expected = product(device, torch.float32), convolution(device, torch.float32)
+    for found, result in zip(torch.load(path), expected, strict=True):
+        assert torch.equal(found, result)

@@ -270,7 +270,6 @@ def test_the_model_sees_the_batch_in_order_and_the_caller_does_not(device):
 
 
 def test_skipping_loses_less(device):
-    torch.manual_seed(0)
     conv = nn.Conv2d(3, 64, 3, padding=1)
     skips = SpAMMConv2d.from_dense(nn.Conv2d(64, 64, 3, padding=1), valid_ratio=0.3)
     model, dense = nn.Sequential(conv, skips), nn.Sequential(conv, skips.to_dense())

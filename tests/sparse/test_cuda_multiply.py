@@ -1,11 +1,14 @@
 """bsr_multiply on CUDA by plans of the CPU: against the oracle, and the bits of dense storage."""
 
+import math
+
 import block_patterns as patterns
 import matrices
 import pytest
 import torch
-from support import captured
-from test_block_products import assert_is_product
+from hypothesis import given
+from hypothesis import strategies as st
+from support import captured, waiting_is_an_error
 
 import spamm_torch
 from spamm_torch import sparse
@@ -40,22 +43,6 @@ def multiply(a, b, tau, input=None, beta=1.0, alpha=1.0, symmetric=False):
     edge = values.shape[1]
     blocks = tuple(x // edge for x in size)
     return c, torch.sparse_csr_tensor(*pattern, norms.cpu(), size=blocks)
-
-
-@pytest.mark.parametrize("pattern", patterns.PATTERNS)
-@pytest.mark.parametrize("edge", [32, 64, 128])
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_against_the_oracle(pattern, edge, dtype, index, share):
-    a = patterns.matrix(pattern, 5, 6, edge, dtype, index=index)
-    b = patterns.matrix("random", 6, 7, edge, dtype, seed=1, index=index)
-    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
-    tau = patterns.quantile(norm_a, norm_b, share)
-    c, norms = multiply(a, b, tau)
-    valid = patterns.kept(a, b, norm_a, norm_b, tau)
-    assert_is_product(c, patterns.product(a, b, valid), valid, edge)
-    dense = spamm_torch.norm_map(c.to_dense().cuda(), edge)
-    assert torch.equal(norms.to_dense(), dense.cpu())
 
 
 def dense_product(function, *matrices, norms, tau, edge, **options):
@@ -204,3 +191,254 @@ def test_more_than_2_31_entries():
         expected = torch.bmm(a[part], a[part])
         assert torch.allclose(found[part], expected, atol=2e-2)
         assert torch.allclose(norms[part], found[part].float().norm(dim=(1, 2)))
+
+
+# ---- Plans and thresholds are those of the CPU ---------------------------------------------------
+
+
+INDICES = (torch.int32, torch.int64)
+NORMS = (torch.float32, torch.float64)
+
+
+def norm_map(stored, dtype=torch.float64, index=torch.int64, seed=0):
+    """crow, col and norms of a mask of blocks; some norms are equal, zero or no numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(stored.sum())
+    norms = 10.0 ** (-4 * torch.rand(count, generator=generator, dtype=torch.float64))
+    norms[:: 1 + count // 3] = 0.25
+    norms[1 :: 1 + count // 2] = 0.0
+    norms[7::41], norms[11::43] = math.inf, math.nan
+    crow = torch.nn.functional.pad(stored.sum(1).cumsum(0), (1, 0))
+    return crow.to(index), stored.nonzero()[:, 1].to(index), norms.to(dtype)
+
+
+def on_cuda(arguments):
+    return [x.cuda() if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def assert_equal_plans(maps, tau, **options):
+    expected = ops.bsr_plan(*maps, tau, **options)
+    names = ("crow_input", "col_input")
+    moved = options | {name: options[name].cuda() for name in names if name in options}
+    for threshold in (tau, tau.cuda()):
+        found = ops.bsr_plan(*on_cuda(maps), threshold, **moved)
+        for x, y in zip(found, expected, strict=True):
+            assert x.dtype == y.dtype
+            assert torch.equal(x.cpu(), y)
+    return expected
+
+
+@given(
+    sizes=st.tuples(*[st.integers(0, 80)] * 3),
+    names=st.tuples(*[st.sampled_from(sorted(patterns.PATTERNS))] * 3),
+    dtype=st.sampled_from(NORMS),
+    index=st.tuples(*[st.sampled_from(INDICES)] * 2),
+    tau=st.sampled_from([0.0, 1e-6, 1e-4, 1e-2, math.inf]),
+    added=st.booleans(),
+    symmetric=st.booleans(),
+    lists=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_plans(sizes, names, dtype, index, tau, added, symmetric, lists, seed):
+    m, k, n = sizes
+    n = m if symmetric else n
+    generator = torch.Generator().manual_seed(seed)
+
+    def stored(name, *shape):
+        if 0 in shape:
+            return torch.zeros(shape, dtype=torch.bool)
+        return patterns.PATTERNS[name](*shape, lambda *s: torch.rand(s, generator=generator))
+
+    a = norm_map(stored(names[0], m, k), dtype, index[0], seed)
+    b = norm_map(stored(names[1], k, n), dtype, index[1], seed + 1)
+    options = {"symmetric": symmetric, "lists": lists}
+    if added:
+        crow, col, _ = norm_map(stored(names[2], m, n), dtype, index[0], seed)
+        options |= {"crow_input": crow, "col_input": col}
+    assert_equal_plans((*a, *b, n), torch.tensor(tau, dtype=torch.float64), **options)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", NORMS)
+def test_plans_of_many_columns_and_long_lists(symmetric, dtype):
+    """More block columns than shared memory holds, and lists longer than 32 products."""
+    generator = torch.Generator().manual_seed(0)
+    n = 70_000
+
+    def rows(count, columns):
+        col = torch.randint(columns, (count, 3), generator=generator).sort(1).values
+        keep = torch.cat((torch.ones(count, 1, dtype=torch.bool), col.diff(dim=1) > 0), 1)
+        crow = torch.nn.functional.pad(keep.sum(1).cumsum(0), (1, 0))
+        return crow, col[keep], torch.rand(int(keep.sum()), generator=generator).to(dtype)
+
+    wide = (*rows(n, 200), *rows(200, n), n) if not symmetric else (*rows(n, n), *rows(n, n), n)
+    assert_equal_plans(wide, torch.tensor(0.1), symmetric=symmetric)
+    full = norm_map(torch.ones(150, 150, dtype=torch.bool), dtype)
+    *_, first, slots, _ = assert_equal_plans(
+        (*full, *full, 150), torch.tensor(1e-4), symmetric=symmetric
+    )
+    assert first.diff().max() > 64
+    assert len(slots) == first[-1]
+
+
+@pytest.mark.parametrize("dtype", NORMS)
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("pattern", ["random", "banded", "gaps", "full", "none"])
+@pytest.mark.parametrize("size", [5, 60, 400])
+def test_thresholds(dtype, index, pattern, size):
+    generator = torch.Generator().manual_seed(size)
+    maps = []
+    for seed in (0, 1):
+        stored = patterns.PATTERNS[pattern](
+            size, size, lambda *s: torch.rand(s, generator=generator)
+        )
+        crow, col, norms = norm_map(stored, dtype, index, seed)
+        maps += [crow, col, norms.nan_to_num(0.5, 0.5)]
+    maps.append(size)
+    for ratio in (1e-6, 0.1, 0.5, 1.0):
+        found = ops.bsr_find_tau(*on_cuda(maps), valid_ratio=ratio)
+        assert found.item() == ops.bsr_find_tau(*maps, valid_ratio=ratio).item()
+    whole = maps[2].double().norm() * maps[5].double().norm()
+    for error in (0.0, 1e-9, 1e-5, 1e-2, 0.5, math.inf):
+        found = ops.bsr_find_tau(*on_cuda(maps), max_error=error)
+        assert found.item() == ops.bsr_find_tau(*maps, max_error=error).item()
+        (bound, products), (right, counts) = (
+            ops.bsr_error_bound(*x, found.to(x[2].device)) for x in (on_cuda(maps), maps)
+        )
+        assert torch.equal(products.cpu(), counts)
+        assert bound.item() == pytest.approx(
+            right.item(), rel=1e-6 if dtype == torch.float32 else 1e-9
+        )
+        assert bound.item() <= error * whole or not math.isfinite(error)
+        again, _ = ops.bsr_error_bound(*on_cuda(maps), found.cpu())
+        assert torch.equal(again, bound)
+
+
+@pytest.mark.parametrize("columns", [2000, 40_000])
+def test_losses_of_many_columns(columns):
+    """More columns in a row of C than have bins at a time, and than are numbered at a time."""
+    generator = torch.Generator().manual_seed(0)
+    a = norm_map(torch.rand(3, 5, generator=generator) < 0.9)
+    b = norm_map(torch.rand(5, columns, generator=generator) < 0.5)
+    maps = [x.nan_to_num(0.5, 0.5) if x.is_floating_point() else x for x in (*a, *b)] + [columns]
+    found, right = (ops.bsr_find_tau(*x, max_error=1e-2) for x in (on_cuda(maps), maps))
+    assert found.item() == right.item()
+    bounds = [ops.bsr_error_bound(*x, right)[0].item() for x in (on_cuda(maps), maps)]
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+
+
+def test_bad_patterns():
+    """The lines of the CPU; what does not wait gives NaN, and nothing is read outside."""
+    crow, col, norms = norm_map(torch.ones(3, 3, dtype=torch.bool))
+    wrong = (
+        {"col": col.flip(0)},
+        {"col": col + 100},
+        {"col": col - 1},
+        {"crow": crow.flip(0)},
+        {"crow": crow * 1000},
+        {"crow": torch.tensor([0, 9, 3, 9])},
+    )
+    for changed in wrong:
+        one = ({"crow": crow, "col": col, "norms": norms} | changed).values()
+        for maps in ((*one, crow, col, norms, 3), (crow, col, norms, *one, 3)):
+            with pytest.raises(RuntimeError) as right:
+                ops.bsr_plan(*maps, torch.tensor(0.0))
+            with pytest.raises(RuntimeError) as found:
+                ops.bsr_plan(*on_cuda(maps), torch.tensor(0.0))
+            lines = [str(x.value).partition("\nException raised")[0] for x in (right, found)]
+            assert lines[0] == lines[1]
+            for knob in ({"valid_ratio": 0.5}, {"max_error": 0.5}):
+                assert ops.bsr_find_tau(*on_cuda(maps), **knob).isnan()
+            assert ops.bsr_error_bound(*on_cuda(maps), torch.tensor(0.1))[0].isnan()
+    good = (crow, col, norms) * 2
+    added = {"crow_input": crow.cuda(), "col_input": col.flip(0).cuda()}
+    with pytest.raises(RuntimeError, match=r"input's block columns must ascend"):
+        ops.bsr_plan(*on_cuda((*good, 3)), torch.tensor(0.0), **added)
+    with pytest.raises(RuntimeError, match=r"norm_a and norm_b must be on the same device"):
+        ops.bsr_plan(*on_cuda(good[:3]), *good[3:], 3, torch.tensor(0.0))
+
+
+def test_graphs():
+    """Thresholds are captured; a plan, whose sizes the host must know, is not."""
+    maps = on_cuda((*norm_map(torch.ones(40, 40, dtype=torch.bool)) * 2, 40))
+    maps[2].nan_to_num_(0.5, 0.5)
+    calls = (
+        lambda: ops.bsr_find_tau(*maps, valid_ratio=0.3),
+        lambda: ops.bsr_find_tau(*maps, max_error=0.3),
+        lambda: ops.bsr_error_bound(*maps, torch.tensor(1e-3, dtype=torch.float64))[0],
+    )
+    for call in calls:
+        graph, found = captured(call)
+        maps[2].mul_(2)
+        graph.replay()
+        assert torch.equal(found, call())
+    with pytest.raises(RuntimeError, match=r"waits for the size of its result.*expected a plan"):
+        captured(lambda: ops.bsr_plan(*maps, torch.tensor(0.1)))
+
+
+def test_plans_that_are_used_again_do_not_wait():
+    a = patterns.matrix("random", 6, 6, 32, device="cuda")
+    plan = sparse.plan(a, a, tau=0.3)
+    b = torch.sparse_bsr_tensor(
+        a.crow_indices(), a.col_indices(), a.values() * 2, size=a.shape, check_invariants=False
+    )
+    with waiting_is_an_error():
+        read = (sparse.blocks.read(x, "a", "mm") for x in (a, b))
+        sparse.maps.check_plan(plan, *read, None, False)
+        spamm_torch.find_tau(*[spamm_torch.norm_map(x) for x in (a, b)], max_error=1e-3)
+        sparse.trace(a), sparse.norm(a)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("size", [1, 60, 1100])
+@pytest.mark.parametrize("dtype", NORMS)
+@pytest.mark.parametrize("index", INDICES)
+def test_dropping(dtype, index, size, symmetric):
+    generator = torch.Generator().manual_seed(size)
+    stored = torch.rand(size, size, generator=generator) < 40 / size
+    stored |= stored.T.clone()
+    crow, col, norms = norm_map(stored, dtype, index)
+    full = torch.zeros(size, size, dtype=dtype)
+    full[stored] = norms
+    maps = (crow, col, (full.triu() + full.triu(1).T)[stored])  # as of a matrix and its mirror
+    operands = {name: norms.nan_to_num(0.5, 0.5) for name in ("norm_a", "norm_b")}
+    options = [{"below": below} for below in (0.0, 0.01, 0.25, math.inf)]
+    for share in (0.0, 1e-12, 1e-4, 0.01, math.inf):
+        options += [{"below": below, "share": share, **operands} for below in (0.01, math.inf)]
+    for each in options:
+        right = ops.bsr_drop(*maps, **each, symmetric=symmetric)
+        names, values = each.keys(), on_cuda(each.values())
+        on_device = dict(zip(names, values, strict=True))
+        found = ops.bsr_drop(*on_cuda(maps), **on_device, symmetric=symmetric)
+        for x, y in zip(found[:4], right[:4], strict=True):
+            torch.testing.assert_close(x.cpu(), y, rtol=0, atol=0, equal_nan=True)
+        rounding = 1e-6 if dtype == torch.float32 else 1e-12
+        assert found[4].item() == pytest.approx(right[4].item(), rel=rounding)
+        assert found[5].numel() == 0
+    values = torch.randn(len(norms), 32, 32, generator=generator, dtype=dtype)
+    finite = (crow, col, norms.nan_to_num(0.5, 0.5))
+    sums = [
+        ops.bsr_drop(*on_device(finite), values=on_device([values])[0], below=0.01)[5]
+        for on_device in (on_cuda, list)
+    ]
+    torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2, 3_000_000])
+@pytest.mark.parametrize("dtype", NORMS)
+def test_dropping_from_few_and_from_many_blocks(dtype, stored):
+    """Also where each thread block has many rows, and rows differ much."""
+    rows = min(stored, 5000)
+    crow = torch.zeros(rows + 1, dtype=torch.int64)
+    if rows:
+        length = torch.arange(1, rows + 1, dtype=torch.float64).pow(3)
+        crow[1:] = (length.cumsum(0) / length.sum() * stored).round().long()
+    col = torch.arange(stored) - crow[:-1].repeat_interleave(crow.diff())
+    norms = 10.0 ** (-6 * torch.rand(stored, dtype=torch.float64)).to(dtype)
+    for share in (1e-3, 1e-9):
+        operands = {"norm_a": norms, "norm_b": norms[: stored // 2 + 1]}
+        right = ops.bsr_drop(crow, col, norms, below=math.inf, share=share, **operands)
+        operands = {name: x.cuda() for name, x in operands.items()}
+        maps = on_cuda((crow, col, norms))
+        found = ops.bsr_drop(*maps, below=math.inf, share=share, **operands)
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(found[:4], right[:4], strict=True))

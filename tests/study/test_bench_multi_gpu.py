@@ -13,7 +13,7 @@ import spamm_torch
 from cases import multi_gpu, ranks, shards
 from cases.multi_gpu import LAYOUTS, PEERS
 from common.operands import DATA, operands
-from models.errors import UserError
+from models.files import UserError
 
 CPU = torch.device("cpu")
 RATIOS = (0.3, 1.0)

@@ -113,7 +113,6 @@ def test_the_score_of_an_evaluation():
     "cudnn", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["plain", "cudnn"]
 )
 def test_the_dense_network_computes_what_the_trained_one_does(cudnn):
-    torch.manual_seed(0)
     device = "cuda" if cudnn else "cpu"
     model = VGG13(width=4, batch_norm=True).eval().to(device)
     pictures = torch.rand(3, 3, 32, 32, device=device)

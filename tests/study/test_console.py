@@ -20,7 +20,7 @@ from bench import CASES
 from cases.conv import NAMES
 from common import console
 from common.console import Steps, exit_code, make_console
-from models.errors import UserError, first_line
+from models.files import UserError, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"

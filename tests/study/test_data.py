@@ -9,7 +9,7 @@ from study_tools import digits, idx_bytes, write_part
 from support import raises_line
 
 from models import data
-from models.errors import UserError
+from models.files import UserError
 from models.training import validation_pictures
 
 

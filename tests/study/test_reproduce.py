@@ -14,7 +14,7 @@ from common.measuring import cell
 from common.operands import operands
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS
-from tables import paper, spgemm, table_1, table_2, table_3, table_4, table_5
+from tables import paper, table_1, table_2, table_3, table_4, table_5
 from tables.table_5 import Group
 
 SIZES = (128, 100)
@@ -212,18 +212,18 @@ FOR_PRODUCTS = "(for 64 products of entries)"
 def test_a_sparse_product_that_fails_says_why(monkeypatch, error, why):
     a = torch.eye(64)
     failing = {"": partial(fails, error)}
-    monkeypatch.setattr(spgemm, "ways", lambda csr: failing)
-    assert spgemm.calls(a, a.double(), a.device) == ({}, {spgemm.PEERS["cpu"]: why})
-    monkeypatch.setattr(spgemm, "ways", lambda csr: failing | {", in parts": lambda: csr @ csr})
-    [(name, of)] = spgemm.calls(a, a.double(), a.device)[0].items()
-    assert name == spgemm.PEERS["cpu"] + ", in parts"
+    monkeypatch.setattr(table_3, "ways", lambda csr: failing)
+    assert table_3.calls(a, a.double(), a.device) == ({}, {table_3.PEERS["cpu"]: why})
+    monkeypatch.setattr(table_3, "ways", lambda csr: failing | {", in parts": lambda: csr @ csr})
+    [(name, of)] = table_3.calls(a, a.double(), a.device)[0].items()
+    assert name == table_3.PEERS["cpu"] + ", in parts"
     assert of.ms > 0
     assert torch.equal(of.call().to_dense(), a)
 
 
 def test_a_wrong_sparse_product_is_none():
     a = torch.eye(64)
-    found, absent = spgemm.calls(a, 2 * a.double(), a.device)
+    found, absent = table_3.calls(a, 2 * a.double(), a.device)
     [why] = absent.values()
     assert not found
     assert why.startswith("wrong result: expected an error of at most 1e-05; got 0.5")
@@ -241,17 +241,17 @@ def sparse():
 
 def test_products_of_entries_are_counted(sparse):
     nonzero = (sparse != 0).double()
-    assert spgemm.count_products(spgemm.to_csr(sparse)) == (nonzero @ nonzero).sum()
+    assert table_3.count_products(table_3.to_csr(sparse)) == (nonzero @ nonzero).sum()
 
 
 @pytest.mark.parametrize("products", [1, 3000, 10**9])
 def test_slices_of_rows_make_the_whole_product(sparse, products, device):
     sparse = sparse.to(device)
-    csr = spgemm.to_csr(sparse)
-    parts = spgemm.slices(csr, products)
+    csr = table_3.to_csr(sparse)
+    parts = table_3.slices(csr, products)
     assert len(parts) == 1 if products == 10**9 else len(parts) > 5
     assert sum(len(part) for part in parts) == len(sparse)
-    whole = spgemm.stacked([part @ csr for part in parts])
+    whole = table_3.stacked([part @ csr for part in parts])
     torch.testing.assert_close(whole.to_dense(), (csr @ csr).to_dense())
     row = (sparse != 0).sum().item()  # more products than any row has
     nonzero = (sparse != 0).double()
@@ -263,17 +263,17 @@ def test_slices_of_rows_make_the_whole_product(sparse, products, device):
 def test_cusparse_multiplies():
     a, _ = operands("decay", 256, torch.float32, "cuda")
     a[a < table_3.truncation(a, 0.5)] = 0
-    calls, absent = spgemm.calls(a, a.double() @ a.double(), a.device)
-    assert list(calls) == [spgemm.PEERS["cuda"]]
+    calls, absent = table_3.calls(a, a.double() @ a.double(), a.device)
+    assert list(calls) == [table_3.PEERS["cuda"]]
     assert not absent
 
 
 @pytest.mark.cuda
 def test_what_cusparse_gets_where_its_default_refuses(monkeypatch, sparse):
     sparse = sparse.cuda()
-    assert list(spgemm.ways(spgemm.to_csr(sparse))) == [""]
-    monkeypatch.setattr(spgemm, "_MOST_PRODUCTS", 100)
-    ways = spgemm.ways(spgemm.to_csr(sparse))
+    assert list(table_3.ways(table_3.to_csr(sparse))) == [""]
+    monkeypatch.setattr(table_3, "_MOST_PRODUCTS", 100)
+    ways = table_3.ways(table_3.to_csr(sparse))
     assert list(ways) == ["", ", A in 1 slices of rows"]
     product = ways[", A in 1 slices of rows"]()
     torch.testing.assert_close(product.to_dense(), sparse @ sparse)

@@ -5,14 +5,13 @@ import torch
 from torch import nn
 
 import spamm_torch
-from models.errors import UserError
+from models.files import UserError
 from models.vgg13 import CONVOLUTIONS, VGG13
 from models.water import matrices
 from models.water.matrices import load
 from models.water.model import model_density, model_fock, overlap, water_cluster
 from tables import table_4, table_5
-from tables.layouts import LAYOUTS, im2col_conv, im2col_operands
-from tables.table_5 import GROUPS, HeldRatio
+from tables.table_5 import GROUPS, LAYOUTS, HeldRatio, im2col_conv, im2col_operands
 
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
 

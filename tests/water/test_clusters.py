@@ -1,18 +1,23 @@
 """Water clusters: geometry, exact overlaps against ergo's, and the model of F."""
 
 import dataclasses
+import itertools
 
+import matrices as operands
 import numpy as np
 import pytest
+import reference
 import torch
+from support import refuses
 
 import spamm_torch
-from models.water import blocks
+from models.files import UserError
+from models.water import blocks, matrices
 from models.water import overlap as overlaps
-from models.water.basis import BASES, HARMONICS, function_atoms
 from models.water.geometry import BOHR, JITTER, SPACING, WaterCluster, molecule, water_cluster
-from models.water.matrices import FILES, load
+from models.water.matrices import FILES, FOLDER, load
 from models.water.model import model_fock, overlap
+from models.water.overlap import BASES, HARMONICS, function_atoms
 
 
 def part(cluster, molecules):
@@ -202,3 +207,283 @@ def test_orders_keep_as_much_as_the_docstring_says():
         norms = spamm_torch.norm_map(s[order][:, order], 32)
         kept = [spamm_torch.valid_ratio(norms, norms, tau).item() for tau in (1e-10, 1e-6, 1e-2)]
         assert f"{kept[0]:.2f}, {kept[1]:.2f} and {kept[2]:.2f} {words}" in doc
+
+
+# ---- Points in space -----------------------------------------------------------------------------
+
+
+def points(n, dimensions=3, *, seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, dimensions, generator=generator, dtype=torch.float64).to(device)
+
+
+def bisected(positions):
+    """The order in its plainest form, from a list of places: piece after piece, level by level."""
+    pieces = [list(range(len(positions)))]
+    while max(map(len, pieces)) > 1:
+        boxes = [box(positions, piece) for piece in pieces]
+        middles = [[low / 2 + high / 2 for low, high in of_piece] for of_piece in boxes]
+        halves = []
+        for at, piece in enumerate(pieces):
+            edges = [high / 2 - low / 2 for low, high in boxes[at]]
+            axis = edges.index(max(edges))
+            before, behind = middles[max(at - 1, 0)], middles[min(at + 1, len(pieces) - 1)]
+            sign = -1 if before[axis] > behind[axis] else 1
+            ordered = sorted(piece, key=lambda i: sign * positions[i][axis])
+            middle = (len(piece) + 1) // 2
+            halves += [half for half in (ordered[:middle], ordered[middle:]) if half]
+        pieces = halves
+    return [i for piece in pieces for i in piece]
+
+
+def box(positions, indices):
+    return [
+        (min(along), max(along)) for along in zip(*(positions[i] for i in indices), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 129])
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 5])
+def test_it_is_recursive_bisection(device, n, dimensions):
+    positions = points(n, dimensions, seed=n, device=device)
+    order = spamm_torch.spatial_order(positions)
+    assert order.dtype == torch.int64
+    assert order.device == positions.device
+    assert order.tolist() == bisected(positions.tolist())
+
+
+def test_no_points(device):
+    assert spamm_torch.spatial_order(torch.empty(0, 3, device=device)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64, torch.uint8])
+def test_any_real_dtype_with_ties(device, dtype):
+    positions = (8 * points(100, seed=1, device=device)).floor().to(dtype)
+    order = spamm_torch.spatial_order(positions)
+    assert order.tolist() == bisected(positions.tolist())
+
+
+def test_points_at_one_place_keep_their_order(device):
+    order = spamm_torch.spatial_order(torch.ones(50, 3, device=device))
+    assert order.tolist() == list(range(50))
+
+
+def test_strides_and_gradients_do_not_matter(device):
+    positions = points(60, seed=2, device=device)
+    strided = positions.t().contiguous().t().requires_grad_()
+    assert torch.equal(spamm_torch.spatial_order(strided), spamm_torch.spatial_order(positions))
+
+
+def test_groups_stay_together_in_the_order_of_their_middles(device):
+    positions = points(90, seed=3, device=device)
+    labels = torch.tensor([7, -2, 10**12], device=device)[torch.arange(90, device=device) % 3]
+    groups = labels + torch.arange(90, device=device) // 30 * 100
+    order = spamm_torch.spatial_order(positions, groups)
+    assert sorted(order.tolist()) == list(range(90))
+    ordered = [(int(groups[i]), i) for i in order.tolist()]
+    runs = [(label, list(run)) for label, run in itertools.groupby(ordered, lambda pair: pair[0])]
+    assert len(runs) == 9  # each in one piece
+    for label, run in runs:
+        assert [i for _, i in run] == (groups == label).nonzero().flatten().tolist()
+    of_group = [positions[groups == label] for label in groups.unique()]
+    middles = [((of.amin(0) + of.amax(0)) / 2).tolist() for of in of_group]
+    expected = [int(groups.unique()[place]) for place in bisected(middles)]
+    assert [label for label, _ in runs] == expected
+
+
+def test_groups_of_one_point_change_nothing(device):
+    positions = points(77, seed=4, device=device)
+    groups = torch.arange(77, device=device, dtype=torch.int32)
+    expected = spamm_torch.spatial_order(positions)
+    assert torch.equal(spamm_torch.spatial_order(positions, groups), expected)
+
+
+def test_it_makes_blocks_skippable(device):
+    """A matrix that decays with the distance of points, against its form before the order."""
+    positions = points(600, seed=5, device=device)
+    order = spamm_torch.spatial_order(positions)
+    kept = []
+    for places in (positions, positions[order]):
+        norms = spamm_torch.norm_map(torch.exp(-100 * torch.cdist(places, places) ** 2), 32)
+        kept.append(spamm_torch.valid_ratio(norms, norms, 1e-4).item())
+    assert kept[1] < 0.6 * kept[0]
+
+
+ONES = torch.ones(4, 3)
+BAD = [
+    (([[0.0]],), TypeError, "positions must be a tensor; got list"),
+    ((ONES.cfloat(),), TypeError, "positions must be real numbers; got complex64"),
+    ((ONES[0],), RuntimeError, "positions must be", "got shape [3]"),
+    ((ONES[:, :0],), RuntimeError, "positions must be", "got shape [4, 0]"),
+    ((ONES, [1, 2]), TypeError, "groups must be a tensor; got list"),
+    ((ONES, ONES[:, 0]), TypeError, "groups must be integers; got float32"),
+    ((ONES, torch.arange(3)), RuntimeError, "label for each of 4 points; got shape [3]"),
+    ((ONES, torch.ones(4).long().to("meta")), RuntimeError, "positions' device, cpu; got meta"),
+]
+
+
+@pytest.mark.parametrize("case", BAD, ids=range(len(BAD)))
+def test_bad_arguments(case):
+    arguments, kind, *fragments = case
+    refuses(kind, lambda: spamm_torch.spatial_order(*arguments), *fragments)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_places_that_are_none(device, value):
+    positions = points(9, device=device)
+    positions[4, 1] = positions[7, 0] = value
+    with pytest.raises(ValueError, match=r"positions must be finite; got \[.*\] for point 4$"):
+        spamm_torch.spatial_order(positions)
+
+
+# ---- Matrices of ergo ----------------------------------------------------------------------------
+
+
+def levels(known):
+    """Energies of F against S, and D in the basis of their vectors."""
+    lower = torch.linalg.cholesky(known.overlap)
+    half = torch.linalg.solve_triangular(lower, known.fock, upper=False)
+    energies, vectors = torch.linalg.eigh(
+        torch.linalg.solve_triangular(lower, half.mT, upper=False)
+    )
+    return energies, vectors.T @ (lower.T @ known.density @ lower) @ vectors
+
+
+def test_the_embedded_density_is_that_of_the_embedded_fock_matrix():
+    known = load()
+    assert (known.density * known.overlap).sum().item() == pytest.approx(known.electrons, abs=1e-6)
+    energies, density = levels(known)
+    occupied = known.electrons // 2
+    assert energies[occupied] - energies[occupied - 1] > 0.2
+    expected = torch.zeros(len(energies), dtype=torch.float64)
+    expected[:occupied] = 2
+    torch.testing.assert_close(density, expected.diag(), rtol=0, atol=1e-4)
+
+
+def test_the_embedded_matrices_fit_each_other():
+    for name in FILES:
+        known = load(name)
+        functions = len(known.overlap)
+        for matrix in (known.overlap, known.core_hamiltonian, known.fock, known.density):
+            if matrix is not None:
+                assert matrix.dtype == torch.float64
+                assert matrix.shape == (functions, functions)
+                assert torch.equal(matrix, matrix.T)
+        assert known.positions.shape == (functions, 3)
+        assert torch.equal(known.molecule.unique(), torch.arange(known.atoms // 3))
+        assert known.electrons == 10 * known.atoms // 3
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
+
+
+def test_spatial_order_lets_blocks_be_skipped():
+    """The embedded order, the same found again from any other, and those that are not local."""
+    known = load()
+    n = len(known.overlap)
+    molecules = torch.randperm(known.atoms // 3, generator=torch.Generator().manual_seed(1))
+    at_random = molecules[known.molecule].argsort(stable=True)
+    found_again = spamm_torch.spatial_order(known.positions[at_random], known.molecule[at_random])
+    orders = {
+        "embedded": torch.arange(n),
+        "found": at_random[found_again],
+        "at random": torch.randperm(n, generator=torch.Generator().manual_seed(0)),
+        "ergo's": known.ergo_order.argsort(),
+    }
+    kept = {}
+    for name, order in orders.items():
+        norms = spamm_torch.norm_map(known.overlap[order][:, order], 32)
+        kept[name] = spamm_torch.valid_ratio(norms, norms, 1e-2).item()
+    assert max(kept["embedded"], kept["found"]) < 0.9 * min(kept["at random"], kept["ergo's"])
+
+
+def refused(path, message):
+    with pytest.raises(UserError, match=message) as raised:
+        matrices.read(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_files(tmp_path):
+    path = tmp_path / "file.npz"
+    refused(path, "cannot read .*: No such file")
+    whole = (FOLDER / FILES["water STO-3G"]).read_bytes()
+    for content in (b"", b"no archive", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        refused(path, "expected an .npz file of plain arrays; got .*file.npz")
+    np.savez(path, overlap=np.ones(3))
+    refused(path, "expected a file as in data/ergo")
+    with np.load(FOLDER / FILES["water STO-3G"]) as file:
+        content = dict(file)
+    nan = content["overlap"].copy()
+    nan[3] = np.nan
+    short = content["fock"][:-1]
+    for change in ({"overlap": nan}, {"fock": short}, {"basis": "none"}, {"ergo_order": nan}):
+        np.savez(path, **(content | change))
+        refused(path, "it is damaged")
+    del content["overlap"]
+    np.savez(path, **content)
+    refused(path, "it is damaged")
+
+
+def test_an_unknown_name():
+    with pytest.raises(UserError, match=r"expected embedded matrices: default, .*; got none"):
+        load("none")
+
+
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("name", matrices.MATRICES)
+def test_squares_in_float32_are_as_accurate_as_torchs(device, name, block):
+    """Blocks hold entries of many magnitudes.
+
+    Normwise, as for other badly scaled data; also where most block products are skipped.
+    """
+    a = getattr(load(), name).to(device)
+    exact = a.float().double() @ a.float().double()
+    rounding = (a.float() @ a.float() - exact).norm()
+    error = spamm_torch.mm(a.float(), a.float(), tau=0.0, block=block) - exact
+    assert error.norm() <= 4 * rounding
+    max_error = 1e-3
+    error = spamm_torch.mm(a.float(), a.float(), max_error=max_error, block=block) - exact
+    assert error.norm() <= max_error * a.norm() ** 2 + 4 * rounding
+
+
+# ---- Products of entries of many magnitudes, against the oracle ---------------------------------
+
+
+def norm_maps(a, b, block):
+    return spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)
+
+
+def assert_product(a, b, tau, block):
+    maps = norm_maps(a, b, block)
+    actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau, block=block))
+    error = np.abs(actual - reference.multiply(a, b, *maps, tau, block))
+    bound = reference.rounding_bound(a, b, *maps, tau, block)
+    if a.is_cuda and a.dtype == torch.float32:
+        bound += split_bound(a, b, maps, tau, block)
+    assert (error <= bound).all()
+
+
+def split_bound(a, b, maps, tau, block):
+    """What Hopper's split parts may lose besides, elementwise.
+
+    An entry is off by at most 2^-39 of its block's largest entry, so for each k a block product
+    loses at most 2^-38 of the product of the largest entries of its blocks.
+    """
+    largest_a, largest_b = (largest_entries(x, block) for x in (a, b))
+    norm_a, norm_b = (reference.to_float64(norms) for norms in maps)
+    valid = ~(norm_a[:, :, None] * norm_b[None] < tau)
+    lost = (valid * largest_a[:, :, None] * largest_b[None]).sum(1) * block * 2.0**-38
+    return lost.repeat(block, 0).repeat(block, 1)[: a.shape[0], : b.shape[1]]
+
+
+def largest_entries(x, block):
+    """The largest magnitude of each block."""
+    starts = [np.arange(0, size, block) for size in x.shape]
+    magnitudes = np.abs(reference.to_float64(x))
+    return np.maximum.reduceat(np.maximum.reduceat(magnitudes, starts[0], 0), starts[1], 1)
+
+
+@pytest.mark.parametrize("dtype", operands.DTYPES)
+@pytest.mark.parametrize("tau", [1e-10, 1e-8, 1e-6, 1e-4, 1e-2])
+def test_the_square_of_the_overlaps(device, dtype, tau):
+    a = load().overlap.to(device, dtype)
+    assert_product(a, a, tau, 32)

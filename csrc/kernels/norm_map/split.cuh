@@ -4,7 +4,7 @@
 // A granule is x = 2^exponent * (high + low), or x = 2^exponent * high. Here a block is one
 // granule; split_granules.cuh has four in a block. Products of two granules that would lose
 // accuracy are multiplied without split parts; the flags of SplitKind mark such granules. Error
-// analysis: docs/kernels/multiply_float32.md (two split parts), docs/kernels/norm_map.md (one). One
+// analysis: docs/kernels/multiply.md (two split parts), docs/kernels/norm_map.md (one). One
 // launch serves one matrix or both operands.
 #pragma once
 

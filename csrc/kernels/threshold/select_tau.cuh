@@ -1,5 +1,5 @@
 // The tau of a valid ratio, found exactly on the device: the product of norms whose rank, counted
-// from the largest, is the wanted number of products. Design: docs/kernels/threshold.md.
+// from the largest, is the wanted number of products. Design: docs/kernels/norm_map.md.
 //
 // A sample gives an interval that most likely holds the product. A round counts the products above
 // the interval and in its bins; all thread blocks add up their counts and choose the same bin. The

@@ -2,7 +2,7 @@
 // B = 2^j (high' + low'), A B is 2^(i+j) (high low' + low high' + high high'). Tensor cores
 // truncate when they add, so the small products come first, and after each step the sums are
 // promoted: they are added to float32 totals that round. Derivation:
-// docs/kernels/multiply_float32.md.
+// docs/kernels/multiply.md.
 //
 // Config has kMajorA, kMajorB, kRows, kColumns and kOwn; kLastWidth, the columns of a warpgroup's
 // last block, a multiple of 8; kSets, the sets of sums of a step (1, 2 or 4); kKeepsRests; and

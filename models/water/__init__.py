@@ -1,1 +1,0 @@
-"""Matrices of quantum chemistry: water clusters, their overlaps, and Debian's program ergo."""

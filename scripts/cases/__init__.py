@@ -1,1 +1,0 @@
-"""The benchmarks: what they measure and how they report it."""

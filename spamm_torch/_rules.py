@@ -1,0 +1,119 @@
+"""Rules of the ops for torch.func.vmap and for ``torch.utils.flop_counter.FlopCounterMode``.
+
+Its formulas count the dense product, two operations for each multiply and add: the device alone
+knows how much of it is skipped. ``SkipInfo.valid_ratio`` tells the share that was computed. Norm
+maps and thresholds count nothing, as torch counts nothing but products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import register_flop_formula
+
+_ops = torch.ops.spamm_torch
+_Shape = Sequence[int]
+
+
+@register_flop_formula([_ops.spamm, _ops.spamm_with_norms, _ops.spamm_into, _ops.multiply])
+def _product(a: _Shape, b: _Shape, *args: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(a) * b[-1]
+
+
+def _convolution(weight: _Shape, output: _Shape) -> int:
+    return 2 * math.prod(output) * math.prod(weight[1:])
+
+
+def _weight(args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    return given["weight"] if "weight" in given else args[1]
+
+
+@register_flop_formula([_ops.conv2d, _ops.dense_conv2d])
+def _conv2d(*args: Any, out_shape: _Shape, **given: Any) -> int:
+    return _convolution(_weight(args, given), out_shape)
+
+
+@register_flop_formula(_ops.conv2d_shards)
+def _conv2d_shards(*args: Any, out_shape: Sequence[_Shape], **given: Any) -> int:
+    return sum(_convolution(_weight(args, given)[0], output) for output in out_shape)
+
+
+@register_flop_formula([_ops.conv2d_with_norms, _ops.conv2d_deviation])
+def _conv2d_with_norms(*args: Any, out_shape: Sequence[_Shape], **given: Any) -> int:
+    return _convolution(_weight(args, given), out_shape[0])
+
+
+@register_flop_formula(_ops.conv2d_max_pool)
+def _conv2d_max_pool(
+    input: _Shape,
+    weight: _Shape,
+    bias: _Shape | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    **kwargs: Any,
+) -> int:
+    geometry = (stride, padding, dilation, groups)
+    output = torch.nn.functional.conv2d(_meta(input), _meta(weight), None, *geometry)
+    return _convolution(weight, output.shape)
+
+
+def _meta(shape: _Shape | None) -> Any:
+    return None if shape is None else torch.empty(shape, device="meta")
+
+
+# ---- vmap: one call for each element, without the warning of torch's fallback --------------------
+
+
+_NAMESPACE = "spamm_torch"
+_library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+
+
+def _register_all() -> None:
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, own = name.partition("::")
+        if namespace != _NAMESPACE or "." in own:
+            continue
+        op = getattr(getattr(torch.ops, _NAMESPACE), own).default
+        if op._schema.returns and not op._schema.is_mutable:
+            _register(own, op)
+
+
+def _register(name: str, op: Any) -> None:
+    from torch._functorch.autograd_function import custom_function_call_vmap_helper
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    def call(args: Any, kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    def each(info: Any, in_dims: Any, *given: Any) -> Any:
+        values, structure = pytree.tree_flatten(given)
+        dims = pytree.tree_leaves(in_dims)
+        results = []
+        for index in range(info.batch_size):
+            own = [
+                value if dim is None else value.select(dim, index)
+                for value, dim in zip(values, dims, strict=True)
+            ]
+            results.append(call(*pytree.tree_unflatten(own, structure)))
+        stacked = pytree.tree_map(_stacked, *results)
+        return stacked, pytree.tree_map(lambda x: 0 if isinstance(x, Tensor) else None, stacked)
+
+    def rule(_: Any, *args: Any, **kwargs: Any) -> Any:
+        interpreter: Any = retrieve_current_functorch_interpreter()
+        return custom_function_call_vmap_helper(interpreter, each, call, args, kwargs)
+
+    _library.impl(name, rule, "FuncTorchBatched", with_keyset=True)
+
+
+def _stacked(*parts: Any) -> Any:
+    return torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0]
+
+
+_register_all()
