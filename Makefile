@@ -175,11 +175,8 @@ lint: $(VENV)/lint-ready
 	$(VENV)/bin/python scripts/check_budget.py
 
 # The checks are in .clang-tidy; the flags of each file are those of the latest build.
-tidy: build
-	@$(call need,command -v run-clang-tidy,clang-tidy,clang-tidy)
-	@$(PY) -m ninja -C "$$(ls -td build/torch-*/spamm_torch.libspamm_torch | head -1)" --quiet \
-		-t compdb host > build/compile_commands.json
-	run-clang-tidy -quiet -p build -j 2 'csrc/.*\.cpp$$'
+tidy: build $(VENV)/lint-ready
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) scripts/tidy.py
 
 clean:
 	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache .mypy_cache

@@ -187,11 +187,11 @@ void push_arguments(const c10::OperatorHandle& op, Stack& stack, const Arguments
   std::apply(push_each, Arguments::members(arguments));
 }
 
-inline void push_results(Stack& stack, Tensor result) { stack.emplace_back(std::move(result)); }
-inline void push_results(Stack& stack, std::vector<Tensor> results) {
+inline void push_results(Stack& stack, Tensor&& result) { stack.emplace_back(std::move(result)); }
+inline void push_results(Stack& stack, std::vector<Tensor>&& results) {
   stack.emplace_back(std::move(results));
 }
-inline void push_results(Stack& stack, std::tuple<Tensor, Tensor> results) {
+inline void push_results(Stack& stack, std::tuple<Tensor, Tensor>&& results) {
   stack.emplace_back(std::move(std::get<0>(results)));
   stack.emplace_back(std::move(std::get<1>(results)));
 }

@@ -83,6 +83,7 @@ class MatrixConvolution {
 
   ConvNormMaps norm_maps() const {
     std::vector<Tensor> norms;
+    norms.reserve(pieces_.size());
     for (const Piece& piece : pieces_) norms.push_back(norms_of(im2col_.transposed(piece)));
     return {norm_weight_, at::cat(norms, -1)};
   }

@@ -113,6 +113,7 @@ std::vector<Tensor> conv2d_shards_op(ConvShardsArguments& x) {
     if (const OptTensor found = search(shards, knob)) taus.emplace(*found);
   }
   std::vector<Tensor> outputs;
+  outputs.reserve(shards.size());
   for (const Convolution& shard : shards) {
     outputs.push_back(convolve(shard, knob_on(shard.input.device(), knob, taus)).output);
   }

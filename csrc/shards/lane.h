@@ -116,7 +116,7 @@ class Lanes {
       for (const Lane& other : others) {
         for (const Lane& lane : all().subspan(2)) other.wait_for(lane);
       }
-    } catch (const c10::Error&) {
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
       // The device has failed, and the error that says so is on its way.
     }
   }

@@ -108,7 +108,7 @@ struct Finish {
     for (const Lane& lane : lanes) {
       try {
         lane.wait_on_host();
-      } catch (const c10::Error&) {
+      } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
         // The device has failed, and the error that says so is on its way.
       }
     }

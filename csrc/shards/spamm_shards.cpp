@@ -129,6 +129,7 @@ class Part {
                        static_cast<size_t>(need.size(1)));
     };
     std::vector<int64_t> counts;
+    counts.reserve(static_cast<size_t>(need.size(0)));
     for (int64_t stage = 0; stage < need.size(0); ++stage) {
       counts.push_back(std::ranges::count(need_of(stage), true));
     }
@@ -202,6 +203,7 @@ class ShardedProduct {
       for (int64_t p = 0; p < count; ++p) run_part(p);
     } else {
       std::vector<at::Device> devices;
+      devices.reserve(a_.rows.size());
       for (const Tensor& a : a_.rows) devices.push_back(a.device());
       for_each_part(count, current_streams(devices), run_part);
     }

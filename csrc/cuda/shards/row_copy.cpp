@@ -38,20 +38,19 @@ void enqueue(const RowBlock& block) {
 // The current stream must not be CUDA's default one.
 void enqueue_together(std::span<const RowBlock> blocks) {
   const auto operand = [](const void* data, int64_t stride) {
-    cudaMemcpy3DOperand operand{};
-    operand.type = cudaMemcpyOperandTypePointer;
+    cudaMemcpy3DOperand operand{.type = cudaMemcpyOperandTypePointer, .op = {}};
     operand.op.ptr.ptr = const_cast<void*>(data);
     operand.op.ptr.rowLength = stride;
     return operand;
   };
   std::vector<cudaMemcpy3DBatchOp> copies;
   for (const RowBlock& block : blocks) {
-    cudaMemcpy3DBatchOp copy{};
-    copy.src = operand(block.from, block.from_stride);
-    copy.dst = operand(block.to, block.to_stride);
-    copy.extent = {static_cast<size_t>(block.width), static_cast<size_t>(block.rows), 1};
-    copy.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    copies.push_back(copy);
+    copies.push_back(
+        {.src = operand(block.from, block.from_stride),
+         .dst = operand(block.to, block.to_stride),
+         .extent = {static_cast<size_t>(block.width), static_cast<size_t>(block.rows), 1},
+         .srcAccessOrder = cudaMemcpySrcAccessOrderStream,
+         .flags = 0});
   }
   C10_CUDA_CHECK(
       cudaMemcpy3DBatchAsync(copies.size(), copies.data(), 0, c10::cuda::getCurrentCUDAStream()));
