@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .._arguments import as_knobs, held_tau
 from .._axis import Axis
@@ -90,11 +91,28 @@ def _multiplied(
     left, right = operands
     planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes())
     plan = _together(axis, left, lambda: make_plan(function, *maps, *planned))
-    needed, slots_b = plan.slots_b.long().unique(return_inverse=True)
+    lengths, first = plan.first.diff(), sum(stored[: axis.rank])
+    is_own = (plan.slots_b >= first) & (plan.slots_b < first + len(right.col))
+    is_near = pad(is_own.cumsum(0), (1, 0))[plan.first].diff() == lengths
+    apart = added is None and not symmetric and 2 * int(is_near.sum()) > len(is_near)
+    # Own blocks of B would be copied beside those that arrive. Most blocks of the result need none
+    # that arrive: they are computed by themselves, and the others again.
+    again = (~is_near).nonzero()[:, 0]
+    needing = plan.only(again) if apart else plan
+    needed, slots_b = needing.slots_b.long().unique(return_inverse=True)
     values_b = _fetched(needed, right.values, stored, axis)
-    fetched = maps[1].only(needed)._replace(values=values_b)
-    plan = plan._replace(slots_b=slots_b.int())
-    return plan, *plan.multiply(left, fetched, added, **scale)
+    operands = left, maps[1].only(needed)._replace(values=values_b)
+    values, norms = needing._replace(slots_b=slots_b.int()).multiply(*operands, added, **scale)
+    if apart:
+        stays = is_near.repeat_interleave(lengths)
+        near = plan._replace(
+            first=pad((lengths * is_near).cumsum(0), (1, 0)),
+            slots_a=plan.slots_a[stays],
+            slots_b=plan.slots_b[stays] - first,
+        )
+        found, (values, norms) = (values, norms), near.multiply(left, right, **scale)
+        values[again], norms[again] = found
+    return plan, values, norms
 
 
 def _together(axis: Axis, own: Blocks, make: Any) -> Any:
