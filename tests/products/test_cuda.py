@@ -293,6 +293,15 @@ def test_more_block_rows_than_a_grid_dimension_holds():
     assert (spamm_torch.mm(b.t(), a.t(), tau=0.5, block=32) == 2).all()
 
 
+def test_thread_blocks_that_keep_pace():
+    """With so many steps, thread blocks of Hopper's kernels wait for each other."""
+    a, b = operands(torch.float16, m=64, k=2**17, n=64)
+    batch = 34 * torch.cuda.get_device_properties(a.device).multi_processor_count
+    actual = spamm_torch.bmm(a.expand(batch, -1, -1), b.expand(batch, -1, -1), tau=0.0)
+    expected = spamm_torch.mm(a, b, tau=0.0)
+    assert torch.equal(actual, expected.expand(batch, -1, -1))
+
+
 # ---- Two devices --------------------------------------------------------------------------------
 
 

@@ -109,6 +109,23 @@ __device__ int claim_tile(const TiledProduct<Norm>& p) {
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
 
+// Waits until all tiles before this one's turn are loaded. Thread blocks that load at the same time
+// share operands in L2. Over many steps they drift apart, until each reads memory for itself.
+//
+// A list warp claims a tile when its last one is loaded. So when the two of each thread block have
+// tiles of this turn or later, or none is left for them, as many are claimed. The wait ends without
+// that, too, since other kernels may keep a thread block from running.
+template <class Norm>
+__device__ void keep_pace(const TiledProduct<Norm>& p, int number) {
+  constexpr int kMostWaits = 1 << 13, kNanoseconds = 250;
+  const int claimed = number / p.turn * p.turn + static_cast<int>(gridDim.x);
+  const volatile int* const counter = p.product.next_tile;
+  if (threadIdx.x % 32 == 0) {
+    for (int i = 0; i < kMostWaits && *counter < claimed; ++i) __nanosleep(kNanoseconds);
+  }
+  __syncwarp();
+}
+
 // The tile with this number. Tile rows form groups, and within a group the order is column by
 // column, so that tiles in flight share rows of A and columns of B in L2. A group starts half a
 // turn away from the diagonal: in a decay matrix the heavy tiles then come in the middle, and light
@@ -165,7 +182,7 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
   const int steps = (p.product.k - 1) / kBlock + 1, own_steps = steps_of_segment<Config>(p, steps);
   ListWriter<typename Storage<Config>::Ring, 1> writer(storage.ring, warp);
 
-  bool waited = false;
+  bool waited = false, keeps_pace = false;
   typename Config::Norm tau{};
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p)) {
     const Tile tile = segment_at<Config>(p, number);
@@ -180,6 +197,7 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
     }
     if (is_below<Config>(p, tile)) continue;
     const bool marked = is_marked<Config>(p, tile);
+    int valid = 0;  // of the lane's steps
 #pragma unroll 1
     for (int first = lane; first - lane < own_steps; first += 32 * kUnroll) {
       StepNorms<Config> step_norms[kUnroll];
@@ -193,9 +211,15 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
         auto mask = step < steps ? step_norms[i].mask(tau) & norms.inside : Mask<Config>{};
         if constexpr (Config::kMaskBits < 32) mask.mark(marked);
         writer.append(tile, {step, mask});
+        valid += mask.any();
       }
+      // What is listed so far is not published yet.
+      if (keeps_pace && first == lane && number >= p.turn) keep_pace(p, number);
     }
     writer.end_tile(tile);
+    // The next tile is as long as this one, or about so. With few valid steps, waiting for the
+    // longest of a turn loses more than drifting apart.
+    keeps_pace = p.turn != 0 && 4 * __reduce_add_sync(~0u, valid) > own_steps;
     writer.wait_for_room();
   }
   writer.end_work();

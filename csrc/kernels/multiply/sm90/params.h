@@ -23,6 +23,7 @@ struct TiledProduct {
   int log2_segments;              // of each tile (segments.cuh); 0 without kSegmented
   bool a_has_batch, b_has_batch;  // false: all batches share the operand
   bool claims_tiles;              // false: every tile has a thread block of its own
+  int turn;                       // not 0: tiles loaded at a time, see keep_pace() in list.cuh
 };
 
 // Where a row of B lies.
