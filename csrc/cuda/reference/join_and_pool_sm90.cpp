@@ -108,7 +108,7 @@ ConvolutionResult run(const Tensor& input, const Tensor& reference,
 }
 
 const Backends<ReferenceBackend> registered(at::kCUDA, Rank::kHopper,
-                                            {.pool = {&supports, &run}, .join = {&supports, &run}});
+                                            {.join = {&supports, &run}, .pool = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda
