@@ -182,7 +182,7 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
   const int steps = (p.product.k - 1) / kBlock + 1, own_steps = steps_of_segment<Config>(p, steps);
   ListWriter<typename Storage<Config>::Ring, 1> writer(storage.ring, warp);
 
-  bool waited = false, keeps_pace = false;
+  bool waited = false;
   typename Config::Norm tau{};
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p)) {
     const Tile tile = segment_at<Config>(p, number);
@@ -196,8 +196,9 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
       if (warp != 0) continue;  // the first tile is that of the other list warp
     }
     if (is_below<Config>(p, tile)) continue;
+    // Where steps are skipped, waiting for the longest tile of a turn loses more.
+    if (p.turn != 0 && number >= p.turn && tau == 0) keep_pace(p, number);
     const bool marked = is_marked<Config>(p, tile);
-    int valid = 0;  // of the lane's steps
 #pragma unroll 1
     for (int first = lane; first - lane < own_steps; first += 32 * kUnroll) {
       StepNorms<Config> step_norms[kUnroll];
@@ -211,15 +212,9 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
         auto mask = step < steps ? step_norms[i].mask(tau) & norms.inside : Mask<Config>{};
         if constexpr (Config::kMaskBits < 32) mask.mark(marked);
         writer.append(tile, {step, mask});
-        valid += mask.any();
       }
-      // What is listed so far is not published yet.
-      if (keeps_pace && first == lane && number >= p.turn) keep_pace(p, number);
     }
     writer.end_tile(tile);
-    // The next tile is as long as this one, or about so. With few valid steps, waiting for the
-    // longest of a turn loses more than drifting apart.
-    keeps_pace = p.turn != 0 && 4 * __reduce_add_sync(~0u, valid) > own_steps;
     writer.wait_for_room();
   }
   writer.end_work();
