@@ -28,7 +28,7 @@ def refused(model, error, message, *args, **kwargs):
         ({"tau": float("nan")}, ValueError, "tau must be a number; got nan"),
         ({"tau": torch.tensor(1.0)}, TypeError, "tau must be a number in a SpAMMConfig"),
         ({"tau": 1, "block": 48}, ValueError, "block must be 32, 64 or 128"),
-        ({"tau": 1, "pixel_block": (3, 1, 1)}, ValueError, "pixel_block must be"),
+        ({"tau": 1, "pixel_block": (1, 2, 2)}, ValueError, "pixel_block must be"),
         ({"tau": 10**400}, ValueError, "tau must be a number that float64 holds; got a larger one"),
         ({"max_error": 10**400}, ValueError, "max_error must be a number that float64 holds"),
     ],
