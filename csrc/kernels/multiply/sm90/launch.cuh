@@ -69,7 +69,7 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
   params.b_has_batch = p.b.batch_stride != 0;
   const int blocks = std::min(params.tiles, most_blocks);
   params.claims_tiles = blocks < params.tiles;
-  constexpr int64_t kMostSteps = 1 << 16;  // of a thread block that drifts little
+  constexpr int64_t kMostSteps = 1 << 15;  // of a thread block that drifts little
   const int64_t steps = ((p.k - 1) / kBlock + 1) * (params.tiles / blocks) >> log2_segments;
   params.turn = params.claims_tiles && steps > kMostSteps ? blocks : 0;
   return blocks;
