@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
@@ -46,6 +47,11 @@ class OnDevice {
   c10::cuda::CUDAGuard guard_;
   const cudaDeviceProp& properties_;
 };
+
+// Whether the current stream is captured for a CUDA graph, so that the host must not wait.
+inline bool is_capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
 
 #ifdef SPAMM_WITH_SM90A
 constexpr bool kHasHopperKernels = true;

@@ -6,11 +6,11 @@
 #include <ATen/cuda/PeerToPeerAccess.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <vector>
 
+#include "cuda/device.h"
 #include "shards/devices.h"
 
 namespace spamm::cuda {
@@ -82,10 +82,6 @@ void copy(at::Device to, at::Device from, std::span<const RowBlock> blocks) {
   } else {
     enqueue_together(blocks);
   }
-}
-
-bool is_capturing() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
 const Backends<shards::RowCopy> copies(at::kCUDA, Rank::kPortable, {&copy, &is_capturing});

@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/library.h>
 
 #include "cuda/sparse/maps.h"
@@ -101,7 +100,7 @@ BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> para
 BsrPlan bsr_plan(BsrPlanArguments& x) {
   check_plan(x);
   const OnDevice device(x.norm_a);
-  TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
+  TORCH_CHECK(!is_capturing(),
               "a block-sparse product waits for the size of its result: expected a plan, made "
               "before; got none while a CUDA graph is captured");
   const CsrTensors tensors(x, x.crow_input, x.col_input);

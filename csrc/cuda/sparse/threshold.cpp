@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/library.h>
 
 #include "cuda/sparse/maps.h"
@@ -77,7 +76,7 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
 BsrDrop bsr_drop(BsrDropArguments& x) {
   check_drop(x);
   const OnDevice device(x.norms);
-  TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
+  TORCH_CHECK(!is_capturing(),
               "to drop blocks of a result the host waits for their number: expected no drop; got "
               "one while a CUDA graph is captured");
   const Tensor crow = x.crow.contiguous(), col = x.col.contiguous(), norms = x.norms.contiguous();
