@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -138,6 +139,11 @@ def in_layout(x: Tensor, column_major: bool) -> Tensor:
     return x.t().contiguous().t() if column_major else x.contiguous()
 
 
+def one_ahead(started: Iterable[Any]) -> Iterator[Any]:
+    """The items of an iterator in their order, each when the one after it has been started."""
+    return (item for item, _ in pairwise(chain(started, (None,))))
+
+
 # ---- Units that travel, stage by stage -----------------------------------------------------------
 
 
@@ -160,7 +166,11 @@ class Units:
 
 
 class Exchange:
-    """One exchange of a matrix between the ranks of an axis."""
+    """One exchange of a matrix (K, columns) between the ranks of an axis, a shard of rows each.
+
+    A unit is one block row in one stage, a range of columns. All ranks know from the norm maps
+    which rank needs which units, so each derives what it sends and what arrives: no counts travel.
+    """
 
     def __init__(self, own: Tensor, cut: Cut, edge: int, need: Tensor, stage_columns: int) -> None:
         """Prepares an exchange; nothing travels yet.
@@ -195,11 +205,7 @@ class Exchange:
         The stage with the fewest units to wait for comes first. While the caller works on a stage,
         the units of the next one travel.
         """
-        started = ((self._columns(stage), self._start(stage)) for stage in self._order)
-        following = next(started, None)
-        while following is not None:
-            current, following = following, next(started, None)
-            yield current
+        return one_ahead((self._columns(stage), self._start(stage)) for stage in self._order)
 
     def _columns(self, stage: int) -> slice:
         begin = stage * self._stage_columns

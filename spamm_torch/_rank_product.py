@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import _plan
 from ._arguments import Knobs
-from ._axis import Cut, Exchange, recut
+from ._axis import Cut, Exchange, one_ahead, recut
 from ._histogram import find_tau_across
 from ._plan import ROW_MULTIPLE
 
@@ -325,9 +325,6 @@ def _shards(own: Tensor, cut: Cut) -> Iterator[tuple[slice, Tensor]]:
         work = dist.broadcast(shard, group_src=rank, group=cut.axis.group, async_op=True)
         return cut.of(rank), shard, work
 
-    started = map(start, range(cut.axis.size))
-    following = next(started, None)
-    while following is not None:
-        (where, shard, work), following = following, next(started, None)
+    for where, shard, work in one_ahead(map(start, range(cut.axis.size))):
         work.wait()
         yield where, shard
