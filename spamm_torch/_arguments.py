@@ -75,11 +75,7 @@ def _is_constant(number: Any) -> bool:
 def check_knobs(
     tau: float | Tensor | None, valid_ratio: float | None, max_error: float | None
 ) -> None:
-    """Raises unless exactly one knob is given, of the right type and within its range.
-
-    ValueError for none, several, NaN or out of range; TypeError unless it is a number or a
-    floating-point tensor; RuntimeError for a tensor that is not 0-d or requires a gradient.
-    """
+    """Raises unless exactly one knob is given, of the right type and within its range."""
     if (tau is not None) + (valid_ratio is not None) + (max_error is not None) != 1:
         knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
         given = [name for name, value in knobs.items() if value is not None]
@@ -213,11 +209,7 @@ def check_integers(value: Any, name: str) -> None:
 
 
 def as_activation(activation: Any, relu: Any = False) -> str:
-    """The name that ops take; ``relu=True`` is another way to say "relu".
-
-    ValueError for another name, and for both; TypeError for an activation that is no string or a
-    ``relu`` that is no bool.
-    """
+    """The name that ops take; ``relu=True`` is another way to say "relu"."""
     check_bool(relu, "relu")
     if activation is None:
         return "relu" if relu else "none"
@@ -259,11 +251,7 @@ def _edges(block: Any, count: int, form: str) -> tuple[int, ...]:
 
 
 def check_pixel_block(pixel_block: Any, block: Any = None) -> tuple[int, int, int]:
-    """The triple that ``pixel_block`` means.
-
-    ValueError unless it is three powers of two whose product is 32, 64 or 128, and the n of
-    ``block`` where that is given.
-    """
+    """The triple that ``pixel_block`` means, whose product is the n of a given ``block``."""
     several = isinstance(pixel_block, Iterable) and not isinstance(pixel_block, (str, Tensor))
     edges = tuple(pixel_block) if several else (pixel_block,)
     powers = all(is_integer(edge) and edge > 0 and edge & (edge - 1) == 0 for edge in edges)
@@ -301,11 +289,8 @@ def conv_block(
 
 
 def as_devices(devices: Any) -> list[int]:
-    """The numbers of the CUDA devices that ``devices`` names.
-
-    TypeError unless it is a sequence of integers, torch.devices or their names; ValueError for a
-    device of another kind, of an unknown name or without a number. The op checks that they are
-    distinct and exist.
+    """The numbers of the CUDA devices that ``devices`` names; the op checks that they are distinct
+    and exist.
     """
     several = isinstance(devices, (list, tuple)) or (
         isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
@@ -380,11 +365,7 @@ def check_optional_tensor(value: Any, name: str) -> None:
 
 
 def check_operands(a: Tensor, b: Tensor) -> None:
-    """Raises unless two dense tensors are matrices of one dtype that is supported, on one device.
-
-    TypeError for dtypes, RuntimeError for shapes and devices. Whether the shapes fit each other is
-    not checked: of shards, that takes all of them.
-    """
+    """Raises unless two dense tensors are matrices of one supported dtype, on one device."""
     if a.dtype not in DTYPES:
         names = ", ".join(map(dtype_name, DTYPES[:-1]))
         raise TypeError(f"a must be {names} or {dtype_name(DTYPES[-1])}; got {dtype_name(a.dtype)}")

@@ -106,9 +106,8 @@ def with_rows(x: Tensor, rows: int) -> Tensor:
 
 
 def recut(x: Tensor, now: Cut, then: Cut) -> Tensor:
-    """The rows that this rank owns by ``then``, of a matrix whose rows are cut by ``now``.
-
-    A collective call of the cuts' axis, unless the cuts are equal.
+    """The rows that this rank owns by ``then``, of a matrix whose rows are cut by ``now``. A
+    collective call, unless the cuts are equal.
     """
     if now.at == then.at:
         return x
@@ -131,10 +130,8 @@ def is_column_major(x: Tensor) -> bool:
 
 
 def in_layout(x: Tensor, column_major: bool) -> Tensor:
-    """``x`` with contiguous rows, or with contiguous columns.
-
-    The last bits of a norm depend on whether a block is read by rows or by columns. So a matrix
-    keeps its layout when it travels.
+    """``x`` with contiguous rows, or columns, by which the last bits of its norms are decided: a
+    matrix keeps its layout when it travels.
     """
     return x.t().contiguous().t() if column_major else x.contiguous()
 
@@ -156,9 +153,8 @@ class Units:
     work: dist.Work
 
     def copy_to(self, out: Tensor) -> None:
-        """Waits for the units, and writes them to their rows of ``out`` (K, columns of the stage).
-
-        K is a multiple of the block's rows here. Rows that are not needed stay as they are.
+        """Waits for the units, and writes them to their rows of ``out``; rows that are not needed
+        stay.
         """
         self.work.wait()
         by_block_rows = out.unflatten(0, (-1, self.entries.shape[1]))
@@ -169,18 +165,15 @@ class Exchange:
     """One exchange of a matrix (K, columns) between the ranks of an axis, a shard of rows each.
 
     A unit is one block row in one stage, a range of columns. All ranks know from the norm maps
-    which rank needs which units, so each derives what it sends and what arrives: no counts travel.
+    which rank needs which units: no counts travel.
     """
 
     def __init__(self, own: Tensor, cut: Cut, edge: int, need: Tensor, stage_columns: int) -> None:
         """Prepares an exchange; nothing travels yet.
 
-        Args:
-            own: this rank's shard, of any strides.
-            cut: the matrix's block rows, and so their owners.
-            edge: rows of a block. The last block row may have fewer.
-            need: bool (ranks, block rows, stages), on the CPU: which units each rank needs.
-            stage_columns: columns of a stage. The last stage may have fewer.
+        ``own``: this rank's shard. ``cut``: of the matrix's block rows, of which the last may have
+        fewer than ``edge`` rows. ``need``: bool (ranks, block rows, stages), on the CPU: which
+        units each rank needs.
         """
         self._axis, self._stage_columns = cut.axis, stage_columns
         block_rows = cut.lengths[cut.axis.rank]
@@ -200,10 +193,8 @@ class Exchange:
         )
 
     def stages(self) -> Iterator[tuple[slice, Units]]:
-        """The columns and the units of each stage.
-
-        The stage with the fewest units to wait for comes first. While the caller works on a stage,
-        the units of the next one travel.
+        """The columns and units of each stage, the one with the fewest to wait for first; the next
+        travel while the caller works.
         """
         return one_ahead((self._columns(stage), self._start(stage)) for stage in self._order)
 

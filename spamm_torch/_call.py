@@ -77,9 +77,8 @@ class Call:
 def read_call(
     a: Any, b: Any, knobs: dict[str, Any], block: Any, balance: Any, backends: str, kind: str
 ) -> Call:
-    """Checks what one rank can check; raises as :func:`spamm_torch.distributed.mm`.
-
-    A tau on a device is read on the host: all ranks compare it, and what travels depends on it.
+    """Checks what one rank can check. A tau on a device is read on the host: all ranks compare it,
+    and what travels depends on it.
     """
     check_tensor(a, "a")
     check_tensor(b, "b")
@@ -104,15 +103,11 @@ def check_served(a: Tensor, backends: str) -> None:
 
 
 def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list[tuple[int, int]]]:
-    """Reads this rank's call, and returns it once all ranks have agreed. A collective call.
+    """Reads this rank's call, and returns it once all ranks have agreed, with each rank's rows of
+    ``a`` and ``b``. A collective call.
 
-    Args:
-        axes: together they hold all ranks; ranks that differ in the last one are neighbours.
-        read: this rank's call, given the backends of the ranks' groups; what it raises
-            (RuntimeError, TypeError, ValueError), all ranks raise.
-
-    Returns:
-        The call, and for each rank in the order of the axes the rows of its ``a`` and ``b``.
+    ``axes`` together hold all ranks; those that differ in the last one are neighbours. What
+    ``read`` raises, given the backends of the ranks' groups, all ranks raise.
     """
     backends = dist.get_backend_config(axes[0].group)
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():

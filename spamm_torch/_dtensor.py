@@ -1,7 +1,5 @@
-"""Products of DTensors, the shards of ``torch.distributed.tensor``, by its public functions.
-
-Importing this module imports DTensor, which takes half a second. So it is imported where there is
-one.
+"""Products of DTensors, by the public functions of ``torch.distributed.tensor``, whose import takes
+half a second: this module is imported where there is one.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ def mm(
     a: Any, b: Any, knobs: dict[str, Any], block: Any, balance: Any = False, **refused: Any
 ) -> Tensor:
     """:func:`spamm_torch.mm` where ``a`` or ``b`` is a DTensor. A collective call of its mesh.
-
-    refused: arguments of the public function that must be None or False with DTensors.
+    ``refused``: arguments that must be None or False with DTensors.
     """
     mesh = (a if isinstance(a, DTensor) else b).device_mesh
     if mesh.get_coordinate() is None:
@@ -131,10 +128,8 @@ _PLACEMENT: dict[Role, Placement] = {"rows": Shard(0), "columns": Shard(1), "who
 
 
 def _roles(placements: list[tuple[Placement, Placement]]) -> list[Role]:
-    """The dimension of C that each dimension of the mesh cuts: rows, columns, or none.
-
-    At most one cuts rows and at most one columns. Operands that are placed otherwise than their
-    dimension's role says are redistributed.
+    """The dimension of C that each dimension of the mesh cuts: rows, columns, or none; at most one
+    cuts rows and at most one columns.
     """
     free: list[Role] = ["rows", "columns"]
     roles: list[Role] = []

@@ -60,11 +60,8 @@ def line_of(error: BaseException) -> str:
 
 
 class Watch:
-    """Finds where a function changes something.
-
-    Attributes:
-        line: the line of the user's code, as :func:`line_of`; empty where it was not found.
-        module: the innermost module that was being called then; None for none.
+    """Finds where a function changes something: ``line`` of the user's code, as :func:`line_of`,
+    empty where it was not found; ``module``: the innermost that was being called then, or None.
     """
 
     def __init__(self, place: Place, stack: Sequence[nn.Module]) -> None:

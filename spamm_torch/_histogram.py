@@ -27,25 +27,16 @@ def find_tau_across(
     total_products: int,
     reduce: Callable[[Tensor], object],
 ) -> Tensor:
-    """The threshold that keeps a given share of the block products of all ranks together.
+    """The threshold that keeps a given share of the block products of all ranks: the bits of one
+    device.
 
-    All ranks call this together. Each block product belongs to one rank.
+    All ranks call it together, with their rows of A's map, and B's map or their columns of it; each
+    block product belongs to one rank. A round counts the rank's products, and sums 16 KiB of counts
+    over the ranks: 3 rounds for float32 norms, 6 for float64, and as many again where equal
+    products make the share without them nearer. The host waits once.
 
-    A round forms and counts all products of the rank's maps, and sums 16 KiB of counts over the
-    ranks; the search needs about 50 KiB of memory beside the maps. It takes 3 rounds for float32
-    norms, 6 for float64. Where equal products make the share without them nearer, as many rounds
-    again find the next larger product. The host waits once, when the product is found.
-
-    Args:
-        norm_a: this rank's rows of A's norm map; none, too.
-        norm_b: the norm map of B, or this rank's columns of it.
-        valid_ratio, total_products: of all ranks' block products the share to keep, the number.
-        reduce: replaces an int64 tensor on the maps' device by its sum over all ranks.
-
-    Returns:
-        On every rank the bits of :func:`spamm_torch.find_tau` for the whole maps on one device.
-
-    Raises as that function; on all ranks ValueError for another number of products.
+    ``valid_ratio``, ``total_products``: of all ranks. ``reduce``: replaces an int64 tensor by its
+    sum over all ranks. ValueError on all ranks for another number of products.
     """
     check_valid_ratio(valid_ratio)
     check_integer(total_products, "total_products")
@@ -76,11 +67,9 @@ class _Search:
         self._wide = norm_a.dtype == torch.float64
 
     def product_of_place(self, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Finds the product at a place, counted from 1 for the largest.
-
-        Returns its key, the number of larger products, the number of products that equal it, and
-        the number of all products: 0-d int64 tensors on the device. Only the last means something
-        if there are fewer products than ``place``.
+        """The product at a place, counted from 1 for the largest: its key, how many are larger, how
+        many equal it, and how many there are: 0-d int64 on the device. With fewer products than
+        ``place`` only the last means something.
         """
         low = self._maps[0].new_zeros((), dtype=torch.int64)
         totals = []
@@ -96,10 +85,8 @@ class _Search:
         return low, larger, reached.take(steps) - larger, totals[0]
 
     def _shifts(self) -> list[int]:
-        """For each round log2 of the keys in a bin.
-
-        The bins of the first round hold all keys, of 31 or 63 bits; those of the next rounds hold
-        one bin of the round before; the last ones hold a key each.
+        """For each round log2 of the keys in a bin. The first round's bins hold all keys, of 31 or
+        63 bits; those of each other one bin of the round before.
         """
         key_bits = 63 if self._wide else 31
         return [max(shift, 0) for shift in range(key_bits - _LOG2_BINS, -_LOG2_BINS, -_LOG2_BINS)]

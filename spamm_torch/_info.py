@@ -55,13 +55,8 @@ class SkipInfo(_Skipped):
 
 
 class NormMaps(NamedTuple):
-    """The norm maps of a product, and their blocks.
-
-    Attributes:
-        norm_a, norm_b: of A and of B, for errors.
-        skip_norm_b: the map of B that decides which products are skipped; ``norm_b`` but for a
-            convolution.
-        block, pixel_block: as in :class:`SkipInfo`.
+    """The norm maps of a product, and their blocks as in :class:`SkipInfo`. ``skip_norm_b`` decides
+    which products are skipped; it is ``norm_b`` but for a convolution.
     """
 
     norm_a: Tensor
@@ -162,15 +157,10 @@ def conv2d_norm_maps(
     pixel_block: Sequence[int] | None,
     norm_weight: Tensor | None,
 ) -> NormMaps:
-    """The norm maps of a convolution of checked arguments.
+    """The norm maps (groups, MB, KB) and (groups, KB, NB) of a convolution of checked arguments.
 
-    Args:
-        geometry: stride, padding, dilation and groups.
-        has_tau: whether its knob is a threshold, which decides the default pixel block.
-        norm_weight: the weight's norm map where it is known.
-
-    Returns:
-        The weight's norm map (groups, MB, KB), and the im2col matrix's (groups, KB, NB).
+    ``geometry``: stride, padding, dilation, groups. ``has_tau`` decides the default pixel block.
+    ``norm_weight``: the weight's norm map where it is known.
     """
     batch = input if input.dim() == 4 else input.unsqueeze(0)
     stride, padding, dilation, groups = geometry

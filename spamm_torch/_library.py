@@ -118,10 +118,8 @@ def _minor(version: str) -> str:
 
 
 def _load() -> dict[str, Any]:
-    """Loads the library, after making sure that it was built for this torch.
-
-    Returns what the build left beside it: the versions of spamm_torch ("version"), torch ("torch")
-    and CUDA ("cuda", None in a CPU-only build), and what CUDA code it holds ("cuda_targets").
+    """Loads the library, which must be built for this torch; returns what the build left beside it:
+    versions ("version", "torch", "cuda": None in a CPU-only build) and "cuda_targets".
     """
     built_file = _PACKAGE / "_built.json"
     try:

@@ -25,12 +25,8 @@ def check_path(path: Any, name: str) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Puts a text file in the place of what the path names; readers find the old or the new one.
-
-    The text goes to a file of another name beside it, which two writers do not share.
-
-    Raises TypeError for a path of another type, OSError where it cannot be written; then the old
-    file stays as it was.
+    """Puts a text file in the place of what the path names; readers find the old or the new one,
+    and the old one stays where that raises TypeError or OSError.
     """
     check_path(path, "path")
     target = Path(os.path.realpath(path))
@@ -60,10 +56,8 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """The progress of one stage after the other; at the end of the context the line is cleared.
-
-    Args:
-        what: the function that runs.
+    """The progress of one stage of the function ``what`` after the other; at the end the line is
+    cleared.
     """
 
     def __init__(self, what: str, is_shown: bool) -> None:

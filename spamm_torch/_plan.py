@@ -370,14 +370,9 @@ def _bytes_text(count: int) -> str:
 def _stored_exchange(
     a: Blocks, b: Blocks, tau: Tensor, cuts: list[int], owners: list[int]
 ) -> tuple[Tensor, Tensor, Tensor, list[float]]:
-    """Which stored blocks of B each rank needs, and how many travel.
-
-    Rank p computes the block rows cuts[p] to cuts[p + 1] of A, and owns the block rows owners[p] to
-    owners[p + 1] of B.
-
-    Returns:
-        bool (ranks, stored blocks of B); int64 [source, destination], the number of blocks that
-        travel, and that would without skipping; and each rank's valid products. All on the CPU.
+    """Which stored blocks of B each rank needs, bool (ranks, stored blocks); how many blocks travel
+    [source, destination], and would without skipping; and each rank's valid products. All on the
+    CPU.
     """
     plan = make_plan("exchange_plan", a, b, None, tau, False, 0)
     ranks = len(cuts) - 1

@@ -1,9 +1,8 @@
 """One rank's part of a product: its block of C, of operands whose shards lie on all ranks.
 
-Norm maps travel first. Then every rank knows which units of B its rows of A need, and gets these
-alone; in a mesh, likewise the units of A that its columns of B need. Columns of C are computed
-stage by stage while the next stage's units travel. K is never split, so that every sum runs in the
-order of one device, and has its bits.
+Norm maps travel first, then the units of B that the rank's rows of A need; in a mesh, likewise the
+units of A that its columns of B need. Columns of C are computed stage by stage while the next
+stage's units travel. K is never split, so that every sum has the bits of one device.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ WHOLE_MAPS_RANKS = 64  # on more, no rank searches a threshold in the whole norm
 class Layout:
     """Where the dimensions of A (M x K), B (K x N) and C (M x N) are cut among the ranks of a mesh.
 
-    ``rows`` cuts M and ``columns`` cuts N. A rank may have all of K of A, or the part of it that
-    ``depth_a`` gives it among the ranks with the same rows. It may have all of K of B, or its part
-    by ``depth_b`` among the ranks with the same columns. A line of ranks is a mesh of one column.
+    ``rows`` cuts M and ``columns`` N. ``depth_a`` cuts K of A among the ranks with the same rows,
+    ``depth_b`` K of B among those with the same columns. A line of ranks is a mesh of one column.
     """
 
     rows: Cut
@@ -75,11 +73,8 @@ class Settings:
 
 
 def multiply(a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
-    """This rank's block of C. All ranks of the layout call it together.
-
-    Args:
-        a: this rank's shard of A, (own rows, own K). b: its shard of B, (own K, own columns).
-        layout: the shards' cuts, anywhere. settings: the same on all ranks.
+    """This rank's block of C, of its shards of A and B, cut anywhere. All ranks of the layout call
+    it together.
     """
     block = settings.block
     aligned = layout.aligned(block)
@@ -221,10 +216,9 @@ class _Part:
         )
 
     def _needed(self, owners: Cut, across: Cut, edge: int, *, of_a: bool) -> tuple[Tensor, int]:
-        """Which units each rank of the owners' axis needs, and the columns of a stage.
-
-        Units of B are for the rows of ranks, units of A for their columns. ``across`` cuts the
-        columns of B, or the rows of A, into blocks of ``edge``. Waits for the device.
+        """Which units each rank of the owners' axis needs, and the columns of a stage: units of B
+        for the rows of ranks, units of A for their columns. ``across`` cuts the columns of B, or
+        the rows of A, into blocks of ``edge``. Waits for the device.
         """
         norm, other = (self._norm_a.t(), self._norm_b.t()) if of_a else (self._norm_b, self._norm_a)
         users = self._blocks.columns if of_a else self._blocks.rows
@@ -243,10 +237,9 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class Product(torch.autograd.Function):
-    """The product with skipping; its gradients are those without, cut as the operands are.
-
-    The backward pass is a collective call, too. It holds the shard of B of one other rank at a
-    time, and the next one on its way.
+    """The product with skipping; its gradients are those without, cut as the operands are. The
+    backward pass, a collective call too, holds the shard of B of one other rank at a time, and the
+    next one on its way.
     """
 
     @staticmethod
@@ -268,10 +261,8 @@ class Product(torch.autograd.Function):
 
 
 class _Third(torch.autograd.Function):
-    """The one of three matrices that is None, from the shards of the others, without skipping.
-
-    It is C = A @ B, A = C @ B.T or B = A.T @ C. The gradients of each are the others, so that
-    gradients can be differentiated again.
+    """The one of C = A @ B, A = C @ B.T and B = A.T @ C that is None, from the shards of the
+    others. The gradients of each are the others, so that gradients can be differentiated again.
     """
 
     @staticmethod

@@ -28,10 +28,8 @@ _SLACK = 1 + 2.0**-16  # for the rounding of norms, 2^-18, and of what is comput
 
 
 class Sums(NamedTuple):
-    """How a kernel rounds a sum over n of K, in at most v block products.
-
-    By at most ``fixed + each * n`` units of the sum of the terms' magnitudes, and where there are
-    pieces ``min(n, piece) + v`` units more.
+    """How a kernel rounds a sum over n of K, in at most v block products: by at most ``fixed + each
+    * n`` units of the sum of the magnitudes, and with pieces by ``min(n, piece) + v`` units more.
     """
 
     unit: float
@@ -192,11 +190,8 @@ def conv_made(
     activation: str,
     is_torchs: bool,
 ) -> Made:
-    """How a convolution is made.
-
-    Args:
-        device: where it is computed. addends: bias and residual.
-        is_torchs: whether torch's own convolution computes it, of which nothing is proven.
+    """How a convolution is made on a device. ``addends``: bias and residual. ``is_torchs``: whether
+    torch's own convolution computes it, of which nothing is proven.
     """
     dtype, entries = output.dtype, output.numel()
     sums = sums_of(device, dtype, (64, 64, 64))
@@ -226,10 +221,8 @@ Bounds = tuple[Tensor, Tensor]
 
 
 def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bounds]:
-    """A function that gives, for the norm of the result, the bounds of rounding and of everything.
-
-    Args:
-        skipping: the bound of what skipping loses of A B.
+    """A function that gives, for the norm of the result, the bounds of rounding and of everything;
+    ``skipping``: the bound of what skipping loses of A B.
     """
     alpha, sums, unit = abs(made.alpha), made.sums, made.sums.unit
     least = torch.finfo(torch.float64 if made.dtype == torch.float64 else torch.float32).tiny

@@ -38,11 +38,8 @@ def is_own(module_name: Any) -> bool:
 
 
 class Place:
-    """Something that a forward may change.
-
-    Attributes:
-        owner: the module from which it was reached; None where no forward changes it.
-        name: the attribute, or the name in the code, by which it was reached.
+    """Something that a forward may change. ``owner``: the module from which it was reached; None
+    where no forward changes it. ``name``: the attribute, or the name in the code.
     """
 
     def __init__(self, owner: nn.Module | None, name: str) -> None:
@@ -186,9 +183,8 @@ class Snapshot:
 
     That are the classes and attributes of its modules; lists, dicts, sets and plain objects that
     these hold, some deep; the globals, closures and class attributes that the code of forwards
-    names; the values of buffers and other tensors, but of Parameters only whether they
-    change; random states. A change that leaves no trace in any of these, such as a line written to
-    a file, is not seen.
+    names; the values of buffers and other tensors, of Parameters only whether they change; random
+    states.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -345,10 +341,8 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 @contextmanager
 def in_eval_mode(model: nn.Module, known: Snapshot | None = None) -> Iterator[Snapshot]:
-    """All modules in eval mode, and afterwards each as it was, whatever a forward did meanwhile.
-
-    The flags are set without ``train``, which models override with effects of their own. Gives the
-    state in eval mode, to go back to between the steps inside: ``known`` where that still holds.
+    """All modules in eval mode, and afterwards each as it was. Gives the state in eval mode, to go
+    back to between the steps inside: ``known`` where that still holds.
     """
     modes = [(module, module.training) for module in model.modules() if module.training]
     for module, _ in modes:

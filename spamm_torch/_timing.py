@@ -31,11 +31,8 @@ Run: TypeAlias = Callable[[], dict[str, float]]  # microseconds of one round, by
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of a call, or of a part of it, over several rounds.
-
-    Attributes:
-        median: microseconds.
-        spread: the upper quartile of the rounds, as a multiple of the lower one.
+    """The time of a call, or of a part of it, over several rounds: the median in microseconds, and
+    the spread, which is the upper quartile as a multiple of the lower one.
     """
 
     median: float
@@ -60,15 +57,13 @@ def times_of(
     around: Sequence[Around] = (),
     is_warm: bool = False,
 ) -> list[Timing]:
-    """The time of each call; one run of each in turn.
+    """The time of each call; one run of each in turn, in its context of ``around``, whose time does
+    not count.
 
     On CUDA each call is captured into a graph, so that the host does not count, and the L2 cache is
-    flushed between runs; a call that cannot be captured is run as it is. Rounds that vary much are
-    measured up to twice again, and those that vary least count.
-
-    Args:
-        around: for each call the context in which it runs, whose time does not count.
-        is_warm: whether all that they compute was computed before; else a first run warms it up.
+    flushed between runs; one that cannot be captured is run as it is. Rounds that vary much are
+    measured up to twice again, and those that vary least count. ``is_warm``: all was computed
+    before.
     """
     around = around or [nullcontext] * len(calls)
     runs: list[Run]
@@ -87,11 +82,9 @@ def times_of(
 def times_of_parts(
     calls: Sequence[Marking], device: torch.device, around: Sequence[Around]
 ) -> list[dict[str, Timing]]:
-    """The times of the parts of each call; one run of each call in turn.
-
-    A call gets a function that it calls with a part's name where that part begins. A part ends
-    where the next one begins; one that begins several times in a call counts as a whole. The first
-    one is "". On CUDA the device waits until the host is ahead, so that the host does not count.
+    """The times of the parts of each call, in turns. A call names each part to the function it
+    gets, where that begins; a part ends where the next begins, and the first one is "". On CUDA the
+    device waits until the host is ahead, so that the host does not count.
     """
     pairs = zip(calls, around, strict=True)
     if device.type != "cuda":

@@ -25,10 +25,9 @@ Common to all functions:
       allow: with few blocks the nearest may be none of them, and the result zero. The threshold is
       searched for in each call, on the device.
   ``max_error``
-      Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B):
-      1e-3 allows an error of 1e-3 * norm(A) * norm(B); inf skips all. Searched for likewise. For an
-      absolute bound e, ``max_error = e / (norm_map(a).norm() * norm_map(b).norm()).item()``: the
-      norm of a norm map is that of its matrix. Relative to norm(A @ B), e is that share of it.
+      Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B);
+      inf skips all. Searched for likewise. For an absolute bound e,
+      ``max_error = e / (norm_map(a).norm() * norm_map(b).norm()).item()``.
 * A ``block`` is 32, 64 or 128, or a triple (m, k, n) of these.
 * Norm maps, ``norm_a`` (..., MB, KB) and ``norm_b`` (..., KB, NB), are as from :func:`norm_map`, of
   one dtype, device and batch. Norms are >= 0; that is not checked, which would wait for the device.
@@ -36,14 +35,12 @@ Common to all functions:
 * ``devices`` are CUDA devices that may share the work, as numbers or ``torch.device``, distinct.
   Where one of them is faster alone, it works alone. The result lies where the first operand lies
   and, if they are of one model, has the bits of one.
-* ``return_info=True`` returns a pair, what is returned otherwise and a :class:`SkipInfo` of the
-  same norm maps. It costs the counts and the bounds of the maps, a second search, and a pass over
-  the result.
-* Gradients are dense: those of the product without skipping. They are of reverse mode and can be
-  differentiated again; forward mode and ``torch.func.grad`` are refused.
-* Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two. A
-  ``valid_ratio`` or ``max_error`` is a constant of the graph: each new value compiles again, and
-  beyond ``torch._dynamo.config.recompile_limit`` values ``fullgraph=True`` fails.
+* ``return_info=True`` adds a :class:`SkipInfo` of the same norm maps. It costs the counts and the
+  bounds of the maps, a second search, and a pass over the result.
+* Gradients are dense: those of the product without skipping. They can be differentiated again;
+  forward mode and ``torch.func.grad`` are refused.
+* Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two.
+  Each new ``valid_ratio`` or ``max_error`` compiles again.
 * ``torch.fx.symbolic_trace`` records a call of one of these functions as one node.
 * Errors are one line, with what was expected and the value got. ValueError: none or several knobs,
   a knob out of range, a block of other sizes. TypeError: a dtype that is not supported, operands of
@@ -108,10 +105,7 @@ _conv2d, _conv2d_with_norms = _ops.conv2d.default, _ops.conv2d_with_norms.defaul
 
 def _overridden(function: Callable[..., Any], operands: tuple[Any, ...], arguments: Any) -> Any:
     """The call as ``__torch_function__`` of an operand answers it: ``torch.fx`` records one node.
-
-    Args:
-        function: the public function. operands: its first arguments.
-        arguments: all of its arguments, by name and in order: its locals() at the start.
+    ``arguments``: all of them, by name and in order, as locals() at the start.
     """
     options = dict(itertools.islice(arguments.items(), len(operands), None))
     return handle_torch_function(function, operands, *operands, **options)
@@ -270,9 +264,7 @@ def _product(
     out: Tensor | None = None,
 ) -> Any:
     """The product, in a new tensor or in ``out``, then its norm map, then its :class:`SkipInfo`.
-
-    Args:
-        knobs: tau, valid_ratio and max_error. addition: input, beta and alpha.
+    ``addition``: input, beta and alpha.
     """
     if return_norms is not False or return_info is not False or symmetric is not False:
         _check_flags(return_norms, return_info, symmetric)
@@ -398,16 +390,18 @@ def mm(
     Args:
         a, b: (M, K) and (K, N).
         tau, valid_ratio, max_error, block: the knob; A is cut m x k, B k x n.
-        norm_a, norm_b: norm maps to use instead of computing ``norm_map(a, (m, k))`` and
-            ``norm_map(b, (k, n))``. Their entries decide what is skipped, whatever they are. Where
-            neither is given and ``a`` and ``b`` are one matrix, cut alike, one map serves both.
-        devices: the host waits once for the norms; the call cannot be captured in a CUDA graph.
+        norm_a, norm_b: norm maps to use for ``norm_map(a, (m, k))`` and ``norm_map(b, (k, n))``:
+            their entries decide what is skipped. Without them one map serves both where ``a`` and
+            ``b`` are one matrix, cut alike.
+        devices: see below. The host waits once for the norms.
         symmetric: say that a @ b is symmetric: ``a`` is ``b`` and symmetric, or both are symmetric
             and commute. This is not checked. Only blocks on and above the diagonal are computed
-            (all with ``devices`` and by CUDA's portable kernels), and the lower triangle is the
-            mirror image of the upper one. The block's m must be its n.
-        return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
-            bit, without a gradient. On the CPU it is computed while the result is in cache.
+            (all with ``devices`` and by CUDA's portable kernels) and mirrored. The block's m must
+            be its n. Knobs, :class:`SkipInfo` and gradients speak of the whole product; of two
+            matrices that commute the error may be sqrt(2) times the bound, and where ``a`` is ``b``
+            products at the very threshold may differ from their mirror images.
+        return_norms: add the norm map ``norm_map(c, (m, n))`` of the result c, bit for bit, without
+            a gradient.
         return_info: add a :class:`SkipInfo`.
         out: a tensor that takes the result, of its dtype, device and shape (or without elements:
             then it is resized). It may share memory with any other tensor of the call.
@@ -431,21 +425,12 @@ def mm(
         torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
             the bytes it would need.
 
-    With ``symmetric``, knobs, :class:`SkipInfo` and gradients speak of the whole product a @ b. For
-    two matrices that commute the error may be sqrt(2) times what the bound says; where ``a`` is
-    ``b``, block products at the very threshold may differ from their mirror images
-    (docs/kernels/multiply.md).
-
-    With ``devices``, operands on any GPU: each other device needs memory for the whole of B and for
-    its rows of A and C. The backward pass runs where the operands lie. See :func:`mm_shards` for
-    operands that already lie on several devices.
-
-    With ``devices``, operands on the CPU may be larger than the memory of the GPUs. The result is
-    in pinned memory, and complete when the call returns. Operands in pinned memory are read as they
-    lie; others are copied to it on the way by threads, which is slower, and as a whole first where
-    their rows are not contiguous. A ``tau`` must be on the CPU. A ``valid_ratio`` or ``max_error``
-    reads the operands twice, unless their norm maps are given. Norm maps of ``return_info`` and
-    gradients are computed on the CPU.
+    With ``devices``, operands on a GPU: each other device needs memory for the whole of B and for
+    its rows of A and C. :func:`mm_shards` takes operands that lie on several devices. Operands on
+    the CPU may be larger than the memory of the GPUs; a ``tau`` is on the CPU, too, and the result
+    in pinned memory, complete when the call returns. Operands that are not pinned take longer, and
+    those without contiguous rows are copied first; a search for a ``tau`` reads them twice, unless
+    norm maps are given. Gradients, and norm maps of ``return_info``, are computed where they lie.
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
@@ -517,9 +502,9 @@ def mm_shards(
     For two devices: ``c0, c1 = mm_shards([a0, a1], [b0, b1], tau=tau)``, where ``a0``, ``b0`` and
     ``c0`` are the first rows of A, B and C, on the first device.
 
-    Norms are exchanged first. A device then fetches only those blocks of B that have a valid block
-    product with its rows of A, stage by stage, while it multiplies. Method: as sparsity-aware
-    products of sparse matrices (Hong and Buluc, arXiv 2408.14558, 2024); docs/kernels/shards.md.
+    A device fetches only those blocks of B that have a valid block product with its rows of A,
+    while it multiplies. Method: as sparsity-aware products of sparse matrices (Hong and Buluc,
+    arXiv 2408.14558, 2024); docs/kernels/shards.md.
 
     Args:
         a_shards: the rows of A (M, K) in order, a matrix (rows, K) for each part. Each but the last
@@ -766,10 +751,9 @@ def conv2d(
 ) -> Any:
     """Approximate ``torch.nn.functional.conv2d``, as weight matrix (A) times im2col matrix (B).
 
-    The result is activation(convolution + bias + residual).
-
-    M = out channels, K = (kh, kw, in channels) with each (kh, kw) padded to a multiple of the
-    block's k, N = output pixels of all images, tiled by pixel blocks.
+    The result is activation(convolution + bias + residual). M = out channels, K = (kh, kw, in
+    channels) with each (kh, kw) padded to a multiple of the block's k, N = output pixels of all
+    images, tiled by pixel blocks.
 
     Args:
         input: (N, C, H, W) or (C, H, W); or a list of shards, see below.
@@ -786,24 +770,20 @@ def conv2d(
             what is skipped for an image depends on its batch; with (1, r, c) each image's result
             under a tau is bitwise independent of the others.
         norm_weight: to use instead of ``torch.ops.spamm_torch.conv2d_weight_norm``.
-        norm_input: the input's norms where the layer before computed them (``return_norms``, and
-            nothing came between): used where pixel_block is (64, 1, 1), k is 64 and the device has
-            a convolution that needs no im2col matrix; elsewhere norms are computed anew.
+        norm_input: the input's norms as ``return_norms`` of the layer right before gave them: used
+            where pixel_block is (64, 1, 1), k is 64 and no im2col matrix is needed; else computed.
         residual: added to the result before the activation: of the output's shape, dtype and
             device, in any memory format (the output's is read fastest). Its gradient is dense.
         activation: what is applied last: "relu", "relu6", "hardswish", "silu", "leaky_relu" (slope
             0.01), or "none" as None. NaN stays NaN. Where the device's kernel computes bias,
-            residual and activation, they are rounded once; elsewhere each is a pass of its own,
-            and so are "hardswish" and "silu" in a call for a gradient.
+            residual and activation, they are rounded once; elsewhere each is a pass of its own.
         relu: True is activation="relu".
         devices: each gets whole pixel blocks of images, which travel in each call. Without
             ``norm_weight``, ``norm_input``, ``residual`` and ``return_norms``.
-        return_norms: return a pair, the output and its norms as norm_input of the next layer, of
-            shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
-            gradient.
-        return_info: here norm maps are computed apart, a pass over the input for each kernel
-            position: a product that differs from tau by less than 1e-5 may be counted on its other
-            side. For measurements, not for serving.
+        return_norms: add the output's norms as norm_input of the next layer, without a gradient, of
+            shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)).
+        return_info: for measurements: norm maps are computed apart, a pass over the input for each
+            kernel position, and a product within 1e-5 of tau may count on its other side.
 
     Returns:
         The output of the convolution, (N, out_channels, height, width) or without N, of the
@@ -817,11 +797,9 @@ def conv2d(
     A convolution with groups and a float ``tau`` <= 0, or such a 0-d tensor on the CPU, is torch's
     own dense convolution: blocks that the channels of a group do not fill are slow.
 
-    On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
-    bytes, and on Hopper float32 without TF32 in blocks of 64 and more and 32 channels or more, but
-    for what its own kernels take (docs/kernels/conv_hopper.md). Input and weight are read as they
-    lie where they are channels-last and have a multiple of 16 bytes of channels; otherwise each
-    call copies them into that form first, and the output back where the input is not channels-last.
+    On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
+    are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
+    otherwise each call copies them, and the output back where the input is not channels-last.
 
     **Shards**: ``input`` may be a list, the images in order, a tensor (images, C, H, W) for each
     part; all on CUDA devices, or all on the CPU. Several may lie on one device, and a shard may be
@@ -829,10 +807,9 @@ def conv2d(
     default 64 (n) with a ``tau``. ``weight`` and ``bias`` are one tensor, which is copied to the
     devices where it does not lie and gets the sum of its copies' gradients, or a list with a copy
     beside each shard. The result is a list, a tensor beside each shard, with the bits of all images
-    on one device, if the devices are of one model. For a ``valid_ratio`` or ``max_error`` the norm
-    maps of all shards travel to the first device, and the norms are computed twice. Nothing waits
-    for a device. Of the arguments after ``pixel_block`` only ``activation`` and ``relu`` may be
-    given. Source: data parallelism, as in ``nn.DataParallel``, but with one knob for all images.
+    on one device, if the devices are of one model. A ``valid_ratio`` or ``max_error`` computes all
+    norms twice. Nothing waits for a device. Of the arguments after ``pixel_block`` only
+    ``activation`` and ``relu`` may be given.
     """
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")

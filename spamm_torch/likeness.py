@@ -112,12 +112,9 @@ def check_images_a_block(block: int) -> None:
 
 
 def _centres(images: Tensor) -> Tensor:
-    """Row and column of each image's centre of mass: float64 (2, N).
-
-    Of both, -1/2 and 1/2 are the ends of the picture and 0 is the middle. In float64 no sum
-    overflows, and those of bytes and half types are exact, so that the order is the same on every
-    device. The minimum is taken off the sums, so that no copy of the images is written. The
-    rest of a constant image's sums is rounding, so it is found by its minimum and maximum.
+    """Row and column of each image's centre of mass, -1/2 to 1/2: float64 (2, N), in which no sum
+    overflows and those of bytes and half types are exact: the order is the same on every device.
+    The minimum is taken off the sums, so that no copy of the images is written.
     """
     pixels = images[:, 0]
     height, width = pixels.shape[1:]
@@ -130,10 +127,7 @@ def _centres(images: Tensor) -> Tensor:
 
 
 def _moment(sums: Tensor) -> Tensor:
-    """The first moment along one side of the picture, about its middle.
-
-    The coordinates add up to zero, so what the minimum adds to every sum has no moment.
-    """
+    """The first moment along one side of the picture, about its middle."""
     size = sums.shape[1]
     end = (size - 1) / (2 * size)
     coordinates = torch.linspace(-end, end, size, dtype=torch.float64, device=sums.device)

@@ -60,9 +60,8 @@ class PinnedNorms:
     @classmethod
     def of(cls, weight: Tensor, norms: Tensor) -> "PinnedNorms":
         """Pins the norms that were just computed from ``weight``, and waits until they are there.
-
-        Tensors made in inference mode count no versions, and subclasses of Tensor (DTensor, fake
-        tensors) may hold no memory of their own: for these nothing can be proven.
+        Nothing can be proven of tensors made in inference mode, which count no versions, and of
+        subclasses.
         """
         if type(weight) not in (nn.Parameter, Tensor) or weight.is_inference():
             return cls(norms, None)
@@ -78,10 +77,9 @@ class PinnedNorms:
         return cls(norms, reference, weight._version, weight.data_ptr(), memory)
 
     def are_of(self, weight: Tensor) -> bool:
-        """Whether ``weight`` is the one that was pinned, and unchanged.
-
-        Compiled code guards on the tensor alone: it is traced without versions and addresses. A
-        program that is exported takes the weight as an input, which may be loaded anew.
+        """Whether ``weight`` is the one that was pinned, and unchanged. Compiled code guards on the
+        tensor alone; a program that is exported takes the weight as an input, which may be loaded
+        anew.
         """
         pinned: Any = None if self.weight is None else self.weight()
         if pinned is not weight:

@@ -280,11 +280,8 @@ class _Calibration:
         return of_model + len(self._tried)
 
     def _engines(self, chosen: Chosen, base: str | None = None) -> dict[str, Engine]:
-        """The engine of each layer with these moves, exact where there is none. Each layer keeps
-        the move's share by a threshold of its own.
-
-        Args:
-            base: one of ``bases``, for the layers that lose nothing; None: the first.
+        """The engine of each layer with these moves, by a threshold of its own; without a loss, as
+        in ``base``, where there is none (None: the first).
         """
         engines = dict(self._bases[base] if base else self._fastest)
         if not chosen:
@@ -347,10 +344,8 @@ class _Calibration:
         return {name: _band(found) for name, found in by_batch.items()}, ratios
 
     def _weighted(self, ratios: Mapping[str, float]) -> float:
-        """The mean valid ratio by multiplications, over the layers that can skip.
-
-        Args:
-            ratios: of layers by name; the others lose nothing.
+        """The mean valid ratio by multiplications, over the layers that can skip; those without a
+        ratio lose nothing.
         """
         valid = total = 0.0
         for name, layer in self._statistics.items():

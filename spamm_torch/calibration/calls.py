@@ -1,8 +1,7 @@
 """The calls of ops that a model's layers make, seen while it runs.
 
 :func:`watch` enters a ``TorchFunctionMode``, which calls from Python of the library's functions and
-ops pass. It sees the calls of generated forwards as they are made, with folded weights.
-Nothing is left in the model, and nothing costs time outside.
+ops pass, those of generated forwards too. Nothing is left in the model.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ _ops = torch.ops.spamm_torch
 
 @dataclass(frozen=True, eq=False)
 class ConvCall:
-    """A call of one of the ops that convolve and skip.
-
-    Attributes:
-        op: the op. given: its arguments by name, without those that are left to their defaults.
+    """A call of one of the ops that convolve and skip; ``given``: its arguments by name, without
+    those that are left to their defaults.
     """
 
     op: Any
@@ -141,17 +138,12 @@ def watch(
     settings: Mapping[str, SpAMMConfig] = {},
     before: OnCall | None = None,
 ) -> Iterator[Watch]:
-    """Inside, ``on_call(layer, call)`` is called after each call of a layer's op.
+    """Inside, ``on_call(layer, call)`` is called after each call of a layer's op, and ``before``
+    before it, without gradients. Layers are told apart by their weights: those that share one count
+    as the first.
 
-    Calls in other threads, under ``torch.func`` and in captured graphs are not seen. Compiled
-    functions run uncompiled meanwhile. Calls whose weight is no layer's are counted.
-
-    Args:
-        model: its layers are told apart by their weights. Those that share a weight count as one,
-            under the name of the first.
-        on_call: called with the layer's qualified name and a :data:`Call`, without gradients.
-        settings: of convolutions by name, which skip by these meanwhile instead of their own.
-        before: called before each call of a layer's op, as ``on_call`` is behind it.
+    Convolutions skip by ``settings``, by name, instead of their own. Calls in other threads, under
+    ``torch.func`` and in captured graphs are not seen; compiled functions run uncompiled meanwhile.
     """
     uncompiled: AbstractContextManager[Any] = nullcontext()
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
@@ -164,11 +156,7 @@ def watch(
 
 
 class Watch(TorchFunctionMode):
-    """The mode of :func:`watch`.
-
-    Attributes:
-        unknown: the number of calls whose weight is no layer's.
-    """
+    """The mode of :func:`watch`. ``unknown``: the number of calls whose weight is no layer's."""
 
     def __init__(
         self,

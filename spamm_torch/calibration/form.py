@@ -87,10 +87,9 @@ class Form:
         self._calls = [name for name in free if layer_of(name) not in own]
 
     def bases(self, fastest: Mapping[str, Engine]) -> dict[str, Mapping[str, Engine]]:
-        """The engines of layers that lose nothing, in each way that may be the fastest, by name.
-
-        ``fastest``: that of each layer alone, which finds its input in memory. In a small network
-        it finds it in the L2 cache, and a max pool can be part of the call.
+        """The engines of layers that lose nothing, by name, in each way that may be the fastest:
+        ``fastest`` of each layer alone, or all by conv2d: in a small network a layer finds its
+        input in the L2 cache, and a max pool can be part of the call.
         """
         found: dict[str, Mapping[str, Engine]] = {"each by its fastest": fastest}
         if self.picture is None:
@@ -99,9 +98,8 @@ class Form:
 
     @contextmanager
     def installed(self, engines: Mapping[str, Engine]) -> Iterator[None]:
-        """The model with these engines of layers by name; dense where none is named.
-
-        Layers that were SpAMM layers before keep their own setting.
+        """The model with these engines of layers by name; dense where none is named, as it was for
+        SpAMM layers.
         """
         with self._before.kept():
             self._model.engines = self._by_call(engines)
@@ -119,10 +117,7 @@ class Form:
             return self._conversion.run_again(request).to_dict()
 
     def prepared(self, engines: Mapping[str, Engine] | None) -> Around:
-        """A context that sets these engines of layers; None: as the model was.
-
-        The caller puts the model back (:meth:`kept`).
-        """
+        """A context that sets these engines of layers; None: as the model was."""
         left = dict.fromkeys(self._given, LEFT)
         return partial(self._model.having, left if engines is None else self._by_call(engines))
 
@@ -172,10 +167,9 @@ def _reasons(layers: Mapping[str, nn.Conv2d]) -> dict[str, str]:
 
 @contextmanager
 def other_calls_refused(model: nn.Module) -> Iterator[None]:
-    """Inside, calls that a generated forward of the model does not serve raise ValueError.
-
-    They would take the model's own forward, in which nothing is skipped: any setting would seem to
-    cost nothing. Also those of copies that are made inside, and theirs only inside.
+    """Inside, calls that a generated forward of the model, or of its copies, does not serve raise
+    ValueError: the model's own forward skips nothing, so that any setting would seem to cost
+    nothing.
     """
     is_inside = True
 

@@ -57,13 +57,8 @@ def halves_of(loader: Any) -> tuple[Half, Half]:
 
 
 def statistics_inputs(model: nn.Module, half: Half, like: Any) -> list[Example]:
-    """The inputs of some 512 pictures of a loader, on the model's device and in its type.
-
-    Of a batch that is a tuple or a list the first element is the input, a dict holds arguments by
-    name, and anything else is the input itself.
-
-    Args:
-        like: an example input whose type tensors get; None: the model's.
+    """The inputs of some 512 pictures of a loader, on the model's device, in its type or that of
+    ``like``. Of a tuple or a list the first element is the input, a dict holds arguments by name.
     """
     parameter = next(model.parameters())
     floating = [x.dtype for x in pytree.tree_leaves(like) if _is_floating(x)]
@@ -142,11 +137,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Loss:
-    """The cost of a setting on one half of the data, against the model as it was.
-
-    Attributes:
-        drop: of the score; negative where it rose.
-        changed: the percentage of answers that changed; None without answers.
+    """The cost of a setting on one half of the data: how much the score drops, and the percentage
+    of answers that change; None without answers.
     """
 
     drop: float

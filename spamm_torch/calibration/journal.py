@@ -44,13 +44,9 @@ class Journal:
         kind: type[Result],
         names: Collection[str] = (),
     ) -> Result:
-        """The result as it was kept, else as ``measure()`` gives it.
-
-        Args:
-            kind: a type of numbers, dataclasses of such, or ``dict[str, kind]``.
-            names: a dict must have these.
-
-        Raises ValueError where what was kept is no such thing: the journal is damaged.
+        """The result as it was kept, else as ``measure()`` gives it: of numbers, dataclasses of
+        such, or ``dict[str, kind]``, with these ``names``. ValueError where what was kept is no
+        such thing.
         """
         if key not in self._results:
             self._results[key] = json.loads(json.dumps(measure(), default=asdict))
@@ -124,11 +120,8 @@ def _read(kind: Any, kept: Any) -> Any:
 def journal_settings(
     model: nn.Module, inputs: list[Example], example: Example, device: str, reference: Tensor | None
 ) -> dict[str, Any]:
-    """The inputs that decide the results, by name: a journal of others is refused.
-
-    Args:
-        inputs: those of the statistics. example: what is timed; its values do not matter.
-        reference: the picture of the reference form; None: no such form.
+    """The inputs that decide the results, by name: a journal of others is refused. Of ``example``
+    the values do not matter.
     """
     from .. import __version__
 

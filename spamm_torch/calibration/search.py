@@ -34,13 +34,11 @@ Point: TypeAlias = tuple[float, float, int]  # x, y, and a number to know it by
 
 @dataclass(frozen=True)
 class Move:
-    """One layer to another valid ratio.
+    """One layer to another valid ratio, by ``candidate``, whose tau is that of the candidate to
+    which the move leads.
 
-    Attributes:
-        layer: its name.
-        candidate: its new setting. The tau is that of the candidate to which the move leads.
-        time: of the layer then, in microseconds.
-        saved: microseconds. added: squared relative error of the model's output.
+    ``time``: of the layer then, in microseconds, of which ``saved`` are saved. ``added``: squared
+    relative error of the model's output.
     """
 
     layer: str
@@ -113,10 +111,7 @@ def _between(first: float, last: float, share: float) -> float:
 
 
 def lower_hull(points: Sequence[Point]) -> list[Point]:
-    """The corners of the lower convex hull of points (x, y, number) that are sorted.
-
-    The first point is a corner whose y none is below. (Andrew's monotone chain, 1979.)
-    """
+    """The corners of the lower convex hull of sorted points. (Andrew's monotone chain, 1979.)"""
     hull: list[Point] = []
     for point in points:
         if hull and point[0] == hull[-1][0]:
@@ -140,11 +135,7 @@ LossOf = Callable[[int, int], Loss]  # on a half, of the first n moves
 
 @dataclass(frozen=True)
 class Found:
-    """The end of a search.
-
-    Attributes:
-        moves: how many. searched, held: their losses on both halves; None for no moves.
-    """
+    """The end of a search: how many moves, and their losses on both halves; None for no moves."""
 
     moves: int
     searched: Loss | None = None
@@ -152,11 +143,8 @@ class Found:
 
 
 def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf) -> Found:
-    """The most moves whose loss both halves allow, in the way that docs/calibration.md describes.
-
-    Args:
-        errors: the sums of squared errors after one move, after two, and so on.
-        evaluations: the most calls of ``loss``.
+    """The most moves whose loss both halves allow, as docs/calibration.md describes. ``errors``:
+    the sums of squared errors after one move, after two, and so on.
     """
     run = _Search(errors, max_drop, evaluations, loss)
     run.narrow(max(1, (evaluations + 3) // _HELD_SHARE))
@@ -164,12 +152,9 @@ def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: Los
 
 
 class _Search:
-    """The choices that the first half allows, as far as it has been tried.
-
-    Attributes:
-        left: how many evaluations there may be yet.
-        low: the most moves that the first half allowed.
-        high: the fewest that it did not; at first one more than there are.
+    """The choices that the first half allows, as far as it has been tried, in at most ``left``
+    evaluations more: ``low`` moves it allowed; ``high`` it did not, at first one more than there
+    are.
     """
 
     def __init__(

@@ -40,13 +40,10 @@ _PROBED = 128  # inputs
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting that a layer may get.
+    """A setting that a layer may get, whose tau is for undisturbed inputs.
 
-    Attributes:
-        setting: a tau, and the pixel block that it belongs to; the tau is for undisturbed inputs.
-        valid_ratio: with this tau, over the statistics' inputs.
-        error: relative to the layer's output after its activation, in Frobenius norms.
-        output_error: what it comes to at the model's output, relative; the layer's where unknown.
+    ``valid_ratio``: over the statistics' inputs. ``error``: of the layer's output after its
+    activation, relative. ``output_error``: at the model's output; the layer's where unknown.
     """
 
     setting: SpAMMConfig
@@ -57,11 +54,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """The statistics of a layer.
-
-    Attributes:
-        multiplications: for one input. candidates: the settings that it may get.
-        exact_ratio: the share of block products that are not skipped without a loss.
+    """Of a layer: multiplications for one input, the settings that it may get, and the share of
+    block products that are not skipped without a loss.
     """
 
     multiplications: float
@@ -72,10 +66,8 @@ class LayerStatistics:
 def measure_layers(
     form: Form, inputs: Sequence[Example], progress: Progress
 ) -> dict[str, LayerStatistics]:
-    """The statistics of the layers of a form that are called.
-
-    The model is in eval mode and without gradients. Where norm maps hold a NaN, nothing can be
-    skipped by any threshold, and there is no candidate.
+    """The statistics of the layers of a form that are called, in eval mode and without gradients.
+    Norm maps that hold a NaN give no candidate.
     """
     pools = {name: _Pool(() if name in form.reasons else form.pixel_blocks) for name in form.layers}
     exact = form.exact.setting
@@ -172,9 +164,9 @@ def with_output_errors(
     """The statistics with each candidate's error at the model's output, on some 128 inputs.
 
     Of an error of a tenth, a pooling or a ReLU behind may leave nothing. So each layer skips by
-    itself, twice. Between, the error of the output follows a power of the layer's, which was seen
-    in VGG13 (exponents of 1.1 to 3.1 of squares). Where a model has no floating output, or an
-    output of zeros, the layer's own error stands.
+    itself, twice. Between, a power of the layer's error stands in, as seen in VGG13 (exponents of
+    1.1 to 3.1 of squares). Without a floating output that is not zero, the layer's own error
+    stands.
     """
     before = itertools.accumulate(map(_size_of, inputs), initial=0)
     inputs = [each for each, count in zip(inputs, before, strict=False) if count < _PROBED]
@@ -238,17 +230,14 @@ def _power_law(points: Sequence[tuple[float, float]]) -> Callable[[float], float
 def thresholds_for(
     form: Form, inputs: Sequence[Example], wanted: Mapping[str, Candidate]
 ) -> dict[str, SpAMMConfig]:
-    """The settings by which layers compute the wanted shares, all layers at once.
+    """The settings by which layers compute the wanted shares, all layers at once; others lose
+    nothing.
 
-    Skipping takes energy from a layer's output. With the thresholds of undisturbed inputs the
-    layers behind it skip more than they are meant to, those behind them more still, and the network
-    falls off a cliff. So there are two passes over the inputs. In the first each call of a layer
-    searches for its own threshold, and so every layer sees what it will see, but for the batches'
-    differences. In the second the layers hold the means of these, and norm maps are pooled.
-
-    Args:
-        wanted: of layers that are to skip; their valid ratios and pixel blocks are kept, their taus
-            are not. The others lose nothing.
+    Skipping takes energy from a layer's output: with the thresholds of undisturbed inputs the
+    layers behind it skip more than they are meant to, and the network falls off a cliff. So in a
+    first pass each call of a layer searches for its own threshold, and every layer sees what it
+    will see, but for the batches' differences. In a second the layers hold the means, and norm maps
+    are pooled.
     """
     least = form.exact.setting
     assert least is not None

@@ -24,10 +24,8 @@ _LEAST_ROUNDS = 5  # of times, on a CPU
 
 @dataclass(frozen=True)
 class Trial:
-    """A layer by an engine, or the whole model (layer "") in a named form: one thing to time.
-
-    Attributes:
-        valid_ratio: the share of block products that are computed; 1 where nothing is skipped.
+    """A layer by an engine, or the whole model (layer "") in a named form: one thing to time, with
+    its share of block products that are computed.
     """
 
     layer: str
@@ -43,9 +41,8 @@ Run: TypeAlias = tuple[Mapping[str, Trial], Callable[[Mark], Any]]
 def measure(
     runs: Sequence[Run], device: torch.device, around: Sequence[Around]
 ) -> dict[Trial, Timing]:
-    """The time of each trial that takes part. All times of a calibration come from here.
-
-    ``around``: for each run the context in which it is made.
+    """The time of each trial that takes part, each run in its context of ``around``. All times of a
+    calibration come from here.
     """
     times = times_of_parts([run for _, run in runs], device, around)
     return {
@@ -58,8 +55,8 @@ def measure(
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """The times of a layer by its engines without a loss, dense and of the op ``conv2d``, and by
-    each of its candidates. Those of several calls in one forward count together.
+    """The times of a layer, dense, of the op ``conv2d`` without a loss, and by each of its
+    candidates; those of several calls in one forward count together.
     """
 
     dense: Timing
@@ -81,8 +78,8 @@ def time_layers(
 ) -> dict[str, LayerTimes]:
     """The times of all layers on an example's activations, each where it stands in the model.
 
-    In each run of the model every layer is timed with one of its settings, and what it passes on is
-    without a loss. Of each shape of blocks three candidates are timed, the others are on the line
+    In each run of the model every layer is timed with one of its settings, and passes on what is
+    without a loss. Of each shape of blocks three candidates are timed; the others are on the line
     through these.
     """
     trials = {
@@ -140,11 +137,9 @@ def _timed(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _on_lines(
     candidates: Sequence[Candidate], known: Mapping[SpAMMConfig | None, Timing]
 ) -> tuple[Timing, ...]:
-    """The times of all candidates, on a line by valid ratio for each pixel block.
-
-    A call costs something, and so much for each block product: a distance from that line is noise,
-    or a last wave of thread blocks. A hull of raw times would keep the few candidates that were
-    lucky, and its moves would be leaps. Each time varies as much as the one that varies most.
+    """The times of all candidates, on a line by valid ratio for each pixel block: a distance from
+    it is noise, or a last wave of thread blocks, and a hull of raw times would keep the few
+    candidates that were lucky. Each time varies as much as the one that varies most.
     """
     spread = max((timing.spread for timing in known.values()), default=1.0)
     lines = {}
@@ -170,10 +165,8 @@ def time_models(
     example: Example,
     progress: Progress,
 ) -> dict[str, Timing]:
-    """The time of the whole model with several engines of its layers, in turns.
-
-    Args:
-        engines: by name, the engines, None for the model as it was, and the valid ratio there.
+    """The time of the whole model with several engines of its layers by name, in turns.
+    ``engines``: None for the model as it was, and the valid ratio there.
     """
     steps = itertools.count()
     least = _LEAST_ROUNDS * len(engines)

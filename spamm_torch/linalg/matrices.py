@@ -167,9 +167,8 @@ class Matrices:
         alike: dict[str, Any],
         check: Callable[[Matrices], Any],
     ) -> tuple[Matrices, Tensor]:
-        """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective.
-
-        What ``check`` raises all ranks raise, as they do where the arguments ``alike`` differ.
+        """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective: what
+        ``check`` raises all ranks raise, as they do where the arguments ``alike`` differ.
         """
         axis = None if group is None else axis_of(group)
         are_shards = axis is not None and axis.size > 1
@@ -210,9 +209,8 @@ class Matrices:
         symmetric: bool = True,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """alpha * a @ b + beta * added, or a @ b, and its norm map; ``out`` may take it.
-
-        Where ``max_error`` is None, torch's own product.
+        """alpha * a @ b + beta * added, or a @ b, and its norm map; ``out`` may take it. Where
+        ``max_error`` is None, torch's own product.
         """
         if self.steps:
             self.clock.append(time.perf_counter())
@@ -301,9 +299,8 @@ class Matrices:
         return x
 
     def symmetric_part(self, a: Tensor) -> Tensor:
-        """Of a symmetric product; of a block-sparse one in place.
-
-        Its blocks off the diagonal are mirror images of each other as they are.
+        """Of a symmetric product; of a block-sparse one in place, whose blocks off the diagonal are
+        mirror images as they are.
         """
         if not self.is_sparse:
             return (a + a.mT) / 2

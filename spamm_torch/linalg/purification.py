@@ -19,11 +19,8 @@ from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 
 
 class Start(NamedTuple):
-    """The first matrix, which stands for the Hamiltonian's image with its spectrum in [0, 1].
-
-    Attributes:
-        error: of the matrix, as a Frobenius norm.
-        outside: how far an eigenvalue of the image may lie outside of [0, 1] by rounding.
+    """The first matrix, which stands for the Hamiltonian's image with its spectrum in [0, 1]: its
+    error, a Frobenius norm, and how far by rounding an eigenvalue of the image may lie outside.
     """
 
     error: float
@@ -39,12 +36,9 @@ class End(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The proven numbers: the bound of norm(X - projector), and a gap for each product.
-
-    Attributes:
-        bound: inf where nothing is proven.
-        gaps: at least the distance of occupied and empty eigenvalues behind each product.
-        end: what of the bound the last matrix's own eigenvalues make up.
+    """The proven numbers: the bound of norm(X - projector), inf where nothing is proven, of which
+    ``end`` is the last matrix's own; and at least the gap of occupied and empty eigenvalues behind
+    each product.
     """
 
     bound: float
@@ -59,10 +53,7 @@ def prove(
     steps: Sequence[tuple[bool, float]], start: Start, end: End, size: int, occupied: int
 ) -> Proof:
     """Follows the spectrum forwards, then the gap backwards from the last matrix, where it shows.
-
-    Args:
-        steps: of each product, whether it squares, and the Frobenius norm of its error.
-        size, occupied: the numbers of states.
+    ``steps``: of each product, whether it squares, and the Frobenius norm of its error.
     """
     nothing = Proof(math.inf, [], math.inf)
     if not all(math.isfinite(x) for x in (*(error for _, error in steps), *start, *end)):
@@ -302,12 +293,8 @@ def _dealt(error: float, found: Result, trail: _Trail, size: int) -> list[float]
 
 @dataclass
 class _Trail:
-    """The errors that a run may have in each product, and its findings on the way.
-
-    Attributes:
-        shares: the max_error of each product; the last one for those behind.
-        squares: norm(X)^2 before each product, and of the last matrix.
-        proof: of the result.
+    """The errors that a run may have in each product, the last one's behind these too, and its
+    findings: norm(X)^2 before each product and of the last matrix, and the proof of the result.
     """
 
     shares: list[float] | None = None
@@ -399,8 +386,8 @@ def _predicted(decay: list[float], steps: int) -> float:
     """trace(X - X^2) as it will be ``steps`` iterations from now.
 
     In the end the branches alternate. Two steps then turn an eigenvalue's distance e from 0 or 1
-    into c e^2, where c is 2 or 4, so that the ratio r of the trace to that two steps before is c e.
-    The next such ratio is c (c e^2) = r^2, the one after it r^4: c need not be known.
+    into c e^2, c being 2 or 4, so that the ratio r of the trace to that two steps before is c e.
+    The next such ratio is r^2, the one after it r^4: c need not be known.
     """
     if len(decay) < 3 or decay[-1] >= decay[-3]:
         return decay[-1]
@@ -411,9 +398,9 @@ def _predicted(decay: list[float], steps: int) -> float:
 def _has_stalled(decay: list[float], budget: Budget, occupied: int) -> bool:
     """Whether errors of the products, and no longer the steps, decide about the trace.
 
-    Once all eigenvalues are decided, two steps divide the trace by more than 25. That a lower order
-    of convergence tells numerical errors: Kruchinina, Rudberg and Rubensson, J. Chem. Theory
-    Comput. 12, 5788 (2016).
+    Once all eigenvalues are decided, two steps divide it by more than 25. That a lower order of
+    convergence tells numerical errors: Kruchinina, Rudberg and Rubensson, J. Chem. Theory Comput.
+    12, 5788 (2016).
     """
     decided = max(_DECIDED, occupied * (budget.max_error or 0))
     return len(decay) > 2 and decay[-3] < decided and decay[-1] > decay[-3] / 4

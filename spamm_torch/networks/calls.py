@@ -51,9 +51,8 @@ def dense_conv2d(
     activation: str = "none",
     packed: Tensor | None = None,
 ) -> Tensor:
-    """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them.
-
-    ``packed``: as :func:`.operands.packed` returns it, in place of the weight in eager calls.
+    """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them; with a
+    weight that :func:`.operands.packed` returned in eager calls.
     """
     geometry = (stride, padding, dilation, groups)
     in_parts = torch.compiler.is_compiling() and input.is_cuda
@@ -118,13 +117,7 @@ def conv2d_max_pool(
     norm_weight: Tensor | None,
     activation: str,
 ) -> Tensor:
-    """The op ``conv2d_max_pool``, or two calls for a gradient or a single image.
-
-    Args:
-        input: (N, C, H, W) or (C, H, W).
-        norm_weight: the weight's norms, as the op ``conv2d_weight_norm`` returns them.
-        weight, bias, stride, padding, dilation, groups, activation: as of the op ``conv2d``.
-    """
+    """The op ``conv2d_max_pool``, or two calls for a gradient or a single image."""
     args = (input, weight, bias, stride, padding, dilation, groups)
     options = {"norm_weight": norm_weight, "activation": activation}
     if input.dim() == 4 and not (torch.is_grad_enabled() and input.requires_grad):
@@ -201,10 +194,8 @@ def _is_whole(x: Any, may_be_float: bool) -> bool:
 
 @functools.lru_cache(1 << 10)
 def _is_repeat(before: int, after: int) -> bool:
-    """Whether torch repeats each row (or column) equally often.
-
-    It takes row floor(i * step) for row i, where step is 1 / factor in float32. If that was rounded
-    down, as for a factor of 41, it may take the row before.
+    """Whether torch repeats each row (or column) equally often: it takes row floor(i * step), where
+    step is 1 / factor in float32, rounded down for 41, say.
     """
     if before == 0 or after > _MOST_ROWS or after < before or after % before:
         return False
@@ -220,11 +211,8 @@ def _has_wide_pixels(images: Tensor) -> bool:
 
 
 def enlarged(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Channels-last images with each pixel repeated up to ``size``, 16 aligned bytes at a time.
-
-    Args:
-        images: (N, C, H, W); the bytes of a pixel are a multiple of 16, as is its address.
-        size: rows and columns of the result, multiples of H and W.
+    """Channels-last images with each pixel repeated up to ``size``, multiples of theirs, 16 aligned
+    bytes at a time, of which pixels consist.
     """
     pixels = images.permute(0, 2, 3, 1).view(_WIDE)
     count, height, width, chunks = pixels.shape

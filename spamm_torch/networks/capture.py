@@ -52,9 +52,8 @@ class Captured:
 def capture(
     model: nn.Module, before: Snapshot, forms: Mapping[nn.Module, Signature] = {}
 ) -> Captured:
-    """Traces a model that is in eval mode, and leaves it as it was (``before``).
-
-    ``forms``: how its modules are called, where that is known.
+    """Traces a model that is in eval mode, and leaves it as it was (``before``). ``forms``: how its
+    modules are called, where that is known.
     """
     captured = Captured([], {})
     _Capture(captured, before, forms).visit("", model)

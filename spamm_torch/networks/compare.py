@@ -81,10 +81,8 @@ def are_equal(one: Any, other: Any) -> bool:
 
 
 def is_rounding(expected: Any, found: Any, wide: Any) -> bool:
-    """Whether ``found`` is about as near to the result in a wider type as ``expected`` is.
-
-    In deep networks rounding alone may grow beyond what :func:`difference` allows. A result that is
-    far from that of the wider type is no proof of anything: the model may draw random numbers.
+    """Whether ``found`` is about as near to the result in a wider type as ``expected`` is, which is
+    near itself: a model that draws random numbers proves nothing.
     """
     own = _distance(expected, wide)
     sizes = [x.double().norm() for x in _numbers(wide) if _is_floating(x)]
@@ -136,9 +134,8 @@ def _tolerance(a: Tensor) -> float:
 def difference_beyond_rounding(
     module: nn.Module, run: Callable[[nn.Module, Any], Any], given: Any, expected: Any, found: Any
 ) -> str | None:
-    """As :func:`difference`; None also where a wider type shows that the module rounds as much.
-
-    ``run`` calls the module, or a copy of it, with ``given``.
+    """As :func:`difference`; None also where a wider type shows that the module, which ``run``
+    calls, or a copy of it, rounds as much.
     """
     problem = difference(expected, found)
     if problem is None or other_form(expected, found) is not None:
@@ -160,10 +157,8 @@ def own_result(island: Island, module: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def made_up_calls(island: Island, before: Snapshot) -> list[tuple[tuple[Tensor, ...], Any]]:
-    """A call with made-up images, and its result; none where the island cannot take any.
-
-    A call that changes anything in the model (from ``before``) is made once more: a model that
-    counts its calls then gives another result. The caller puts the model back.
+    """A call with made-up images, and its result; none where the island cannot take any. One that
+    changes anything in the model (from ``before``) is made once more: it may count calls.
     """
     for image in small_images(island):
         try:

@@ -107,15 +107,11 @@ NOTHING_SKIPPED = SpAMMConfig(tau=0.0)
 
 
 def lossless(dtype: torch.dtype) -> SpAMMConfig:
-    """The setting that skips the products whose norms multiply to exactly zero, and no others.
+    """The setting that skips the products whose norms multiply to exactly zero, image by image.
 
-    A product is skipped unless ``not (x < tau)``, where x is the product of norms in their type.
-    With the smallest positive number of that type as tau, x < tau holds for x = 0 alone. So a
-    product is skipped if one of its blocks is all zeros, or if both are so small that the product
-    of their norms rounds to zero. A block is of one image, which skips the same beside any other.
-
-    Args:
-        dtype: of the model. The norms' type is float64 for float64, else float32.
+    Its tau is the smallest positive number of the norms' type: x < tau holds for x = 0 alone. So it
+    skips where a block is all zeros, or where both norms are so small that their product rounds to
+    zero.
     """
     norms = torch.float64 if dtype == torch.float64 else torch.float32
     info = torch.finfo(norms)
@@ -127,15 +123,12 @@ Band: TypeAlias = tuple[float, float]  # the lowest and the highest valid ratio 
 
 @dataclass(frozen=True)
 class Engine:
-    """How a convolution is computed.
+    """How a convolution is computed: "spamm" (the op conv2d, by ``setting``), "dense" (the op
+    dense_conv2d), or "left" (as it was).
 
-    Attributes:
-        kind: "spamm" (the op conv2d), "dense" (the op dense_conv2d), or "left" (as it was).
-        setting: of the op conv2d; None for the others.
-        band: the lowest and highest valid ratio of a batch when the setting was calibrated.
-        pools: whether its call is to compute the max pool behind the convolution, too.
-        joined: of a dense engine: the setting of the op conv2d with which all groups are one
-            product (operands.py); None: the op dense_conv2d.
+    ``band``: the lowest and highest valid ratio of a batch in the calibration. ``pools``: whether
+    its call is to compute the max pool behind it, too. ``joined``: of a dense engine the setting of
+    the op conv2d with which all groups are one product (operands.py).
     """
 
     kind: str

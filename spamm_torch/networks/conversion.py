@@ -36,10 +36,8 @@ from .sites import alike_by_shapes, find_sites, layer_of, reason_not_to_call, re
 
 
 class Conversion:
-    """Converts a model that is not converted. After an error it is the caller's to restore it.
-
-    Attributes:
-        installation: the model, whose engines can be set.
+    """Converts a model that is not converted, whose engines ``installation`` sets. After an error
+    it is the caller's to restore it.
     """
 
     installation: Installation
@@ -85,9 +83,8 @@ class Conversion:
         return self._install(chooser, engines)
 
     def run_again(self, request: Request) -> ConvertReport:
-        """The same for a model as it was then, without comparing or measuring anything.
-
-        ``request``: with engines for all calls, and otherwise as it was.
+        """The same for a model as it was then, with a request that differs in having engines for
+        all calls: nothing is compared or measured.
         """
         self._request = request
         chooser = self._chooser()

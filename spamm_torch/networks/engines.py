@@ -1,8 +1,8 @@
 """The engine of each call of a convolution: measured where an example is at hand, else by a table.
 
-Candidates are "dense", "spamm" with nothing skipped, and "spamm" with the layer's setting where
-that skips. Where a max pool follows that the call may compute, too, "spamm, pool" is one more.
-Grouped convolutions are "dense" or, all groups in one product, "groups joined".
+Candidates are "dense", "spamm" with nothing skipped and with the layer's setting, "spamm, pool"
+with the max pool that follows, and of grouped convolutions "dense" or, all groups in one product,
+"groups joined".
 """
 
 from __future__ import annotations
@@ -53,14 +53,11 @@ def own_setting(site: Site) -> SpAMMConfig | None:
 
 
 class Chooser:
-    """Chooses the engine of each call of a convolution.
+    """Chooses the engine of each call of a convolution, by name in ``choices``, and notes the whole
+    model's times.
 
     Forms of the model are measured in turns, by setting the engines of ``installation``. Nothing
     may be converted where there is a ``problem``.
-
-    Attributes:
-        choices: of each call, by name.
-        notes: findings of the whole model's times.
     """
 
     def __init__(
@@ -83,9 +80,8 @@ class Chooser:
         self.notes: list[str] = []
 
     def choose(self) -> dict[str, Engine]:
-        """The engines of all calls, the fastest as far as they are measured.
-
-        The model is in eval mode where anything is measured; it stays in the last form measured.
+        """The engines of all calls, the fastest as far as they are measured, in eval mode; the
+        model stays in the last form measured.
         """
         self.choices = {
             site.name: self._given[site.name] or self._predicted(site) for site in self._sites
@@ -155,11 +151,9 @@ class Chooser:
     def _times_in_place(
         self, example: Example, free: Mapping[str, Mapping[str, Engine]]
     ) -> dict[str, dict[str, Timing]]:
-        """The times of candidates in the running model, from a call to the next convolution's.
-
-        In each round the model runs once with every call's first candidate, once with the second,
-        and so on: operands lie where the layer before left them, and the times add up to the
-        model's.
+        """The times of candidates in the running model, from a call to the next convolution's. In
+        each round the model runs once with every call's first candidate, once with the second, and
+        so on: operands lie where the layer before left them, and times add up to the model's.
         """
         if not free:
             return {}
@@ -186,9 +180,9 @@ class Chooser:
         }
 
     def _fastest(self, example: Example) -> dict[str, Engine]:
-        """The engines of the fastest of these, measured on the example: the model as it was, all
-        dense, as chosen layer by layer, and with all that may skip. One that is not clearly faster
-        than those before it is not taken, nor any that is slower than the model as it was.
+        """The engines of the fastest of these: the model as it was, all dense, as chosen layer by
+        layer, and with all that may skip. One that is not clearly faster than those before it is
+        not taken, nor any that is slower than the model as it was.
         """
         chosen = self._chosen()
         with self._installation.having(chosen):
@@ -222,9 +216,9 @@ class Chooser:
         return forms[best]
 
     def _unmeasured(self) -> dict[str, dict[str, Engine]]:
-        """Engines that no measurement of single layers led to, by their name: every convolution
-        that may be one as SpAMM, by its setting where it can skip; with the pool behind it, unless
-        that was measured slower. None where layers take so much longer that the model must, too.
+        """Engines that no measurement of single layers led to: every convolution that may be one as
+        SpAMM, with the pool behind it unless that was measured slower. None where layers take so
+        much longer that the model must, too.
         """
         engines, own, least = {}, 0.0, 0.0
         for site in self._sites:

@@ -22,15 +22,11 @@ _EMPTY = inspect.Parameter.empty
 
 
 class Signature:
-    """Which arguments a traced forward takes, and the values of those that are held.
+    """Which arguments a traced forward takes, and the values of those that are held. Where no call
+    is known those without a default are traced, or the first one where all have defaults.
 
-    Where no call is known the arguments without a default are traced, or the first one where all
-    have defaults; the others keep theirs.
-
-    Attributes:
-        traced: names of the arguments that are traced, in the forward's order.
-        held: values that others have in place of their defaults, by name.
-        is_guessed: whether all arguments have defaults, and no call told which are given.
+    ``traced``: names, in the forward's order. ``held``: values in place of defaults, by name.
+    ``is_guessed``: all arguments have defaults, and no call told which are given.
     """
 
     def __init__(
@@ -128,12 +124,8 @@ class Call(NamedTuple):
 
 
 class Example:
-    """An example input, in the form in which the model is called.
-
-    Args:
-        value: a tensor, or what else the model's only argument is; a tuple of all positional
-            arguments; a dict of arguments by name.
-        name: what the user calls it.
+    """An example input, in the form in which the model is called: a tuple of all positional
+    arguments, a dict of arguments by name, or the only argument. ``name``: what the user calls it.
     """
 
     def __init__(self, value: Any, name: str = "example_input") -> None:
@@ -150,9 +142,8 @@ class Example:
         return model(*copied(self.args), **copied(self.kwargs))
 
     def check_values(self) -> None:
-        """Raises ValueError for tensors without entries, with NaN, or of infinities alone.
-
-        Forms compared on these would agree whatever they compute.
+        """Raises ValueError for tensors without entries, with NaN, or of infinities alone: forms
+        compared on these would agree whatever they compute.
         """
         for value in pytree.tree_leaves((self.args, self.kwargs)):
             if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
@@ -169,9 +160,8 @@ class Example:
         self, model: nn.Module, before: Snapshot, watched: Sequence[nn.Module], times: int = 2
     ) -> tuple[dict[nn.Module, list[Call]], list[Place]]:
         """Runs the model, which is in eval mode, twice in a row, and puts it back (``before``).
-
-        Returns the calls of the watched modules, copied as they were, and the places in the model
-        that changed meanwhile. Raises ValueError where the model cannot take the example.
+        Returns the calls of the watched modules, copied as they were, and the places that changed
+        meanwhile.
         """
         calls: dict[nn.Module, list[Call]] = {module: [] for module in watched}
 
@@ -185,7 +175,7 @@ class Example:
         self, model: nn.Module, before: Snapshot
     ) -> tuple[dict[nn.Module, Signature], list[Call], list[Place]]:
         """How the modules are called that are called, and what :meth:`record` returns for the
-        model itself, of the same two runs.
+        model.
         """
         forms: dict[nn.Module, Signature] = {}
         calls: list[Call] = []

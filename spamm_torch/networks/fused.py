@@ -30,11 +30,9 @@ _keys = itertools.count()
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts from which copies and pickles of a module generate its forward again.
-
-    Attributes:
-        calls: the engine of each call and what it absorbed, by names below the module.
-        form: the form of the call that was traced (:attr:`Signature.form`).
+    """The parts from which copies and pickles of a module generate its forward again: the engine of
+    each call and what it absorbed, by names below the module, and the form of the call that was
+    traced (:attr:`Signature.form`).
     """
 
     calls: Mapping[str, tuple[Engine, tuple[str, ...]]]
@@ -54,10 +52,9 @@ class Recipe:
 class Fused:
     """The generated forward of a module, its operands, and the proof that they are right.
 
-    Attributes:
-        names: of the calls of convolutions that it computes, in the order of their operands.
-        forward: the generated function, in which no norms travel.
-        on_other_call: called with the arguments before the module's own forward runs instead.
+    ``names``: of the calls of convolutions that it computes, in the order of their operands.
+    ``forward``: the generated function, in which no norms travel. ``on_other_call``: called with
+    the arguments before the module's own forward runs instead.
     """
 
     on_other_call: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
@@ -97,9 +94,8 @@ class Fused:
         self.forward = generate(plan)
 
     def forward_with_norms(self, fills: bool) -> Forward | None:
-        """The generated function in which norms travel; None where no call reads any.
-
-        ``fills``: for batches that fill a block of images.
+        """The generated function in which norms travel, for batches that fill a block of images or
+        do not; None where no call reads any.
         """
         if fills not in self._with_norms:
             assert self._plan is not None
@@ -208,8 +204,8 @@ class Fused:
         return not self._proof.fits()
 
     def forget_what_may_change(self) -> None:
-        """Where the module's own forward runs: batch norms that train write statistics, and fused
-        optimisers write what is learned, and no version tells.
+        """Where the module's own forward runs: batch norms and fused optimisers write, and no
+        version tells.
         """
         if not self._proof.is_in_eval_mode() or self._proof.wants_gradient():
             self.forget()
@@ -219,9 +215,8 @@ class Fused:
         self._folded = (self.operands, None)
 
     def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:
-        """The convolutions that the op conv2d computes, with their weights as it multiplies them.
-
-        A weight is None before the first call.
+        """The convolutions that the op conv2d computes, with their weights as it multiplies them;
+        None before the first call.
         """
         weights = [*self.operands[::3], *(None for _ in self._sources)]
         both = zip(self._sources, weights, strict=False)
@@ -238,11 +233,10 @@ class Fused:
     def renew(self, in_place: bool = True, made: Made | None = None) -> bool:
         """Folds weights and biases anew; False where that cannot be done now.
 
-        Args:
-            in_place: operands keep their addresses where shape, dtype and device are the same, so
-                that captured graphs and compiled code read the new values. Without, nothing is
-                written that another thread may be reading.
-            made: as of :meth:`Source.operands`; None: everything is made anew.
+        With ``in_place`` operands keep their addresses where shape, dtype and device are the same:
+        captured graphs and compiled code read the new values. Without, nothing is written that
+        another thread may be reading. ``made``: as of :meth:`Source.operands`; None: everything is
+        made anew.
         """
         self.forget()
         if not self._proof.fits() or not all(source.can_be_read for source in self._sources):

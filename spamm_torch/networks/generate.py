@@ -29,17 +29,15 @@ _counter = itertools.count(1)  # of generated functions, each in a file of its o
 
 
 def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
-    """The function ``forward(self, spamm_operands, *args)``; None as ``flow``: no norms travel.
-
-    ``spamm_operands`` holds weight, bias, and the weight's norms or its packed copy, of each fused
-    site, one after the other; the last two may be None.
+    """The function ``forward(self, spamm_operands, *args)``, the operands being weight, bias, and
+    the weight's norms or its packed copy, of each fused site; the last two may be None.
     """
     return _Generator(plan, flow or NormFlow()).run()
 
 
 def _geometry(conv: nn.Conv2d, groups: int) -> tuple[Any, ...]:
-    """The arguments behind the bias: one number where both sides have it, and no trailing defaults.
-    The host takes a third of a small call's time to read its arguments.
+    """The arguments behind the bias, one number where both sides have it, without trailing
+    defaults: the host takes a third of a small call's time to read its arguments.
     """
     of_both = map(tuple, (conv.stride, conv.padding, conv.dilation))
     stride, padding, dilation = (

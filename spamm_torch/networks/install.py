@@ -170,9 +170,8 @@ class Before:  # no tuple, which torch.export would replace by an equal one
 
 
 def convert_layer(conv: nn.Conv2d, config: SpAMMConfig, band: Band | None = None) -> None:
-    """Makes a convolution skip by this setting. Parameters, names and hooks stay.
-
-    ``band``: the valid ratios that it had when the setting was calibrated (:func:`band_of`).
+    """Makes a convolution skip by this setting, with the valid ratios of its calibration.
+    Parameters, names and hooks stay.
     """
     own, values = conv.__dict__, _values(config).copy()
     if isinstance(conv, SpAMMConv2d):  # keeps the activation that it was given
@@ -222,8 +221,8 @@ Fuse: TypeAlias = Callable[[Island, Sequence[Site], Mapping[str, Engine]], Fused
 class Installation:
     """A model whose engines can be set: nothing else is installed or taken back to measure one.
 
-    ``islands``: the calls of convolutions in each; ``sites``: all calls, also outside the islands.
-    With ``keeps_layers`` the convolutions of islands keep their class.
+    ``islands``: the calls of convolutions in each; ``sites``: all calls. With ``keeps_layers`` the
+    convolutions of islands keep their class.
     """
 
     def __init__(
@@ -264,10 +263,8 @@ class Installation:
 
     @contextmanager
     def having(self, engines: Mapping[str, Engine]) -> Iterator[None]:
-        """Sets the engines for calls of generated forwards inside; they stay.
-
-        Convolutions that generated forwards compute keep their class, so that nothing has to be
-        proven anew where forms of the model are measured in turns.
+        """Sets the engines for calls of generated forwards inside; they stay. Convolutions that
+        these compute keep their class, so that nothing has to be proven anew between forms.
         """
         self._set(engines, [site for site in self._alone if site.node is None])
         yield

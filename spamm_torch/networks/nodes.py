@@ -1,7 +1,5 @@
-"""Tells the activations, adds, pools and upsamplings among the nodes of a traced graph.
-
-A node that does more than its class's ``forward`` (hooks, a forward of its own) computes something
-else, and is none of these.
+"""Tells the activations, adds, pools and upsamplings among the nodes of a traced graph. A node that
+does more than its class's ``forward`` (hooks, a forward of its own) is none of these.
 """
 
 from __future__ import annotations

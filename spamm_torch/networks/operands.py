@@ -54,10 +54,8 @@ class Source:
         return weight.device.type in ("cpu", "cuda", "meta") and weight.dtype in DTYPES
 
     def operands(self, made: Made) -> list[Tensor | None]:
-        """The operands for the values that the tensors have now; ``made`` is filled with them.
-
-        The op conv2d reads weights on CUDA as channels-last, and would copy others in each call;
-        its results have the input's format all the same.
+        """The operands for the values that the tensors have now; ``made`` is filled with them. The
+        op conv2d reads weights on CUDA as channels-last, and would copy others in each call.
         """
 
         def once(key: tuple[Any, ...], make: Callable[[], T]) -> T:
@@ -105,11 +103,9 @@ def _keeps_statistics(batch_norm: Any) -> bool:
 
 
 def folded(conv: nn.Conv2d, batch_norm: Any) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the convolution that computes both; of the convolution's dtype.
-
-    ``batch_norm`` is in eval mode and keeps running statistics; its tensors may be of another
-    dtype. Without one these are the Parameters' own memory, else new tensors in the weight's memory
-    format, rounded once from float32 (float64 for float64). Source: ``torch.nn.utils.fusion``.
+    """Weight and bias of the convolution that computes both, the batch norm in eval mode, in the
+    weight's format, rounded once from float32 (float64 for float64). Without one these are the
+    Parameters' own memory. Source: ``torch.nn.utils.fusion``.
     """
     weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
     if batch_norm is None:
@@ -129,12 +125,9 @@ def folded(conv: nn.Conv2d, batch_norm: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def packed(conv: nn.Conv2d, weight: Tensor, input_shape: Any) -> Tensor | None:
-    """A copy of a convolution's weight in the layout that oneDNN reads, which the op
-    ``dense_conv2d`` takes in its place: oneDNN makes one in each call of another.
-
-    The layout is best for inputs of ``input_shape``; None: of sizes that oneDNN supposes. None is
-    returned for other weights than channels-last float32 on a CPU: results would change their
-    format.
+    """A copy of a weight in the layout of oneDNN, which the op ``dense_conv2d`` takes in its place:
+    oneDNN makes one in each call of another. None for other weights than channels-last float32 on a
+    CPU, whose results would change their format. ``input_shape``: for which it is best.
     """
     is_last = suggest_memory_format(weight) == torch.channels_last
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not is_last:
@@ -155,11 +148,9 @@ def packed(conv: nn.Conv2d, weight: Tensor, input_shape: Any) -> Tensor | None:
 
 
 def joined_setting(conv: nn.Conv2d, images: int) -> SpAMMConfig | None:
-    """The setting for batches of so many images, or None where groups stay apart.
-
-    Depthwise convolutions stay: a block would be nearly empty. Weights stay that would take more
-    than 256 MiB. No setting loses anything, so that other batches are right with it, too. Zero
-    ``images``: no batch was seen.
+    """The setting for batches of so many images, which loses nothing for others; None where groups
+    stay apart: depthwise ones, whose blocks would be nearly empty, and weights of more than 256
+    MiB. Zero ``images``: no batch was seen.
     """
     joined_bytes = conv.weight.numel() * conv.groups * conv.weight.element_size()
     if images == 0 or conv.in_channels == conv.groups or joined_bytes > _MOST_BYTES:

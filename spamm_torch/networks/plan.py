@@ -29,13 +29,9 @@ _EDGE = 64  # of the blocks of the norms that travel: images, and channels
 class Island:
     """A part of a model that was traced.
 
-    Attributes:
-        name: its fully qualified name; empty for the model itself.
-        module: its root.
-        graph: what ``module.forward`` calls; targets are names below the root.
-        signature: the form of the call that was traced.
-        entered: the modules that the trace went through, which the graph no longer calls, by their
-            names below the root. The root is not among them.
+    ``name``: fully qualified; empty for the model itself. ``module``: its root. ``graph``: what its
+    ``forward`` calls, by names below the root. ``signature``: the form of the call that was traced.
+    ``entered``: by such names the modules but the root that the trace went through.
     """
 
     name: str
@@ -68,20 +64,13 @@ class Island:
 
 @dataclass(eq=False)
 class Site:
-    """A call of a convolution, and the nodes behind it that it absorbs.
+    """A call of a convolution, and the nodes behind it that it absorbs, the convolution's own
+    first.
 
-    Attributes:
-        name: of the convolution in the model; further calls of the same one have "#2" and so on
-            behind it.
-        conv: the module.
-        node: its call; None for a convolution that no island calls, which absorbs nothing.
-        batch_norm: the module that is folded into weight and bias, or None.
-        residual: what is added, or None. activation: "none", or as the ops name it.
-        nodes: the nodes whose work the fused call does, the convolution first.
-        absorbed: what was absorbed, in order: "bn", "add", and the activation's name.
-        input_shape: (N, C, H, W) of the example's images that it reads; None where none was seen.
-        pool: the max pool of 2 x 2 pixels that alone reads what the site computes, where a call
-            that skips nothing may compute it, too; or None.
+    ``name``: in the model; further calls of the same one have "#2" and so on behind it. ``node``:
+    None for a convolution that no island calls. ``absorbed``: "bn", "add", and the activation's
+    name. ``input_shape``: of the example's images. ``pool``: the max pool of 2 x 2 pixels that
+    alone reads what the site computes, where a call that skips nothing may compute it, too.
     """
 
     name: str
@@ -161,14 +150,9 @@ class NormFlow:
     """The layers of an island that compute norms for the next, and those that read them.
 
     A convolution that skips needs the norms of its input. A convolution of the op ``conv2d`` or a
-    max pool right before it computes them with its output; generated code passes them on. Behind
-    other layers (additions that were not absorbed, means, dense convolutions) it computes them
-    itself.
-
-    Attributes:
-        producers: the sites that compute the norms of what they return, by name.
-        pools: the max pools that do.
-        readers: the sites that take norms, by name.
+    max pool right before it computes them with its output. Behind other layers it computes them
+    itself. ``producers`` and ``readers`` are sites by name, ``pools`` the max pools that compute
+    norms.
     """
 
     producers: set[str] = field(default_factory=set)
@@ -177,10 +161,9 @@ class NormFlow:
 
 
 def norm_flow(plan: Plan, of_few: bool = False) -> NormFlow:
-    """The flow of norms in a plan, as if its device computed output norms.
-
-    ``of_few``: for batches that do not fill a block of 64 images. Only a held tau keeps that block
-    there, and a max pool is faster without norms.
+    """The flow of norms in a plan, as if its device computed output norms. ``of_few``: for batches
+    that do not fill a block of 64 images: only a held tau keeps that block there, and a max pool is
+    faster without norms.
     """
     flow = NormFlow()
     pools = {} if of_few else plan.pools

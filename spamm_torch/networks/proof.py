@@ -49,13 +49,10 @@ class _State(NamedTuple):
 
 
 class Proof:
-    """The state of modules when a forward was generated.
+    """The state of modules when a forward was generated that does their work, the root first.
 
-    Args:
-        modules: the modules whose work the generated forward does, the root first.
-        sources: those of them whose tensors are folded.
-
-    Other tensors of ``sources`` are no other plan: what is folded follows them (:class:`Origin`).
+    Tensors of ``sources``, which are folded, are no other plan: what is folded follows them
+    (:class:`Origin`).
     """
 
     def __init__(self, modules: Sequence[nn.Module], sources: Sequence[nn.Module]) -> None:
@@ -170,7 +167,7 @@ class Proof:
         return list(map(dict_version, self._dicts))
 
     def _still_fits(self, versions: list[int]) -> bool:
-        """Whether no change counts. Changes are remembered, so that the next call compares numbers
+        """Whether no change counts; changes are remembered, so that the next call compares numbers
         alone.
         """
         state = self._state
@@ -187,8 +184,8 @@ class Proof:
         return True
 
     def _what_counts(self, place: int) -> dict[str, Any]:
-        """The entries of a dictionary by now, without attributes that came since and that no code
-        of the modules' classes knows, such as marks of a training loop.
+        """The entries of a dictionary by now, without new attributes that no code of the modules'
+        classes knows, such as marks of a training loop.
         """
         now = dict(self._dicts[place])
         number = place - self._count  # of the module, if they are a module's attributes
@@ -238,9 +235,8 @@ class Origin:
 
 
 def _are_same(old: dict[str, Any], new: dict[str, Any], are_folded: bool) -> bool:
-    """Whether a dictionary holds the same by now, but for entries that no call reads.
-
-    A tensor may be another one: it is looked up in each call, or folded.
+    """Whether a dictionary holds the same by now, but for entries that no call reads; a tensor,
+    which is looked up in each call or folded, may be another one.
     """
     if are_folded and old.keys() == new.keys():
         return all(value is None or isinstance(value, Tensor) for value in new.values())
@@ -259,8 +255,8 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def _is_equal_setting(old: Any, new: Any) -> bool:
-    """Whether two settings are of the same types and equal. torch.export puts equal tuples in the
-    place of strides.
+    """Whether two settings are of the same types and equal: torch.export replaces tuples by equal
+    ones.
     """
     if type(old) is not type(new):
         return False
@@ -295,8 +291,8 @@ def _has_settings(value: Any) -> bool:
 
 
 def _is_of_users(module: nn.Module) -> bool:
-    """Whether a forward may look for attributes that the module does not hold yet; layers of
-    torch.nn do not.
+    """Whether a forward may look for attributes that the module does not hold yet; torch.nn's do
+    not.
     """
     kind = type(module).__module__
     return not kind.startswith("torch.nn.") or kind.endswith(".container")

@@ -22,14 +22,9 @@ _KINDS = ("spamm", "dense", "left")
 
 @dataclass(frozen=True)
 class Request:
-    """The checked arguments of :func:`convert_`.
-
-    Attributes:
-        config: the setting of all layers that have none of their own; None skips nothing.
-        overrides: the settings of layers by name; None leaves a layer dense.
-        named: the layers that an override names in full: their setting is taken, not chosen.
-        engines: the engines of calls by name, from a settings file; they are not chosen again.
-        reference: the shape of the reference for which the settings file is; None: for none.
+    """The checked arguments of :func:`convert_`: the config, None skips nothing; settings of layers
+    by name, and which of these names are in full: their setting is taken, not chosen. From a
+    settings file: the engines of calls by name, and the shape of its reference.
     """
 
     config: SpAMMConfig | None

@@ -34,9 +34,8 @@ Alike: TypeAlias = Callable[[str, fx.Node, fx.Node], bool]
 
 
 def alike_by_shapes(measured: Sequence[Shapes], likely: Sequence[Shapes]) -> Alike:
-    """Judges adds by the shapes in calls that were seen, and in likely ones.
-
-    These must not disagree: operands may be alike for a batch of one alone.
+    """Judges adds by the shapes in calls that were seen, and in likely ones, which must not
+    disagree: operands may be alike for a batch of one alone.
     """
     certain = measured or likely
 
@@ -53,9 +52,8 @@ def alike_by_shapes(measured: Sequence[Shapes], likely: Sequence[Shapes]) -> Ali
 
 
 def find_sites(island: Island, are_alike: Alike) -> list[Site]:
-    """The sites of an island whose convolutions the ops can compute, in the graph's order.
-
-    An add is absorbed where ``are_alike`` says that nothing is broadcast.
+    """The sites of an island whose convolutions the ops can compute, in the graph's order. An add
+    is absorbed where ``are_alike`` says that nothing is broadcast.
     """
     sites = _calls(island)
     # The last convolution first: an add belongs to the one that runs last of its two.
@@ -189,9 +187,8 @@ class _Finder:
             self._take(site, node, activation)
 
     def _is_written_between(self, site: Site, end: fx.Node) -> bool:
-        """Whether anything else is changed in place while the site's nodes run.
-
-        The fused call runs where its last node ran, and must still find its operands as they were.
+        """Whether anything else is changed in place while the site's nodes run: the fused call runs
+        where its last node ran, and must still find its operands.
         """
         own = set(site.nodes)
         start, stop = self._order[site.node], self._order[end]

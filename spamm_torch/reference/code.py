@@ -56,15 +56,11 @@ _LINEAR_FUNCTIONS = (F.avg_pool2d, F.adaptive_avg_pool2d, F.interpolate, F.pixel
 class ReferenceCode:
     """Two generated functions, whose operands are three for each site of the plan, and more.
 
-    Attributes:
-        forward: ``forward(self, operands, *args)``, the island's forward. The operands of a site
-            are weight, base and weight norms; behind those of all sites come the held references.
-        forward_with_norms: the same, with norms of pixels from layer to layer and sites in layouts
-            of their own; None if there is neither. Weight, base and weight norms of the sites in
-            ``layouts`` are the last operands.
-        layouts: place, convolution and layout of these sites.
-        base: ``base(self, operands, *references)`` returns the bases of all sites, then the
-            references to hold. It reads weight and bias in the place of weight and base.
+    ``forward(self, operands, *args)``: the operands of a site are weight, base and weight norms;
+    behind those of all sites come the held references. ``forward_with_norms``: with norms of pixels
+    from layer to layer and sites in layouts of their own, whose operands are the last; or None.
+    ``layouts``: place, convolution and layout of these. ``base(self, operands, *references)``,
+    which reads weight and bias, returns the bases of all sites, then the references to hold.
     """
 
     forward: Forward
@@ -74,9 +70,8 @@ class ReferenceCode:
 
 
 def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCode:
-    """The reference form of an island; ValueError where it has none, and why.
-
-    ``shapes``: of the island's nodes for the reference.
+    """The reference form of an island, with the shapes of its nodes for the reference; ValueError
+    where it has none, and why.
     """
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
@@ -88,10 +83,8 @@ def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCod
 
 
 class _Generator:
-    """Walks through the island's nodes and writes both functions along the way.
-
-    ``places`` tells where among the operands the references are that others hold already. Those
-    that this one adds are put there, too.
+    """Walks through the island's nodes and writes both functions along the way. ``places``: where
+    among the operands the held references are; it adds its own.
     """
 
     def __init__(
@@ -372,8 +365,8 @@ def _input_of(site: Site) -> fx.Node:
 def _check_writes(
     nodes: Iterable[fx.Node], inside: set[fx.Node], lasts: set[fx.Node], root: nn.Module
 ) -> None:
-    """Raises where a node writes to a value that another one reads later: the two forms of a value
-    would then differ.
+    """Raises where a node writes to a value that another one reads later: its two forms would
+    differ.
     """
     order = {node: place for place, node in enumerate(nodes)}
     for node in order:

@@ -173,7 +173,7 @@ class _Chooser(Chooser):
 
     def _candidates(self, site: Site) -> dict[str, Engine]:
         """Those that skip do so for any number of channels: zeros cost no accuracy. Groups stay
-        apart: their deviations are computed group by group.
+        apart.
         """
         setting = self._setting(site)
         if site.conv.groups > 1:
@@ -212,7 +212,7 @@ def _is_picture(value: Any) -> bool:
 
 def _made_up(picture: Tensor) -> Tensor:
     """Four pictures to compare with: the reference, with noise in a corner, with noise everywhere,
-    and the noise alone.
+    noise.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(3, *picture.shape[1:], generator=generator).to(picture)

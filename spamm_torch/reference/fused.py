@@ -33,10 +33,8 @@ class ReferenceRecipe(Recipe):
 
 
 class ReferenceForm(Fused):
-    """Takes pictures of the reference's size. For others the module's own forward runs.
-
-    The module's values for the reference are operands like folded weights, and are renewed with
-    these.
+    """Takes pictures of the reference's size; for others the module's own forward runs. The
+    module's values for the reference are operands like folded weights, and are renewed with these.
     """
 
     _packs = False  # dense convolutions of deviations are no calls of dense_conv2d

@@ -41,13 +41,9 @@ _PIXEL_BLOCKS = {1: (1, 8, 8), 2: (1, 8, 8), 4: (1, 16, 4), 8: (1, 16, 4)}
 
 @dataclass(frozen=True)
 class Layout:
-    """How a convolution is computed.
-
-    Attributes:
-        columns: neighbouring ones that are together.
-        in_phases: whether it takes the image before upsampling by 2, and computes phases.
-        parts: the channels of the parts that it takes, each with its columns together; empty where
-            the input is one.
+    """How a convolution is computed: with neighbouring columns together, or in phases, from the
+    image before upsampling by 2. ``parts``: the channels of the parts that it takes, if several,
+    each with its columns together.
     """
 
     columns: int = 1
@@ -89,11 +85,8 @@ class Layout:
 def find_layout(
     conv: nn.Conv2d, setting: SpAMMConfig | None, width: int, *, is_doubled: bool
 ) -> Layout | None:
-    """The layout to compute a convolution in; None: as it is.
-
-    Another layout has other blocks. That changes nothing where products of zeros alone are skipped.
-
-    ``width``: columns of its input. ``is_doubled``: the input is upsampled by 2, by nearest pixels.
+    """The layout to compute a convolution in; None: as it is. It has other blocks, which changes
+    nothing where products of zeros alone are skipped.
     """
     if setting != lossless(conv.weight.dtype) or conv.groups > 1 or not _keeps_width(conv):
         return None
@@ -169,7 +162,7 @@ def _regrouped(images: Tensor, channels: int, width: int) -> Tensor:
 
 def _weight_of_columns(weight: Tensor, factor: int, dilation: int) -> Tensor:
     """(factor * outputs, factor * inputs, rows, columns): output column ``own`` of a group reads
-    input column own + reach of the same one, which may lie in a neighbouring group.
+    input column own + reach of the same one or a neighbour.
     """
     outputs, inputs, rows, columns = weight.shape
     padding = dilation * (columns - 1) // 2
@@ -190,9 +183,7 @@ def in_phases(images: Tensor) -> Tensor:
 
 
 def _weight_in_phases(weight: Tensor) -> Tensor:
-    """(4 * outputs, inputs, rows, columns) for the picture before upsampling by 2. The sums are
-    rounded once.
-    """
+    """(4 * outputs, inputs, rows, columns) for the picture before upsampling by 2, rounded once."""
     outputs, inputs, rows, columns = weight.shape
     above, beside = rows // 2, columns // 2
     most = (-(-above // 2), -(-beside // 2))

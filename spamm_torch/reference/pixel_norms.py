@@ -32,13 +32,10 @@ _MOST_JOINED = 4  # parts that the kernel which concatenates takes
 class PixelNormFlow(NormFlow):
     """The sources and the readers of norms of pixels.
 
-    Attributes:
-        joins: the concatenations that compute the norms of what they return.
-        parts: of the sites that read the parts of a concatenation, by name: those parts, and how
-            many channels each has.
-        layouts: of the sites that are not computed as they are, by name.
-        plain: the sites that return values, not deviations, by name: nothing but the output of the
-            island reads them. Their values for the reference are a residual of the same call.
+    ``joins``: the concatenations that compute norms. ``parts``: of the sites that read the parts of
+    one, by name: those parts, and their channels. ``layouts``: of the sites that are not computed
+    as they are. ``plain``: the sites that return values, not deviations: nothing but the output of
+    the island reads them, and their values for the reference are a residual of the same call.
     """
 
     joins: set[fx.Node] = field(default_factory=set)
@@ -48,10 +45,7 @@ class PixelNormFlow(NormFlow):
 
 
 def pixel_norm_flow(plan: Plan, shapes: Shapes) -> PixelNormFlow:
-    """The flow of norms in the reference form, as if its device computed output norms.
-
-    ``shapes``: of the island's nodes for the reference.
-    """
+    """The flow of norms in the reference form, as if its device computed output norms."""
     return _Flow(plan, shapes).run()
 
 
@@ -110,10 +104,8 @@ class _Flow:
             self._take(found, True, flow)
 
     def _parts_for(self, site: Site) -> dict[fx.Node, _Found]:
-        """The parts of a concatenation that a site may read in place of it, and their norms.
-
-        None where the kernel that reads parts does not compute the site. As behind upsampling,
-        nothing may write to the parts before the site runs.
+        """The parts of a concatenation that a site may read in place of it, and their norms; none
+        where no kernel does, or where something may write to the parts before.
         """
         value = site.nodes[0].args[0]
         layout = self._layouts.get(site.name, Layout())
@@ -228,8 +220,8 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
 def _reads_doubled(plan: Plan, site: Site, shapes: Shapes) -> bool:
     """Whether a site may read the value before nearest upsampling that doubles rows and columns.
 
-    It then reads that where the site runs, no longer where the upsampling stood: nothing may write
-    to it in between. Of a new tensor that shows in the graph, of what may be an alias it does not.
+    It then reads that where the site runs: nothing may write to it in between. Of a new tensor that
+    shows in the graph, of what may be an alias it does not.
     """
     value, root = site.nodes[0].args[0], plan.island.module
     assert isinstance(value, fx.Node)
@@ -262,12 +254,8 @@ def _writes_between(first: fx.Node, last: fx.Node, plan: Plan) -> bool:
 def passed_on(
     node: fx.Node, upsamplings: Mapping[fx.Node, Upsampling], shapes: Shapes
 ) -> fx.Node | None:
-    """The value that nearest upsampling by whole factors repeats; None for other nodes.
-
-    Lengths alone do not tell: of 12 rows, a factor of 2.05 makes 24 others than a factor of 2.
-
-    Args:
-        upsamplings: the plan's.
+    """The value that nearest upsampling by whole factors repeats; None for other nodes. Lengths
+    alone do not tell: of 12 rows, a factor of 2.05 makes 24 others than a factor of 2.
     """
     if node not in upsamplings:
         return None
@@ -315,11 +303,7 @@ def _can_regroup(channels: int, before: int, after: int) -> bool:
 
 
 def regrouped(norms: Tensor, channels: int, before: int, after: int) -> Tensor:
-    """Norms (images, rows, columns / before, blocks) as (images, rows, columns / after, blocks).
-
-    Args:
-        norms: of ``before`` columns together, of pictures with ``channels`` channels.
-    """
+    """Norms (images, rows, columns / before, blocks) as (images, rows, columns / after, blocks)."""
     if before == after:
         return norms
     images, rows, width, _ = norms.shape  # -1 would not tell a length where there are no images

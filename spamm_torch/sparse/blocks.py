@@ -26,12 +26,8 @@ def is_sparse(*tensors: Any) -> bool:
 
 
 class Blocks(NamedTuple):
-    """A pattern, and for each stored block its values (edge, edge) or its norm.
-
-    Attributes:
-        crow, col: as of ``torch.sparse_bsr``.
-        values: (stored, edge, edge), or (stored,) norms.
-        columns: number of block columns.
+    """A pattern, as of ``torch.sparse_bsr``, and for each stored block its values (edge, edge) or
+    its norm, (stored,) in all.
     """
 
     crow: Tensor
@@ -126,11 +122,8 @@ def _quiet() -> None:
 
 
 def read(x: Any, name: str, function: str) -> Blocks:
-    """The blocks of a ``torch.sparse_bsr`` matrix.
-
-    TypeError for another layout or dtype, ValueError for blocks that are not square or of another
-    size, RuntimeError for a batch, a device that has no kernels, or one that requires a gradient.
-    Whether the columns of a row ascend is for the ops to check.
+    """The blocks of a ``torch.sparse_bsr`` matrix that has none of the faults below. Whether the
+    columns of a row ascend is for the ops to check.
     """
     _check_layout(x, name, function, torch.sparse_bsr)
     values = x.values()

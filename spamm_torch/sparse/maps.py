@@ -246,9 +246,8 @@ def make_plan(
     *,
     may_lack_lists: bool = False,
 ) -> Plan:
-    """The plan; torch.OutOfMemoryError before its lists, if they and the result do not fit.
-
-    Or with ``may_lack_lists`` a plan without them.
+    """The plan; torch.OutOfMemoryError before its lists, if they and the result do not fit, or with
+    ``may_lack_lists`` a plan without them.
     """
     added = {} if input is None else {"crow_input": input.crow, "col_input": input.col}
     device = norm_a.values.device
@@ -308,8 +307,8 @@ def dropped(
     """The blocks of a norm map that stay: with their norms, their numbers, and the bound of others.
 
     Blocks below a number go; with a ``max_error`` only so many as it allows, the smallest first.
-    Last, with the blocks' ``values``, the trace and the norm of what stays, on the host. Waits once
-    for the device, for the number of blocks.
+    Last, with the blocks' ``values``, the trace and norm of what stays, on the host. Waits for the
+    device once.
     """
     share: dict[str, Any] = {}
     if max_error is not None:

@@ -79,9 +79,7 @@ def product(
     **options: Any,
 ) -> Any:
     """mm and addmm where an operand is block-sparse; the arguments are theirs, ``knob`` the knobs.
-
-    Two block-sparse operands give a block-sparse result. One dense operand takes part with all of
-    its blocks, and the result is dense.
+    A dense operand takes part with all of its blocks, and makes the result dense.
     """
     options["norms"] = return_norms or return_info
     c, map_c, is_dense, info, _ = multiplied(function, a, b, knob, **options)
@@ -120,9 +118,9 @@ def multiplied(
 ) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo], Tensor | None]:
     """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
 
-    To count takes as long as to plan: so it is the caller's choice, and can wait. It needs
-    ``norms``, which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the
-    result's trace and norm, which the host has by then. ``below`` is a factor of the threshold.
+    Counting takes as long as planning: it is the caller's choice, and can wait. It needs ``norms``,
+    which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the result's
+    trace and norm, on the host. ``below`` is a factor of the threshold.
     """
     if given := [name for name, value in refused.items() if value is not None]:
         raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")
@@ -232,10 +230,8 @@ def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
 class Recipe(NamedTuple):
     """How a product is made, without its operands: who counts later keeps no matrix for that.
 
-    Attributes:
-        dtype, device, entries, edge: of the result. alpha, beta: the factors.
-        added: values, or norms, of what is added.
-        symmetric, is_square: whether the call says so, and whether A is B.
+    ``entries``: of the result. ``added``: values, or norms, of what is added. ``symmetric``:
+    whether the call says so. ``is_square``: whether A is B.
     """
 
     dtype: torch.dtype
@@ -282,9 +278,8 @@ def info_of(
     norms: Tensor,
     recipe: Recipe,
 ) -> SparseInfo:
-    """The info of a product, from the norm maps of its operands and ``norms``, the result's.
-
-    Where nothing was dropped, ``drop_bound`` may be None.
+    """The info of a product, from the norm maps of its operands and ``norms``, the result's;
+    ``drop_bound``: None where nothing was dropped.
     """
     made, edge = recipe.made(), recipe.edge
     skip_bound, products = lost(norm_a, norm_b, tau)

@@ -84,9 +84,8 @@ def _multiplied(
     symmetric: bool = False,
     **scale: float,
 ) -> tuple[Plan, Tensor, Tensor]:
-    """The plan of this rank's products, and its blocks of the result and their norms.
-
-    ``maps`` are of its rows of A and of all of B, ``stored`` is the number of each rank's blocks.
+    """The plan of this rank's products, and its blocks of the result and their norms. ``maps`` are
+    of its rows of A and of all of B, ``stored`` is the number of each rank's blocks.
     """
     left, right = operands
     planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes())
@@ -133,10 +132,8 @@ def _together(axis: Axis, own: Blocks, make: Any) -> Any:
 def _fetched(
     needed: Tensor, own: Tensor, stored: list[int], axis: Axis, order: Tensor | None = None
 ) -> Tensor:
-    """Blocks from the ranks that own them, by their numbers among those of all, ascending.
-
-    ``order``: the place in the result of each; None: they stay in order. This rank's own blocks are
-    copied once.
+    """Blocks from the ranks that own them, by their numbers among those of all, ascending;
+    ``order``: the place in the result of each. This rank's own blocks are copied once.
     """
     ends = torch.tensor(list(accumulate(stored)), device=needed.device)
     wanted = torch.bincount(torch.searchsorted(ends, needed, right=True), minlength=axis.size)
@@ -195,9 +192,8 @@ class Rows:
     def agreed(
         cls, function: str, a: Tensor, axis: Axis, alike: dict[str, Any], check: Callable[[], Any]
     ) -> Rows:
-        """Of a matrix whose block rows lie on the ranks. A collective call.
-
-        What ``check`` raises, all ranks raise. So they do where the arguments ``alike`` differ.
+        """Of a matrix whose block rows lie on the ranks; all raise what ``check`` raises on one,
+        and where the arguments ``alike`` differ. A collective call.
         """
 
         def read_call(backends: str) -> Call:
@@ -249,13 +245,11 @@ class Rows:
         symmetric: bool,
         **scale: float,
     ) -> tuple[Tensor, Tensor, Callable[[], SparseInfo]]:
-        """As ``addmm`` with ``drop=math.inf``; ``scale`` is its alpha and beta. A collective call.
+        """As ``addmm`` with ``drop=math.inf``: the product, its norm map, and what counts what was
+        left out. A collective call.
 
         Of a symmetric product a rank computes the blocks of its rows on and above the diagonal, and
         gets the others of its rows from their mirror images on the ranks before it.
-
-        Returns:
-            The product, its norm map, and what counts what was left out.
         """
         left, right = read(a, "a", "mm"), read(b, "b", "mm")
         input = None if added is None else read(added, "input", "addmm")
@@ -286,10 +280,8 @@ class Rows:
         return slice(begin, end)
 
     def gathered(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
-        """The norm map of all ranks' blocks, in the order of rows.
-
-        Also the place of each among those of the first rank, the second and so on, and the number
-        of each rank's.
+        """The norm map of all ranks' blocks, in the order of rows; the place of each among those of
+        the first rank, the second and so on; and the number of each rank's.
         """
         keys, norms = own.row_of() * own.columns + own.col, own.values
         stored = self.axis.gather_number(len(keys), keys.device)

@@ -33,9 +33,7 @@ class Strips:
 
     def product(self, below: float, max_error: float | None) -> tuple[Blocks, Tensor, Tensor]:
         """The norm map and the values of the blocks that stay, and the bound of the others.
-
-        Raises:
-            torch.OutOfMemoryError: these blocks and a block row of the product do not fit.
+        torch.OutOfMemoryError where these blocks and a block row of the product do not fit.
         """
         keys = self._whole.row_of() * self._b.columns + self._whole.col
         norms = self._plan.norm_a.values.new_empty(len(keys))
@@ -64,7 +62,6 @@ class Strips:
 
     def _strips(self, of: Blocks, room: int, block_bytes: int) -> Iterator[Plan]:
         """Plans of block rows, of which the blocks of a pattern need so much room.
-
         torch.OutOfMemoryError where a plan's blocks of so many bytes do not fit.
         """
         plan, row = self._plan, of.row_of()
