@@ -45,11 +45,7 @@ def lines(room):
 
 
 def check(budget, count_lines=lines, count_files=lambda: len(files())):
-    """Lines that say what each room has and may have.
-
-    Raises:
-        UserError: rooms have more.
-    """
+    """Lines that say what each room has and may have; UserError: rooms have more."""
     counts = {room: (count_lines(room), of) for room, of in budget["lines"].items()}
     counts["files"] = count_files(), budget["files"]["all"]
     over = [

@@ -152,10 +152,8 @@ def failure(mutation: Mutation, options: list[str]) -> str:
 
 
 def try_out(mutations: list[Mutation], options: list[str], jobs: int) -> int:
-    """Makes the mutations, undoes them, and returns how many of them the tests notice.
-
-    Several are made together: those of the library, of which a run picks one. Without any, all
-    tests must pass.
+    """Makes the mutations, undoes them, and returns how many of them the tests notice. Several, of
+    the library, are made together, of which a run picks one; without any, all tests must pass.
     """
     texts = {mutation.file: (ROOT / mutation.file).read_text() for mutation in mutations}
     for mutation in mutations:

@@ -24,11 +24,7 @@ _SIZE = 15  # of texts
 
 
 def load(folder):
-    """The rows of all pages that hold, each with its "kind".
-
-    Raises:
-        UserError: a page cannot be read.
-    """
+    """The rows of all pages that hold, each with its "kind"."""
     pages = [results.load(folder / f"{name}.json") for name in _PAGES]
     return [
         row | {"kind": kind}
@@ -39,11 +35,7 @@ def load(folder):
 
 
 def rows_with(rows, on_gpu=True, **values):
-    """The rows of an H200, or of a CPU, that have these values.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The rows of an H200, or of a CPU, that have these values; UserError: there is none."""
 
     def is_there(device):
         return device.startswith("NVIDIA H200") if on_gpu else not device.startswith("NVIDIA")
@@ -108,11 +100,7 @@ def figures(rows):
 
 
 def with_figures(text, lines):
-    """README with the table between its marks.
-
-    Raises:
-        UserError: it has no marks.
-    """
+    """README with the table between its marks; UserError: it has none."""
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:

@@ -66,11 +66,7 @@ def parse(arguments):
 
 
 def chosen_tables(words):
-    """Numbers of tables, in order.
-
-    Raises:
-        UserError: there is no such table.
-    """
+    """Numbers of tables, in order; UserError: there is no such table."""
     known = {str(number): number for number in TABLES}
     for word in words:
         if word != "all" and word not in known:
@@ -79,13 +75,8 @@ def chosen_tables(words):
 
 
 def measure(number, run, about, journal, path):
-    """Measures one table and puts it into the page of all; says what was found.
-
-    Args:
-        about: its run without tables. path: of the page.
-
-    Returns:
-        Its tables.
+    """Measures one table and puts it, with what ``about`` says of its run, into the page of all;
+    says what was found.
     """
     of_table = TABLES[number]
     run.console.print(f"table {number}: {of_table.TITLE}")
@@ -103,11 +94,7 @@ def measure(number, run, about, journal, path):
 
 
 def page_at(path):
-    """The page of tables in a file; an empty one where there is none.
-
-    Raises:
-        UserError: there is something else.
-    """
+    """The page of tables in a file; an empty one where there is none."""
     if path.exists():
         return results.load(path)
     return {"title": "The paper's tables", "headline": HEADLINE, "notes": NOTES, "runs": []}

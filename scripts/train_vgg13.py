@@ -50,11 +50,7 @@ def setting(text):
 
 
 def chosen_settings(given):
-    """{convolution: setting} of all that skip.
-
-    Raises:
-        UserError: neither one setting nor one for each.
-    """
+    """{convolution: setting} of all that skip; UserError: neither one setting nor one for each."""
     if len(given) not in (1, len(SKIPPING)):
         raise UserError(
             f"expected one --spamm setting, or {len(SKIPPING)} for {', '.join(SKIPPING)}; got "
@@ -65,14 +61,8 @@ def chosen_settings(given):
 
 
 def fine_tune_or_load(settings, options, path, trained, device, console):
-    """Fine-tunes a trained network, or goes on with it; says what it comes to.
-
-    Args:
-        settings: of a FineTuneConfig. path: of the checkpoint.
-        trained: model, TrainConfig and Digits, as train_or_load gives them.
-
-    Raises:
-        UserError: more steps than an epoch has; a checkpoint of another fine-tuning.
+    """Fine-tunes a trained network (model, TrainConfig and Digits), or goes on with it, in a
+    checkpoint; says what it comes to.
     """
     model, config, digits = trained
     training, validation = digits.split(config.seed)
@@ -115,8 +105,8 @@ def share_kept(model, pictures):
 
 
 def _multiplications(model, pictures):
-    """Of the layers that skip, by name. Their hooks are gone before anything is recorded: with
-    hooks a converted model takes its own forward.
+    """Of the layers that skip, by name. With hooks a converted model takes its own forward: these
+    are gone then.
     """
     sizes = {}
 

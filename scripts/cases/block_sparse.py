@@ -162,9 +162,8 @@ def waiting(device):
 
 
 def expanded(a, tau):
-    """What users write today: all valid pairs of blocks, their products, and their sums.
-
-    Returns the numbers of the result's blocks among all, ascending, and their values.
+    """What users write today: all valid pairs of blocks, their products, and their sums. Returns
+    the numbers of the result's blocks among all, ascending, and their values.
     """
     crow, col, values = a.crow_indices(), a.col_indices(), a.values()
     columns = len(crow) - 1

@@ -212,9 +212,8 @@ class Case:
 
 
 def extra_memory(call, *tensors):
-    """Peak memory of a call above its tensors and its result, over the size of these.
-
-    As asked for: what the allocator hands out may be up to 1 MiB more, by chance.
+    """Peak memory of a call above its tensors and its result, over the size of these. As asked for:
+    what the allocator hands out may be up to 1 MiB more, by chance.
     """
     call()
     torch.cuda.synchronize()
@@ -228,11 +227,7 @@ def extra_memory(call, *tensors):
 
 
 def bench_case(layer, batch, precision, data, options):
-    """A row for each ratio; the dense convolution takes turns with all of them.
-
-    Raises:
-        UserError: a result is wrong.
-    """
+    """A row for each ratio; the dense convolution takes turns with all of them."""
     device = options.device
     dtype = use_precision(precision)
     case = Case(layer, batch, dtype, data, tuple(options.block), device)

@@ -203,11 +203,7 @@ class LayerCase:
 
 
 def measure_layer(layer, batch, options):
-    """A row for each candidate.
-
-    Raises:
-        UserError: a candidate gives a wrong result.
-    """
+    """A row for each candidate."""
     torch._dynamo.reset()  # compiled code of one layer is of no use to the next
     case = LayerCase(layer, batch, use_precision(options.precision), options.device)
     calls = case.calls()

@@ -97,19 +97,9 @@ def copy_bandwidth(device, repeats):
 
 
 def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_apart=True):
-    """All ratios of one case; the dense product takes turns with all of them.
-
-    Args:
-        case: (data, precision, block, n). ratios: valid ratios.
-        bandwidth: a call that gives what copy_bandwidth gives.
-        repeats: rounds of each timing. cold: empty the L2 cache before each call.
-        norms_apart: time the product without the norms, too.
-
-    Returns:
-        Rows of "products", one a ratio, and of "norm maps".
-
-    Raises:
-        UserError: a result is wrong.
+    """All ratios of one case (data, precision, block, n), the dense product in turns with them:
+    rows of "products", one a ratio, and of "norm maps". ``bandwidth``: a call that gives what
+    copy_bandwidth gives. ``norms_apart``: time the product without the norms, too.
     """
     data, precision, block, n = case
     dtype = use_precision(precision)

@@ -139,11 +139,7 @@ def cells(options):
 
 
 def same_as_one(rows):
-    """The rows, whose results were compared with one device's.
-
-    Raises:
-        UserError: a result has other bits.
-    """
+    """The rows, whose results were compared with one device's; UserError: one has other bits."""
     rows = list(rows)
     for row in rows:
         if not row.pop("equal"):
@@ -161,12 +157,7 @@ class _Bench:
         self._bandwidth = functools.cache(lambda: shards.host_bandwidth(devices, repeats))
 
     def rows(self, ratios, layout, **product):
-        """A row for each ratio.
-
-        Raises:
-            RuntimeError: the layout needs GPUs and there are none. Other errors come from what is
-                measured.
-        """
+        """A row for each ratio; RuntimeError: the layout needs GPUs and there are none."""
         kind = self._devices[0].type
         if layout in NEED_CUDA and kind != "cuda":
             raise RuntimeError(f"{layout} needs CUDA devices; got {kind}")

@@ -92,10 +92,9 @@ def pictures_for(network, batch, device):
 
 
 def settled_model(network, device):
-    """The network in eval mode, float32, channels last, the same in each call.
-
-    Its batch norms know the mean and the variance of what they normalise, as in a trained network.
-    At their defaults activations grow from layer to layer, in ResNets by powers of two.
+    """The network in eval mode, float32, channels last, the same in each call. Its batch norms know
+    the mean and the variance of what they normalise: at their defaults activations grow from layer
+    to layer, in ResNets by powers of two.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -174,11 +173,7 @@ def cells(options):
 
 
 class Candidates:
-    """One network's candidates at one batch.
-
-    Args:
-        dense: the network, in eval mode, in the dtype to measure. pictures: the batch.
-    """
+    """One network's candidates at one batch of pictures, in the dtype to measure."""
 
     def __init__(self, dense, pictures):
         self._dense, self._pictures, self._made = dense, pictures, {}
@@ -236,10 +231,8 @@ def _compiled(model, **settings):
 
 
 def measure_network(name, batch, options):
-    """A row for each mode and candidate.
-
-    A candidate that cannot be prepared or captured, or computes something else than the dense
-    network, is a row that says so.
+    """A row for each mode and candidate; one that cannot be prepared or captured, or computes
+    something else than the dense network, is a row that says so.
     """
     try:
         return {"networks": _rows(name, batch, options)}

@@ -25,13 +25,8 @@ _TIMEOUT = datetime.timedelta(seconds=180)  # of a collective that a rank does n
 
 
 def run(job, devices, *arguments):
-    """What the first rank returns from a job that all do, one on each device.
-
-    Args:
-        job: a function of this module. arguments: what it takes, beside its place.
-
-    Raises:
-        RuntimeError: a rank failed or ended.
+    """What the first rank returns from a job, a function of this module, that all do, one on each
+    device; RuntimeError: a rank failed or ended.
     """
     answers = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -157,10 +152,8 @@ def density(place, waters, max_error):
 
 
 def dtensor(place, of_product, repeats):
-    """The Timing of torch's own product of DTensors in rows, C in rows, too.
-
-    The faster of two ways: what a @ b does by itself, which may be to move A and to add partial
-    sums; and B gathered on each rank before.
+    """The Timing of torch's own product of DTensors in rows, C in rows, too: the faster of what a @
+    b does by itself, which may be to move A and to add partial sums, and B gathered before.
     """
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 

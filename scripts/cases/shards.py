@@ -35,10 +35,8 @@ def synchronize(devices):
 
 
 class Product:
-    """A @ B with norm maps on the first device; a layout makes what it needs at its first use.
-
-    Args:
-        data, n: as of operands. precision: a key of PRECISIONS. devices: of the parts.
+    """A @ B, as of operands, with norm maps on the first device; a layout makes what it needs at
+    its first use.
     """
 
     def __init__(self, data, precision, n, devices):
@@ -82,9 +80,8 @@ class Product:
 
 
 def calls_of(layout, product, ratio):
-    """The product on one device and on all: {"one": call, "all": call}.
-
-    The second gives C, or its rows in shards.
+    """The product on one device and on all: {"one": call, "all": call}; the second gives C, or its
+    rows.
     """
     mm = partial(spamm_torch.mm, tau=product.tau(ratio))
     a, b, devices = product.a, product.b, product.devices
@@ -105,11 +102,7 @@ def calls_of(layout, product, ratio):
 
 
 def measure(layout, product, ratio, repeats, bandwidth):
-    """The figures of a layout.
-
-    Args:
-        bandwidth: as of host_bandwidth.
-    """
+    """The figures of a layout; ``bandwidth``: as of host_bandwidth."""
     calls = calls_of(layout, product, ratio)
     equal = is_same(product, ratio, calls["all"]())
     if layout == "R" and ratio < 1:
@@ -125,13 +118,10 @@ def measure(layout, product, ratio, repeats, bandwidth):
 
 
 def figures(valid_ratio, times, equal, **traffic):
-    """A cell's figures from the Timings "one" and "all".
-
-    Args:
-        traffic: more of them: "sent", bytes of B that travel over those without skipping;
-            "work_imbalance", the largest part's work over the mean; "of_bound", the time to bring
-            the operands from the host over that of all; "search_ms", of the threshold, from norm
-            maps on one device.
+    """A cell's figures from the Timings "one" and "all", with more of them: "sent", bytes of B that
+    travel over those without skipping; "work_imbalance", the largest part's work over the mean;
+    "of_bound", the time to bring the operands from the host over that of all; "search_ms", of the
+    threshold.
     """
     one, every = times["one"], times["all"]
     return {
@@ -146,12 +136,8 @@ def figures(valid_ratio, times, equal, **traffic):
 
 
 def sent(norm_a, norm_b, tau, cuts):
-    """How much of B travels, by the library's own plan: a share of what would without skipping.
-
-    Also the largest part's work over the mean.
-
-    Args:
-        cuts: of the rows of A, and of B.
+    """How much of B travels, by the library's own plan: a share of what would without skipping; and
+    the largest part's work over the mean. ``cuts``: of the rows of A, and of B.
     """
     from spamm_torch import distributed
 

@@ -33,9 +33,8 @@ class Steps:
             self._bar.stop()
 
     def at(self, step, total, message=None, *, what=""):
-        """Says that ``step`` steps of ``total`` are done, the last being ``what``.
-
-        A ``message`` stands on a line of its own, on a terminal too.
+        """Says that ``step`` steps of ``total`` are done, the last being ``what``; a ``message``
+        stands on a line of its own, on a terminal too.
         """
         if self._console.is_terminal and self._bar is None and step < total:
             from rich.progress import MofNCompleteColumn, Progress

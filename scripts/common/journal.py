@@ -20,15 +20,10 @@ class Journal:
     """
 
     def __init__(self, folder, name, settings, *, fresh=False):
-        """
-        Args:
-            folder, name: where the results go and what they are called.
-            settings: a dict of what decides the measurements (options, machine, versions). An
-                unfinished run with other settings is not continued.
-            fresh: forget what an earlier run has finished.
+        """Groups of ``folder``/``name``, measured under these ``settings`` (options, machine,
+        versions). ``fresh``: forget what an earlier run has finished.
 
-        Raises:
-            UserError: the journal is damaged, or is of a run with other settings.
+        UserError: the journal is damaged, or is of a run with other settings.
         """
         self.path = folder / f"{name}.partial.json"
         self._settings = _plain(settings)
@@ -50,12 +45,8 @@ class Journal:
         return key in self._groups
 
     def measured(self, key, measure, keep=lambda group: True):
-        """The group ``key``: as it was measured before, else as ``measure()`` gives it now.
-
-        Returns plain data in both cases, as json reads it: lists for tuples, strings for keys.
-
-        Args:
-            keep: whether a new group counts as finished; the next run measures others again.
+        """The group ``key``: as it was measured before, else as ``measure()`` gives it now; plain
+        data in both cases, as json reads it. ``keep``: whether a new group counts as finished.
         """
         if key in self._groups:
             return self._groups[key]
@@ -98,10 +89,8 @@ class Journal:
 
 
 def run_settings(header, **options):
-    """What decides a measurement: the machine, the versions, the library and the options.
-
-    Args:
-        header: as from describe_machine. options: names and values.
+    """What decides a measurement: the machine, of a header, the versions, the library and the
+    options.
     """
     kept = ("device", "torch", "spamm_torch")
     return {

@@ -49,9 +49,8 @@ def _device_name(device):
 
 
 def peer_libraries(device):
-    """Versions of the libraries by which torch multiplies on a device, for people.
-
-    On CUDA those that pip installed with torch; on a CPU those that torch was built with.
+    """Versions of the libraries by which torch multiplies on a device, for people: on CUDA those
+    that pip installed with torch, on a CPU those that torch was built with.
     """
     if device.type == "cuda":
         names = re.compile(r"nvidia-(cublas|cudnn|cusparse)(-cu\d+)?")

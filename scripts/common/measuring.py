@@ -11,12 +11,9 @@ from models.files import UserError, first_line
 
 
 def tables_of(cells, journal, steps):
-    """The tables of rows of all cells, joined.
-
-    Args:
-        cells: {name: call that measures it}; a call gives {kind: rows} as plain data. Cells whose
-            name the journal has are not measured again; it keeps none that another try may fill.
-        journal, steps: a Journal and the Steps that show how far it is.
+    """The tables of rows of all cells, {name: call that gives {kind: rows} as plain data}, joined.
+    Cells whose name the journal has are not measured again; it keeps none that another try may
+    fill.
     """
     finished = sum(name in journal for name in cells)
     resumed = f"resumed from {journal.path} at {finished} of {len(cells)}"
@@ -40,18 +37,9 @@ def may_pass(error):
 
 
 def attempt(kind, measure, **place):
-    """The rows of a cell: its place and what ``measure()`` gives; if it fails, why it did.
-
-    Args:
-        kind: of the rows, if ``measure`` gives a list, and of the row of a failure.
-        measure: gives rows, or {kind: rows}.
-
-    Returns:
-        {kind: rows}. A row without figures has "absent", the error's first line, and "may_pass"
-        where another try may succeed.
-
-    Raises:
-        UserError: ``measure`` does. It ends the run, as a wrong result must.
+    """{kind: rows} of a cell: its place and what ``measure()`` gives, rows or such a dict; if it
+    fails, a row with "absent", the error's first line, and "may_pass" where another try may
+    succeed. A UserError ends the run, as a wrong result must.
     """
     try:
         found = measure()

@@ -21,9 +21,8 @@ def file_name(text):
 
 
 def number(kind, fits, expected):
-    """A type for argparse: a number of Python's type ``kind`` for which ``fits`` is true.
-
-    Anything else is refused with what was ``expected`` and the text got.
+    """A type for argparse: a number of Python's type ``kind`` for which ``fits`` is true; else it
+    says what was ``expected``.
     """
 
     def parse(text):
@@ -44,12 +43,8 @@ valid_ratio = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 
 
 
 def add(parser, flag, what, default, said=None, **rest):
-    """An option whose help names its default.
-
-    Args:
-        what: the help, but for the default. rest: of add_argument.
-        default: a value; or {"cpu" or "cuda": {name of the option: value}}, from which fill_in
-            takes it. said: what the help calls it.
+    """An option whose help names its default: ``said``, or the value, or of {"cpu" or "cuda": {name
+    of the option: value}} those that fill_in takes. ``rest``: of add_argument.
     """
     if isinstance(default, dict) and default.keys() == {"cpu", "cuda"}:
         on_cuda, on_cpu = (show(default[kind][flag[2:]]) for kind in ("cuda", "cpu"))
@@ -119,13 +114,8 @@ def add_cold_option(parser):
 
 
 def fill_in(options, defaults):
-    """Makes ``options.device`` a torch.device, and gives options that were left out its defaults.
-
-    Args:
-        defaults: {"cpu" or "cuda": {name of the option: value}}.
-
-    Raises:
-        UserError: there is no such device, or no device for each of ``options.parts``.
+    """Makes ``options.device`` a torch.device, and gives options that were left out its
+    ``defaults``, {"cpu" or "cuda": {name of the option: value}}.
     """
     if isinstance(options.device, str):
         options.device = choose_device(options.device)
@@ -138,11 +128,7 @@ def fill_in(options, defaults):
 
 
 def choose_device(name):
-    """The torch.device of an option --device.
-
-    Raises:
-        UserError: cuda where there is none.
-    """
+    """The torch.device of an option --device; UserError: cuda where there is none."""
     import torch  # not above: options are read without it, as by --help and by what draws pictures
 
     if name == "cuda" and not torch.cuda.is_available():
@@ -151,10 +137,8 @@ def choose_device(name):
 
 
 def choose_devices(device, parts):
-    """The torch.devices of so many parts: CUDA devices of their own, or the CPU for each.
-
-    Raises:
-        UserError: there are fewer CUDA devices than parts.
+    """The torch.devices of so many parts: CUDA devices of their own, or the CPU for each; UserError
+    where there are fewer.
     """
     import torch
 
@@ -169,11 +153,7 @@ def choose_devices(device, parts):
 
 
 def require_cuda():
-    """The CUDA device, for what runs on no other.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The CUDA device, for what runs on no other; UserError: there is none."""
     import torch
 
     if not torch.cuda.is_available():

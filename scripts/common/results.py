@@ -29,13 +29,8 @@ _APART = ("device", "date", "command")  # of a header: columns of their own
 
 
 def run_header(machine, script, arguments, folder="scripts"):
-    """What every result opens with.
-
-    Args:
-        machine: as from describe_machine.
-        script: its file name, as in "bench.py". arguments: its command line, of which absolute
-            paths, which belong to one machine, are recorded by their last part.
-        folder: of the repository that holds the script.
+    """What every result opens with: the machine, as from describe_machine, the date, and the
+    command, in which absolute paths, which belong to one machine, are recorded by their last part.
     """
     said = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
     forced = {k: v for k, v in sorted(os.environ.items()) if k.startswith("SPAMM_TORCH_")}
@@ -50,11 +45,7 @@ def run_header(machine, script, arguments, folder="scripts"):
 
 
 def load(path):
-    """The page in a JSON file.
-
-    Raises:
-        UserError: the file cannot be read, or is no page of results.
-    """
+    """The page in a JSON file; UserError: it cannot be read, or is no page of results."""
     try:
         page = json.loads(path.read_text())
         for run in page["runs"]:
@@ -91,12 +82,7 @@ def rows_of(page, kind):
 
 def write(path, page):
     """Writes a page: the JSON file, the Markdown and, where there is one, the picture beside it.
-
-    Returns:
-        The paths written.
-
-    Raises:
-        UserError: a file cannot be written.
+    Returns the paths written; UserError: one cannot be.
     """
     contents = {".json": _as_json(page).encode(), ".md": _markdown(page, path.stem).encode()}
     if shown := _shown(page):
@@ -157,11 +143,9 @@ def _key(kind, row):
 
 
 def finish(path, title, run, console=None, notes=""):
-    """Ends a measurement: shows its tables, writes them as a page of one run, says where.
-
-    Args:
-        path: of the page's files, without suffix. console: None where rich is not installed.
-        notes: what a reader of the tables must know.
+    """Ends a measurement: shows its tables, writes them as a page of one run, says where. ``path``:
+    of the page's files, without suffix. ``console``: None where rich is not installed. ``notes``:
+    what a reader of the tables must know.
     """
     _check(run)
     say = functools.partial(console.print, soft_wrap=True, markup=False) if console else print
@@ -262,9 +246,8 @@ def _wrapped(words):
 
 
 def _of_table(kind, of_runs, brief):
-    """Lines of a table of {run: rows}, which names runs where it has rows of several.
-
-    ``brief``: as on a page of several runs.
+    """Lines of a table of {run: rows}, which names runs where it has rows of several; ``brief``: as
+    on a page of several runs.
     """
     rows = [row | {"run": run} for run, of in of_runs.items() for row in of]
     holding = [row for row in rows if not row.get(_MARK)]
@@ -356,10 +339,7 @@ def _can_draw():
 
 
 def _shown(page):
-    """(picture, rows) of the first kind on the page that is drawn; None where none is.
-
-    The rows are those of the first run's device.
-    """
+    """(picture, rows of the first run's device) of the first kind that is drawn; or None."""
     if not page["runs"] or not _can_draw():
         return None
     device = page["runs"][0]["header"]["device"]

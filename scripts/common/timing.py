@@ -31,14 +31,8 @@ class Timing:
 
 
 def interleaved(candidates, device, repeats, *, cold=False, eager=False):
-    """Times {name: call} in turns; gives {name: Timing}.
-
-    Args:
-        candidates: calls without arguments.
-        device: where they run.
-        repeats: number of rounds.
-        cold: empty the L2 cache before each call (CUDA only).
-        eager: calls as Python makes them instead of CUDA graphs.
+    """Times {name: call} in turns on a device; gives {name: Timing}. ``cold``: empty the L2 cache
+    before each call (CUDA only). ``eager``: calls as Python makes them instead of CUDA graphs.
     """
     if device.type == "cuda" and eager:
         return by_clock(candidates, repeats, torch.cuda.synchronize)
@@ -55,12 +49,9 @@ def medians(times):
 
 def by_clock(candidates, repeats, synchronize, agree=lambda times: times):
     """Times {name: call} in turns; gives {name: Timing} of one call, launches included.
-
-    Args:
-        candidates: calls without arguments. repeats: number of rounds.
-        synchronize: waits until the devices are done.
-        agree: for processes that measure together: waits for the others, and makes one list of
-            milliseconds, the same for all, of a list from each.
+    ``synchronize`` waits until the devices are done; ``agree``, for processes that measure
+    together, waits for the others, and makes one list of milliseconds, the same for all, of a list
+    from each.
     """
 
     def in_a_row(counts):
@@ -123,7 +114,6 @@ def _wall_clock(calls, _):
 
 def _events(calls, cold):
     """As above on CUDA, per call of a graph; the graphs take turns and share their memory.
-
     ``cold``: one call a graph, and the L2 cache overwritten before each.
     """
     pool = torch.cuda.graph_pool_handle()

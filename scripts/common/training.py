@@ -51,11 +51,7 @@ def add_training_options(parser):
 
 
 def chosen_training(options):
-    """The TrainConfig that the options and the checkpoint ask for, and its Digits.
-
-    Raises:
-        UserError: they contradict each other, or the images or the checkpoint are damaged.
-    """
+    """The TrainConfig that the options and the checkpoint ask for, and its Digits."""
     names = {field.name for field in fields(TrainConfig)}
     given = {name: value for name, value in vars(options).items() if name in names}
     config = resolve_config(options.checkpoint, given)

@@ -82,10 +82,8 @@ def geometry_of(case):
 
 
 def expect_near(found, wanted, bare, size, inner, activation="none", passes=0, lost=0.0):
-    """Within the rounding of the sums, and of what follows.
-
-    bare: what a backend may store before it adds a residual and applies more than clamps, where it
-    may be infinite. passes: that round the output before the last. lost: of the operands.
+    """Within the rounding of the sums, and of what follows, ``passes`` before the last. bare: what
+    a backend may store before that, where it may be infinite. lost: of the operands.
     """
     dtype, device, size = found.dtype, found.device, size.numpy()
     slope, own = _ACTIVATIONS.get(activation, (1.0, 0.0))
@@ -115,9 +113,8 @@ def norms_of(images, together=1):
 
 
 def norms_of_strips(oracle):
-    """For each entry of the output the norm of 64 rows of the weights times that of all columns.
-
-    In a strip lie the 64 x 64 numbers that share an exponent, wherever a kernel cuts columns.
+    """For each entry of the output the norm of 64 rows of the weights times that of all columns: in
+    a strip lie the numbers that share an exponent.
     """
     finite = (torch.nan_to_num(x.double(), 0.0, 0.0, 0.0) for x in (oracle.weights, oracle.columns))
     weights, columns = (x.pow(2).sum(2 - i) for i, x in enumerate(finite))

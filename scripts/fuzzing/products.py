@@ -69,10 +69,10 @@ def compare(
 ):
     """Holds products against the oracle's, by the decisions that the library's norms make.
 
-    On CUDA float32 is measured against the norms of blocks, too: split parts share a power of two
-    in each block. Subnormal numbers may count as zero in a CPU's instructions for bfloat16 and in
-    TF32; the three parts of float32 end at 2^-133. upper: of a symmetric product. drop: the norm
-    below which blocks are left out.
+    On CUDA float32 is measured against the norms of blocks, too, in each of which split parts share
+    a power of two. Subnormal numbers may count as zero in a CPU's instructions for bfloat16 and in
+    TF32; the parts of float32 end at 2^-133. upper: of a symmetric product. drop: the norm below
+    which blocks are left out.
     """
     dtype, block = a.dtype, case["block"]
     patterns = {case["pattern_a"], case["pattern_b"]}

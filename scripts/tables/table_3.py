@@ -115,9 +115,8 @@ def truncation(a, share):
 
 
 def _at_error(a, b, exact, target, block, of_paper=None):
-    """The largest threshold, by bisection, with which at most ``target`` is lost.
-
-    With the paper's figures also what is lost at its valid ratio.
+    """The largest threshold, by bisection, with which at most ``target`` is lost; with the paper's
+    figures also what is lost at its valid ratio.
     """
     norm_a, norm_b = (spamm_torch.norm_map(x, block) for x in (a, b))
 
@@ -188,13 +187,8 @@ class Checked:
 
 
 def calls(matrix, expected, device):
-    """Calls that multiply a sparse matrix by itself, each checked once.
-
-    Args:
-        matrix: dense, with zeros. expected: its square in float64. device: of both.
-
-    Returns:
-        {peer: Checked}, and {peer: why there is none}, as where memory does not suffice.
+    """Calls that multiply a sparse matrix, given dense, by itself, each checked once against its
+    square in float64: {peer: Checked}, and {peer: why there is none}.
     """
     csr, peer = to_csr(matrix), PEERS[device.type]
     try:
@@ -205,9 +199,8 @@ def calls(matrix, expected, device):
 
 
 def ways(csr):
-    """{how: call}, of which the first that works counts; the later need less memory.
-
-    Whole; on CUDA, where there are too many products of entries for that, in slices of rows.
+    """{how: call}, of which the first that works counts; the later need less memory: whole; on
+    CUDA, where there are too many products of entries for that, in slices of rows.
     """
     found = {"": lambda: csr @ csr}
     if csr.is_cuda and count_products(csr) > _MOST_PRODUCTS:
@@ -250,11 +243,7 @@ def _products_before_rows(csr):
 
 
 def _checked_ms(call, expected):
-    """Milliseconds of a call whose result was compared.
-
-    Raises:
-        RuntimeError: the result is wrong.
-    """
+    """Milliseconds of a call whose result was compared; RuntimeError: it is wrong."""
     start = time.perf_counter()
     product = call()
     if expected.is_cuda:

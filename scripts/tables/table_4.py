@@ -63,11 +63,8 @@ def _rows(run, origin, waters, basis, n, matrix, precision):
 
 @dataclass(frozen=True)
 class Source:
-    """A cluster whose matrices are squared.
-
-    Attributes:
-        origin: "embedded" (data/ergo), or "model" (exact S, a model of F and its density).
-        waters: how many molecules. basis: of models.water.overlap.BASES.
+    """A cluster of so many waters in a basis, whose matrices are squared: "embedded" (data/ergo),
+    or "model" (exact S, a model of F and its density).
     """
 
     origin: str
@@ -85,13 +82,8 @@ def sources(device):
 
 
 def matrix_of(source, name, device):
-    """One matrix of a source: (N, N) float64 on a device.
-
-    Args:
-        name: of models.water.matrices.MATRICES.
-
-    Raises:
-        RuntimeError: the source has no such matrix.
+    """One of models.water.matrices.MATRICES of a source, (N, N) float64; RuntimeError: it has no
+    such matrix.
     """
     if source.origin == "embedded":
         return getattr(load(), name).to(device)
@@ -107,19 +99,10 @@ def matrix_of(source, name, device):
 
 @torch.inference_mode()
 def measure(a, precision, repeats):
-    """Rows of C = A A at each tau in each block, against torch.mm.
-
-    Args:
-        a: (N, N) float64, on the device that is measured. precision: "float64" or "float32", to
-            which it is rounded first. repeats: rounds of each timing.
-
-    Returns:
-        A row for each block and tau. Errors are Frobenius norms against the float64 product of the
-        rounded A; "bound" is that of what skipping loses; "ms" is of mm, norms included, and
-        "unskipped_ms" of mm at tau = 0.
-
-    Raises:
-        UserError: an error is larger than its bound and rounding allow.
+    """Rows of C = A A for each block and tau, against torch.mm, A being rounded first. Errors are
+    Frobenius norms against the float64 product of the rounded A; "bound" is that of what skipping
+    loses; "ms" is of mm, norms included, and "unskipped_ms" of mm at tau = 0. UserError: an error
+    is larger than its bound and rounding allow.
     """
     a = a.to(use_precision(precision))
     exact = a.double() @ a.double()

@@ -84,10 +84,9 @@ _SHIFT_SEED = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Convolutions that are replaced together, and the valid ratios they are studied at.
-
-    ``start`` is the layer that the evaluation starts from, on cached activations. ``shifted`` moves
-    every image at random; speed is measured in the centred case only, being the same.
+    """Convolutions that are replaced together, and the valid ratios they are studied at, from the
+    layer ``start`` on, on cached activations. ``shifted`` moves every image at random; speed, the
+    same, is then not measured.
     """
 
     title: str
@@ -208,10 +207,8 @@ class _Study:
 
 
 def on_devices(conv, x, ratios, devices, run):
-    """A row for each valid ratio: time on several devices over torch's on one, norms included.
-
-    Args:
-        conv: 3 x 3, padding 1. x: a batch.
+    """A row for each valid ratio: time on several devices over torch's on one, norms included, of a
+    3 x 3 layer with padding 1 and a batch.
     """
     layout = _BY_POSITION
     setting = {"padding": 1, "block": layout.block, "pixel_block": layout.pixel_block}
@@ -232,12 +229,9 @@ def on_devices(conv, x, ratios, devices, run):
 
 
 def study_group(group, model, validation, batch, repeats):
-    """Studies one group: a plain VGG13 in eval mode, in the dtype to study, batch by batch.
-
-    Returns:
-        Tables: "study" has a row for each layout and valid ratio, "study, dense" one for the dense
-        layers, "study, layers" one for each time of a layer. Times of a group are sums over its
-        layers; they and speedups are None where speed was not measured.
+    """Studies one group: a plain VGG13 in eval mode, in the dtype to study, batch by batch. "study"
+    has a row for each layout and valid ratio, "study, dense" one for the dense layers, "study,
+    layers" one for each time of a layer. Times of a group are sums over its layers.
     """
     dtype = model.conv11.weight.dtype
     shifts = None
@@ -329,10 +323,8 @@ def cached_inputs(model, start, batches):
 
 
 def spamm_accuracy(model, group, layout, ratio, inputs):
-    """Accuracy with the group's convolutions replaced, and what replaced them by name.
-
-    Args:
-        inputs: of its start, as of cached_inputs.
+    """Accuracy with the group's convolutions replaced, and what replaced them by name. ``inputs``:
+    of its start.
     """
     replaced = {name: HeldRatio(layout, getattr(model, name), ratio) for name in group.layers}
     return accuracy(_rest_of(model, group.start, replaced), inputs), replaced
@@ -360,19 +352,10 @@ def layer_inputs(model, names, pictures):
 
 @torch.inference_mode()
 def time_layer(conv, x, settings, repeats):
-    """Times one convolution.
-
-    Args:
-        conv: the dense layer.
-        x: its input, one batch.
-        settings: (layout, valid ratio) pairs; each is timed with a held tau that gives this ratio
-            on x. Norms are included, the search is not, as in the paper.
-        repeats: number of rounds.
-
-    Returns:
-        Milliseconds: under "conv" (oneDNN or cuDNN), "im2col+gemm", "gemm" (the product alone, its
-        matrices at hand), and for each setting the layer; for the paper's layout also the product
-        alone.
+    """Milliseconds of one convolution on a batch: "conv" (oneDNN or cuDNN), "im2col+gemm", "gemm"
+    (the product alone), and the layer for each (layout, valid ratio) of ``settings``, by a held tau
+    that gives this ratio on x; for the paper's layout also the product alone. Norms are included,
+    the search is not, as in the paper.
     """
     a, b = im2col_operands(conv, x)
     candidates = {
