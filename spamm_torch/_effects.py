@@ -73,16 +73,13 @@ class Watch:
     def run(self, function: Callable[[], Any]) -> None:
         """Runs the function, whatever it raises."""
         before = sys.gettrace()
-        sys.settrace(self._enter)
+        sys.settrace(lambda frame, *_: self._step if _is_own(frame) else None)
         try:
             function()
         except Exception:  # its changes before count
             pass
         finally:
             sys.settrace(before)
-
-    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._step if _is_own(frame) else None
 
     def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self.line:

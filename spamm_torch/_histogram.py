@@ -40,42 +40,20 @@ def find_tau_across(
     """
     check_valid_ratio(valid_ratio)
     check_integer(total_products, "total_products")
-    target = float(valid_ratio) * int(total_products)
-    search = _Search(norm_a, norm_b, reduce)
-    key, *numbers = search.product_of_place(max(1, math.floor(target + 0.5)))
-    larger, equal, total = torch.stack(numbers).tolist()
-    if total != total_products:
-        raise ValueError(
-            f"total_products must be the number of block products of all ranks, {total}; got "
-            f"{total_products}"
-        )
-    if total == 0:
-        return norm_a.new_zeros(())
-    if abs(larger - target) >= abs(larger + equal - target):
-        return search.as_number(key)
-    if larger == 0:
-        return norm_a.new_full((), math.inf)
-    return search.as_number(search.product_of_place(larger)[0])
+    wide = norm_a.dtype == torch.float64
+    # log2 of the keys in a bin: the first round's hold all, of 31 or 63 bits, those of others one
+    # bin of the round before.
+    shifts = range((63 if wide else 31) - _LOG2_BINS, -_LOG2_BINS, -_LOG2_BINS)
 
-
-class _Search:
-    """Selection among the products of all ranks."""
-
-    def __init__(self, norm_a: Tensor, norm_b: Tensor, reduce: Callable[[Tensor], object]) -> None:
-        self._maps = norm_a, norm_b
-        self._reduce = reduce
-        self._wide = norm_a.dtype == torch.float64
-
-    def product_of_place(self, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The product at a place, counted from 1 for the largest: its key, how many are larger, how
-        many equal it, and how many there are: 0-d int64 on the device. With fewer products than
-        ``place`` only the last means something.
+    def product_of_place(place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the product at a place, from 1 for the largest: its key, how many are larger, how many
+        equal it, and how many there are: 0-d int64. With fewer only the last means something.
         """
-        low = self._maps[0].new_zeros((), dtype=torch.int64)
+        low = norm_a.new_zeros((), dtype=torch.int64)
         totals = []
-        for shift in self._shifts():
-            counts = torch.ops.spamm_torch.product_histogram(*self._maps, low, shift, _BINS)
-            self._reduce(counts)
+        for shift in (max(each, 0) for each in shifts):
+            counts = torch.ops.spamm_torch.product_histogram(norm_a, norm_b, low, shift, _BINS)
+            reduce(counts)
             # The products above all bins, then with the highest bin, with the next, and so on.
             reached = counts.flip(0).cumsum(0)
             steps = (reached < place).sum().clamp(max=_BINS)
@@ -84,13 +62,18 @@ class _Search:
         larger = reached.take(steps - 1)
         return low, larger, reached.take(steps) - larger, totals[0]
 
-    def _shifts(self) -> list[int]:
-        """For each round log2 of the keys in a bin. The first round's bins hold all keys, of 31 or
-        63 bits; those of each other one bin of the round before.
-        """
-        key_bits = 63 if self._wide else 31
-        return [max(shift, 0) for shift in range(key_bits - _LOG2_BINS, -_LOG2_BINS, -_LOG2_BINS)]
-
-    def as_number(self, key: Tensor) -> Tensor:
-        """The product that a key stands for, in the norms' type."""
-        return key.view(torch.float64) if self._wide else key.int().view(torch.float32)
+    target = float(valid_ratio) * int(total_products)
+    key, *numbers = product_of_place(max(1, math.floor(target + 0.5)))
+    larger, equal, total = torch.stack(numbers).tolist()
+    if total != total_products:
+        raise ValueError(
+            f"total_products must be the number of block products of all ranks, {total}; got "
+            f"{total_products}"
+        )
+    if total == 0:
+        return norm_a.new_zeros(())
+    if abs(larger - target) < abs(larger + equal - target):
+        if larger == 0:
+            return norm_a.new_full((), math.inf)
+        key = product_of_place(larger)[0]
+    return key.view(torch.float64) if wide else key.int().view(torch.float32)

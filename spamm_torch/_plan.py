@@ -194,8 +194,7 @@ def exchange_plan(
     stored = of_maps("exchange_plan", norm_a, norm_b) if is_sparse(norm_a, norm_b) else None
     if stored is None:
         _check_maps(norm_a, norm_b)
-    m, k, n = check_block(block)
-    threshold = as_tau(tau)
+    (m, k, n), threshold = check_block(block), as_tau(tau)
     dtype = _operand_dtype(dtype, norm_a.dtype)
     mesh_rows, mesh_columns = _mesh(mesh_shape, cuts)
     (rows, depth), columns = norm_a.shape, norm_b.shape[1]
@@ -212,14 +211,19 @@ def exchange_plan(
                 f"block {(m, k, n)} and mesh_shape {(mesh_rows, mesh_columns)}"
             )
         need, *moved, work = _stored_exchange(*stored, threshold, row_blocks, b_blocks)
-        along_columns, along_rows = [(need[:, :, None], *moved)], []
+        along_columns, along_rows = [(need, *moved)], []
     else:
         # All ranks have stages of one length, that of the ranks with the most blocks.
-        stage = stage_blocks(_longest(column_blocks), n)
-        row_stage = stage_blocks(_longest(row_blocks), m)
+        stage, row_stage = (
+            stage_blocks(max(end - begin for begin, end in pairwise(at)), edge)
+            for at, edge in ((column_blocks, n), (row_blocks, m))
+        )
 
         b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
-        work = _work_of_ranks(norm_a, b_panels, threshold, row_blocks)  # first: it checks the maps
+        # First, for it checks the maps: in valid block products, in the ranks' order.
+        units = torch.stack([_ops.row_work(norm_a, b, threshold)[0].cpu() for b in b_panels], 1)
+        of_ranks = [units[begin:end].sum(0) for begin, end in pairwise(row_blocks)]
+        work = (torch.cat(of_ranks).double() / WORK_UNIT).tolist()
         a_panels = [norm_a[begin:end].t() for begin, end in pairwise(row_blocks)]
         along_columns = [
             _exchange(norm_a, panel, threshold, row_blocks, b_blocks, stage) for panel in b_panels
@@ -274,20 +278,11 @@ def _exchange(
     return need, _moved(need, widths, owners), _moved(everything, widths, owners)
 
 
-def _moved(need: Tensor, widths: Tensor, owners: list[int]) -> Tensor:
+def _moved(need: Tensor, widths: Tensor | int, owners: list[int]) -> Tensor:
     """[source, destination]: the number of needed blocks that others own."""
     blocks = (need * widths).sum(2)  # (ranks, KB)
     moved = torch.stack([blocks[:, begin:end].sum(1) for begin, end in pairwise(owners)])
     return moved.fill_diagonal_(0)
-
-
-def _work_of_ranks(
-    norm_a: Tensor, b_panels: list[Tensor], tau: Tensor, row_blocks: list[int]
-) -> list[float]:
-    """The work of each rank of a mesh, in valid block products, in the ranks' order."""
-    by_panel = torch.stack([_ops.row_work(norm_a, panel, tau)[0].cpu() for panel in b_panels], 1)
-    by_rank = [by_panel[begin:end].sum(0) for begin, end in pairwise(row_blocks)]
-    return [work / WORK_UNIT for work in torch.cat(by_rank).tolist()]
 
 
 # ---- Cuts, arguments and texts ------------------------------------------------------------------
@@ -297,10 +292,6 @@ def chunk_cuts(blocks: int, parts: int) -> list[int]:
     """The cuts of ``torch.chunk``: equal parts, but for the last that are not empty."""
     size = -(-blocks // parts)
     return [min(part * size, blocks) for part in range(parts + 1)]
-
-
-def _longest(cuts: list[int]) -> int:
-    return max(end - begin for begin, end in pairwise(cuts))
 
 
 def _check_maps(norm_a: Tensor, norm_b: Tensor) -> None:
@@ -385,13 +376,6 @@ def _stored_exchange(
     columns = torch.zeros(ranks, a.columns, dtype=torch.bool, device=device)
     columns[of_row.to(device)[a.row_of()], a.col.long()] = True
     ends = b.crow[torch.tensor(owners, device=device)].tolist()
-    everything = columns[:, b.row_of()]
-    moved, all_moved = (_stored_moved(of.cpu(), ends) for of in (need, everything))
-    work = torch.bincount(of_product, minlength=ranks).tolist()
-    return need.cpu(), moved, all_moved, [float(of) for of in work]
-
-
-def _stored_moved(need: Tensor, ends: list[int]) -> Tensor:
-    """[source, destination]: the number of needed blocks that others own."""
-    parts = [need[:, begin:end].sum(1) for begin, end in pairwise(ends)]
-    return torch.stack(parts).fill_diagonal_(0)
+    units, all_units = (of.cpu()[:, :, None] for of in (need, columns[:, b.row_of()]))
+    work = torch.bincount(of_product, minlength=ranks).double().tolist()
+    return units, _moved(units, 1, ends), _moved(all_units, 1, ends), work

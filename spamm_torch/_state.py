@@ -22,6 +22,7 @@ _MOST_BYTES = 2**24  # of a tensor whose values are kept; of larger ones a chang
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "spamm_torch"})
 _CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque)
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+_CODE = (types.FunctionType, staticmethod, classmethod, property, types.MemberDescriptorType)
 _MISSING = object()
 _HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 
@@ -268,7 +269,11 @@ class _Finder:
     def _visit_object(self, value: Any, owner: nn.Module | None, name: str, depth: int) -> None:
         kind = type(value)
         self._put(getattr(value, "__dict__", None), owner, name, depth)
-        slots = [each for base in kind.__mro__ for each in _listed(base.__dict__.get("__slots__"))]
+        slots: list[str] = []
+        for base in kind.__mro__:
+            named = base.__dict__.get("__slots__") or ()
+            named = [named] if isinstance(named, str) else named
+            slots += [slot for slot in named if not slot.startswith("__")]
         if slots:
             self.places.append(_Names(owner, name, value, slots))
             for slot in slots:
@@ -282,7 +287,7 @@ class _Finder:
         held = {
             name: value
             for name, value in vars(kind).items()
-            if not name.startswith("__") and name != "_abc_impl" and not _is_code(value)
+            if not name.startswith("__") and name != "_abc_impl" and not isinstance(value, _CODE)
         }
         if held:
             self.places.append(_Names(owner, next(iter(held)), kind, held))
@@ -320,16 +325,6 @@ class _Finder:
         """A value that code names; code is followed as far as it goes."""
         is_code = isinstance(value, types.FunctionType)
         self._put(value, owner, name, depth if is_code else depth + 1)
-
-
-def _listed(slots: Any) -> list[str]:
-    named = [slots] if isinstance(slots, str) else list(slots or ())
-    return [name for name in named if not name.startswith("__")]
-
-
-def _is_code(value: Any) -> bool:
-    kinds = (types.FunctionType, staticmethod, classmethod, property, types.MemberDescriptorType)
-    return isinstance(value, kinds)
 
 
 @functools.cache

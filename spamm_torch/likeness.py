@@ -185,7 +185,10 @@ class OrderedBatch(nn.Module):
 
     def forward(self, images: Tensor, *args: Any, **kwargs: Any) -> Any:
         ordered, order, places = order_images(images, self.block)
-        args, kwargs = tree_map(lambda value: _argument(value, order), (args, kwargs))
+        args, kwargs = tree_map(
+            lambda x: _permuted(x, order, "an argument") if isinstance(x, Tensor) else x,
+            (args, kwargs),
+        )
         result = self.module(ordered, *args, **kwargs)
         return tree_map(lambda value: _result(value, places), result)
 
@@ -203,10 +206,6 @@ class OrderedBatch(nn.Module):
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}module.{key[len(prefix) :]}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def _argument(value: Any, order: Tensor) -> Any:
-    return _permuted(value, order, "an argument") if isinstance(value, Tensor) else value
 
 
 def _result(value: Any, place: Tensor) -> Any:

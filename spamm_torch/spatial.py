@@ -56,14 +56,10 @@ def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
         return _bisected(points)
     _check_groups(groups, positions)
     labels, group = groups.unique(return_inverse=True)
-    place = _bisected(_middles(points, group, len(labels))).argsort()
+    low, high = (_extreme(points, group, len(labels), reduce) for reduce in ("amin", "amax"))
+    # The middle, unlike a mean, depends on no order of sums.
+    place = _bisected(low / 2 + high / 2).argsort()
     return place[group].argsort(stable=True)
-
-
-def _middles(points: Tensor, group: Tensor, groups: int) -> Tensor:
-    """The middle of each group's bounding box. Unlike a mean, it depends on no order of sums."""
-    low, high = (_extreme(points, group, groups, reduce) for reduce in ("amin", "amax"))
-    return low / 2 + high / 2
 
 
 def _bisected(points: Tensor) -> Tensor:

@@ -86,21 +86,6 @@ class Result:
 _Count = Callable[[], tuple[float, float, float]]  # the valid ratio and the two bounds
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A product while the clock runs: what it skips is counted afterwards."""
-
-    step: str
-    dtype: torch.dtype
-    max_error: float | None
-    residual: float
-    count: _Count
-
-    def measured(self, seconds: float) -> Iteration:
-        of = (self.step, self.dtype, self.max_error, self.residual)
-        return Iteration(*of, seconds, *self.count())
-
-
 def _after(count: Callable[[], SparseInfo]) -> tuple[float, float, float]:
     info = count()
     return info.valid_ratio.item(), info.error_bound.item(), info.total_bound.item()
@@ -152,7 +137,8 @@ class Matrices:
         least = rows - self.block + 1 if self.is_sparse and rows else rows
         if not least <= self.size <= rows:
             raise ValueError(f"size must be from {least} to {rows} for {rows} rows; got {size}")
-        self.steps: list[_Step] = []
+        # Of each product what is known while the clock runs, and what counts the rest afterwards.
+        self.steps: list[tuple[tuple[str, torch.dtype, float | None, float], _Count]] = []
         self.clock = [time.perf_counter()]
 
     @classmethod
@@ -248,7 +234,7 @@ class Matrices:
                 of_added = next((m for m, x in zip(maps, (a, b), strict=True) if x is added), added)
                 of = (a.dtype, a.device, c.numel(), self.block, alpha, beta, of_added)
                 count = partial(_counted, maps, tau, Recipe(*of, symmetric, a is b), norms)
-        self.steps.append(_Step(step, a.dtype, max_error, residual, count))
+        self.steps.append(((step, a.dtype, max_error, residual), count))
         return c, norms
 
     def result(self, matrix: Tensor, residual: float = 0.0) -> Result:
@@ -256,7 +242,8 @@ class Matrices:
         if self.steps:
             self.clock.append(time.perf_counter())
         took = [end - start for start, end in itertools.pairwise(self.clock)]
-        iterations = [step.measured(each) for step, each in zip(self.steps, took, strict=False)]
+        pairs = zip(self.steps, took, strict=False)
+        iterations = [Iteration(*of, seconds, *count()) for (of, count), seconds in pairs]
         bound = sum(each.error_bound for each in iterations)
         if self.rows is not None:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()

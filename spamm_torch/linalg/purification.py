@@ -337,7 +337,8 @@ def _purified(
         decay = [abs(residual) for residual in residuals]
         if budget == schedule.last:
             enough = schedule.is_constant or last_done >= schedule.last_iterations
-            if enough and _has_converged(decay, tolerance, budget, occupied):
+            at_end = decay[-1] <= _NOISE * tolerance
+            if enough and (at_end or _has_stalled(decay, budget, occupied)):
                 if abs(trace - occupied) < 0.5:
                     found = of.result(x.double(), residuals[-1])
                     exact = math.fsum(of.diagonal(x).tolist())
@@ -347,7 +348,10 @@ def _purified(
                     trail.proof = prove(steps, start, end, of.size, occupied)
                     return replace(found, total_bound=trail.proof.bound)
                 break
-        elif _is_time_for_last(decay, tolerance, schedule, occupied):
+        elif (  # only the last iterations remain, or the first can do no more
+            _predicted(decay, schedule.last_iterations) <= tolerance
+            or _has_stalled(decay, budget, occupied)
+        ):
             budget = schedule.last
             x = x.to(budget.dtype)
             norms = _map_of(of, x, budget)
@@ -404,15 +408,3 @@ def _has_stalled(decay: list[float], budget: Budget, occupied: int) -> bool:
     """
     decided = max(_DECIDED, occupied * (budget.max_error or 0))
     return len(decay) > 2 and decay[-3] < decided and decay[-1] > decay[-3] / 4
-
-
-def _is_time_for_last(
-    decay: list[float], tolerance: float, schedule: Schedule, occupied: int
-) -> bool:
-    """True where only the schedule's last iterations remain, or the first can do no more."""
-    enough = _predicted(decay, schedule.last_iterations) <= tolerance
-    return enough or _has_stalled(decay, schedule.first, occupied)
-
-
-def _has_converged(decay: list[float], tolerance: float, budget: Budget, occupied: int) -> bool:
-    return decay[-1] <= _NOISE * tolerance or _has_stalled(decay, budget, occupied)

@@ -130,18 +130,14 @@ def max_pool2d(
 ) -> Tensor:
     """As ``torch.nn.functional.max_pool2d``, without a gradient."""
     pooling = (kernel_size, stride, padding, dilation, ceil_mode)
-    if _op_is_faster(input):
+    if _is_own_batch(input) and input.dtype in _HALF_OR_SINGLE:
         return _max_pool2d(input, *pooling)[0]
     return F.max_pool2d(input, *pooling)
 
 
-def _op_is_faster(input: Tensor) -> bool:
-    return (
-        _can_be_own(input)
-        and input.dim() == 4
-        and input.dtype in _HALF_OR_SINGLE
-        and input.is_contiguous(memory_format=torch.channels_last)
-    )
+def _is_own_batch(input: Tensor) -> bool:
+    is_last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    return is_last and _can_be_own(input)
 
 
 _LEAST_BYTES = 1 << 22  # of a result: for fewer, Python's calls take longer than the copy saves
@@ -152,22 +148,12 @@ _WIDE = torch.complex128  # stands for any 16 bytes
 
 def upsample_nearest(input: Tensor, size: Any, scale_factor: Any) -> Tensor:
     """As torch's ``interpolate(..., mode="nearest")``, bit for bit, without a gradient."""
-    if _can_be_repeated(input):
+    # Of one pixel or channel, torch tells the memory format of its result by strides.
+    if _is_own_batch(input) and _has_wide_pixels(input) and not input.is_contiguous():
         after = size_after(input.shape[2:], size, scale_factor)
         if after is not None and _repeats_faster(input, after):
             return enlarged(input, after)
     return F.interpolate(input, size, scale_factor)
-
-
-def _can_be_repeated(input: Tensor) -> bool:
-    return (
-        _can_be_own(input)
-        and input.dim() == 4
-        and input.is_contiguous(memory_format=torch.channels_last)
-        and _has_wide_pixels(input)
-        # Of one pixel or channel, torch tells the memory format of its result by strides.
-        and not input.is_contiguous()
-    )
 
 
 def _repeats_faster(input: Tensor, after: tuple[int, int]) -> bool:

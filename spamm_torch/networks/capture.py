@@ -77,7 +77,8 @@ class _Capture:
             return
         island = self._trace(name, module)
         if island is None:
-            inside = {f"{name}.{child}" if name else child: m for child, m in _children(module)}
+            children = module.named_children()
+            inside = {f"{name}.{child}" if name else child: m for child, m in children}
         else:
             self._captured.islands.append(island)
             nodes = [node for node in island.graph.nodes if node.op == "call_module"]
@@ -123,10 +124,6 @@ class _Capture:
                 problem = None
         self._captured.problems[name] = problem
         return None
-
-
-def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def _reason_not_to_trace(root: nn.Module) -> str | None:
@@ -250,7 +247,8 @@ class _Tracer(fx.Tracer):
         return functools.partial(root_fn, **keywords), [self.root, *args]
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(a, Tensor) and not self._is_held(a):
+        held = (*self.root.parameters(), *self.root.buffers(), *self.tensor_attrs)
+        if isinstance(a, Tensor) and not any(a is other for other in held):
             raise TypeError("a tensor is made while it runs")  # fx would keep this one for ever
         kind = type(a)
         is_plain = kind in _PLAIN or hasattr(a, "_fields")
@@ -274,11 +272,6 @@ class _Tracer(fx.Tracer):
         rebuilt.__name__ = rebuilt.__qualname__ = f"make_{kind.__name__}"
         arguments = [self.create_arg(child) for child in children]
         return self.create_node("call_function", rebuilt, (arguments,), {})
-
-    def _is_held(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an attribute of a module, which the generated code looks up."""
-        held = (*self.root.parameters(), *self.root.buffers(), *self.tensor_attrs)
-        return any(tensor is other for other in held)
 
 
 def _is_by_fields(value: Any) -> bool:

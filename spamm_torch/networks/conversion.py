@@ -284,7 +284,8 @@ class Conversion:
                 if has_own_way:
                     problem = other_form(*pair)
                 else:
-                    problem = difference_beyond_rounding(self._model, _called, given, *pair)
+                    call = lambda model, both: model(*both[0], **both[1])  # noqa: E731
+                    problem = difference_beyond_rounding(self._model, call, given, *pair)
                 if problem is not None:
                     return problem
         return None
@@ -307,7 +308,10 @@ class Conversion:
             if _is_plain_linear(layer):
                 continue
             if found is None:
-                rows.append(Row(name, shape_of(layer), "left", reason=_reason_to_leave(layer)))
+                reason = f"{type(layer).__name__}: only nn.Conv2d is converted"
+                if isinstance(layer, _SpAMM):
+                    reason = "skips by its own setting"
+                rows.append(Row(name, shape_of(layer), "left", reason=reason))
             for site in found or []:
                 rows.append(self._row(site, chooser.choices[site.name], site.name in fused))
         linear = sum(map(_is_plain_linear, self._layers.values()))
@@ -340,18 +344,8 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def _called(model: nn.Module, given: tuple[Any, Any]) -> Any:
-    return model(*given[0], **given[1])
-
-
 def _is_plain_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) and not isinstance(layer, _SpAMM)
-
-
-def _reason_to_leave(layer: nn.Module) -> str:
-    if isinstance(layer, _SpAMM):
-        return "skips by its own setting"
-    return f"{type(layer).__name__}: only nn.Conv2d is converted"
 
 
 def device_name(model: nn.Module) -> str:

@@ -67,7 +67,7 @@ class Fused:
         self.signature = plan.island.signature
         self.names = [site.name for site in plan.fused]
         self._calls = {
-            _below(plan.island.name, site.name): (plan.engines[site.name], site.absorbed)
+            site.name.removeprefix(f"{plan.island.name}."): (plan.engines[site.name], site.absorbed)
             for site in plan.sites
         }
         # Forwards in which norms travel, for batches that fill a block of images and for others:
@@ -241,7 +241,8 @@ class Fused:
         self.forget()
         if not self._proof.fits() or not all(source.can_be_read for source in self._sources):
             return False
-        if _get_current_dispatch_mode() is not None or _is_capturing():
+        is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if _get_current_dispatch_mode() is not None or is_capturing:
             return False
         origin = Origin(self._proof.tensors)
         if not origin.is_possible:
@@ -253,10 +254,11 @@ class Fused:
                 own = zip(read, found, self._owned(), strict=True)
                 found = [_written(old, new) if is_owned else new for old, new, is_owned in own]
                 self._read_elsewhere = found if self._read_elsewhere else []
-        for tensor in found:
-            if tensor is not None:
-                torch._dynamo.mark_static_address(tensor)
-        _wait_for(found)
+        made_now = [tensor for tensor in found if tensor is not None]
+        for tensor in made_now:
+            torch._dynamo.mark_static_address(tensor)
+        for device in {tensor.device for tensor in made_now if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # every stream may read them
         self._folded, self._held = (found, origin), self._proof.places()
         return True
 
@@ -297,10 +299,6 @@ class _Watched(list[Any]):
         return super().__getitem__(place)
 
 
-def _below(root: str, name: str) -> str:
-    return name[len(root) + 1 :] if root else name
-
-
 def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     """The new values, in the old memory where that fits."""
     if old is None or new is None:
@@ -311,16 +309,6 @@ def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     if not same or old.data_ptr() == new.data_ptr():
         return new
     return old.copy_(new)
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _wait_for(tensors: Iterable[Tensor | None]) -> None:
-    """Waits until the tensors are written: every stream may read them."""
-    for device in {tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
 
 
 @torch.compiler.assume_constant_result

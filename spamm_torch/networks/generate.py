@@ -89,26 +89,21 @@ class _Generator:
                 value = self._with_norms(both)
             else:
                 value = graph.call_function(max_pool2d, args)
-        self._put(own, value)
-        graph.erase_node(own)
+        self._put(value, own)
 
     def _replace_upsampling(self, node: fx.Node, upsampling: Upsampling) -> None:
         own, graph = self._copies[node], self._graph
         size, scale_factor = fx.map_arg(upsampling, self._now)
         with graph.inserting_before(own):
             value = graph.call_function(upsample_nearest, (own.args[0], size, scale_factor))
-        self._put(own, value)
-        graph.erase_node(own)
+        self._put(value, own)
 
     def _replace_linear_relu(self, linear: fx.Node, relu: fx.Node) -> None:
         own, behind, graph = self._copies[linear], self._copies[relu], self._graph
         with graph.inserting_before(own):
             layer = graph.create_node("get_attr", str(own.target))
             value = graph.call_function(linear_relu, (own.args[0], layer))
-        self._put(behind, value)
-        self._put(own, value)
-        for node in (behind, own):
-            graph.erase_node(node)
+        self._put(value, own, behind)
 
     def _replace_site(self, place: int, site: Site) -> None:
         nodes = [self._copies[node] for node in self._plan.nodes(site)]
@@ -124,9 +119,7 @@ class _Generator:
             value = graph.call_function(self._op(site), args, options)
             if site.name in self._flow.producers:
                 value = self._with_norms(value)
-        self._put(nodes[-1], value)
-        for node in reversed(nodes):
-            graph.erase_node(node)
+        self._put(value, *nodes)
 
     def _op(self, site: Site) -> Any:
         if self._plan.engines[site.name].of_op is None:
@@ -158,9 +151,12 @@ class _Generator:
         self._norms[value] = self._graph.call_function(operator.getitem, (both, 1))
         return value
 
-    def _put(self, old: fx.Node, new: fx.Node) -> None:
-        old.replace_all_uses_with(new)
-        self._replaced[old] = new
+    def _put(self, value: fx.Node, *nodes: fx.Node) -> None:
+        """Puts a value in the place of nodes, each of which the next alone reads."""
+        for node in reversed(nodes):
+            node.replace_all_uses_with(value)
+            self._replaced[node] = value
+            self._graph.erase_node(node)
 
 
 def compiled(graph: fx.Graph) -> Forward:

@@ -246,7 +246,9 @@ class _Generator:
         )
         result = self._forward.call_function(operator.getitem, (both, 0))
         left = self._forward.call_function(operator.getitem, (both, 1)) if leaves_norms else None
-        return self._apart(result, layout), left
+        if layout.columns > 1:
+            result = self._forward.call_function(columns_apart, (result, layout.columns))
+        return result, left
 
     def _read_by(self, site: Site, layout: Layout) -> fx.Node:
         """The value that a site's call takes: for phases, the one before the upsampling."""
@@ -267,13 +269,9 @@ class _Generator:
         return [self._forward.call_function(operator.getitem, (self._operands, p)) for p in places]
 
     def _together(self, value: fx.Node, layout: Layout) -> fx.Node:
-        return self._with_columns(columns_together, value, layout.columns)
-
-    def _apart(self, value: fx.Node, layout: Layout) -> fx.Node:
-        return self._with_columns(columns_apart, value, layout.columns)
-
-    def _with_columns(self, change: Callable[..., Tensor], value: fx.Node, columns: int) -> fx.Node:
-        return value if columns == 1 else self._forward.call_function(change, (value, columns))
+        if layout.columns == 1:
+            return value
+        return self._forward.call_function(columns_together, (value, layout.columns))
 
     def _convolve_reference(self, place: int, site: Site) -> None:
         weight, bias = (

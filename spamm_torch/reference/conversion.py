@@ -39,7 +39,11 @@ def check_reference(
             "reference must be one picture of floats, (1, channels, height, width); got "
             f"{describe(reference)}"
         )
-    picture = _as_the_model_takes_it(reference, model)
+    if reference.is_meta:
+        raise ValueError("reference must come with values; got a picture on the device meta")
+    parameter = next(model.parameters(), reference)
+    dtype = parameter.dtype if parameter.is_floating_point() else reference.dtype
+    picture = reference.detach().to(parameter.device, dtype, copy=True)
     if not bool(torch.isfinite(picture).all()):
         raise ValueError(
             f"reference must be finite in {dtype_name(picture.dtype)}, the model's type; got NaN "
@@ -55,15 +59,6 @@ def check_reference(
                 f"{tuple(reference.shape)}"
             )
     return picture
-
-
-def _as_the_model_takes_it(reference: Tensor, model: nn.Module) -> Tensor:
-    """A copy of the device and dtype of the model's first parameter."""
-    parameter = next(model.parameters(), reference)
-    if reference.is_meta:
-        raise ValueError("reference must come with values; got a picture on the device meta")
-    dtype = parameter.dtype if parameter.is_floating_point() else reference.dtype
-    return reference.detach().to(parameter.device, dtype, copy=True)
 
 
 class ReferenceConversion(Conversion):

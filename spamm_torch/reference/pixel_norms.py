@@ -162,7 +162,8 @@ class _Flow:
             layout = self._layouts.get(site.name, Layout())
             if layout.in_phases:  # it leaves norms in any case
                 return _Found((), columns_of_phases(site.conv.out_channels))
-            return _Found((value,), layout.columns) if self._leaves_norms(site) else None
+            leaves = _skips_by_pixels(self._plan, site) and site.conv.out_channels % ALIGNED == 0
+            return _Found((value,), layout.columns) if leaves else None
         if value in self._pools:
             return _Found((value,)) if value.args[0] in self._by_last else None
         if can_be_joined(value, self._shapes):
@@ -181,9 +182,6 @@ class _Flow:
         is_read_as_it_is = all(user.op == "output" for user in site.last.users)
         layout = self._layouts.get(site.name, Layout())
         return skips_zeros and is_sum and is_read_as_it_is and not layout.in_phases
-
-    def _leaves_norms(self, site: Site) -> bool:
-        return _skips_by_pixels(self._plan, site) and site.conv.out_channels % ALIGNED == 0
 
 
 def _is_written(value: fx.Node, root: nn.Module) -> bool:

@@ -295,12 +295,8 @@ def _places(indices: Tensor, size: int, name: str) -> Tensor:
     return places
 
 
-def _offsets(row: Tensor, rows: int, index: torch.dtype) -> Tensor:
-    """crow of blocks in these rows, which ascend."""
-    return torch.searchsorted(row, torch.arange(rows + 1, device=row.device)).to(index)
-
-
 def blocks_at(keys: Tensor, values: Tensor, rows: int, columns: int, index: torch.dtype) -> Blocks:
     """Of blocks at row * columns + column, ascending."""
-    crow = _offsets(keys // max(1, columns), rows, index)
+    first = torch.arange(rows + 1, device=keys.device)
+    crow = torch.searchsorted(keys // max(1, columns), first).to(index)
     return Blocks(crow, (keys % max(1, columns)).to(index), values, columns)
