@@ -119,7 +119,7 @@ def cells(options):
         add([layout for layout in options.layouts if layout == "H"], first, "float64", n)
     for waters, precision in itertools.product(filter(None, options.waters), STORED_PRECISIONS):
         place = {"layout": "ranks", "data": "water", "precision": precision, "n": 7 * waters}
-        call = functools.partial(bench.square, [min(options.ratios)])
+        call = functools.partial(bench.rows, [min(options.ratios)])
         found[f"S of {waters} waters, {precision}"] = cell("several devices", call, **place)
     for waters in filter(None, options.density):
         call = functools.partial(bench.density, waters)
@@ -170,10 +170,6 @@ class _Bench:
             {"ratio": ratio} | shards.measure(*given, ratio, self._repeats, bandwidth)
             for ratio in ratios
         )
-
-    def square(self, ratios, layout, data, **product):
-        rows = ranks.run(ranks.square, self._devices, product, ratios, self._repeats)
-        return same_as_one(rows)
 
     def density(self, waters):
         return ranks.run(ranks.density, self._devices, waters, 5e-8)

@@ -6,7 +6,6 @@ rows of them.
 
 import datetime
 import functools
-import itertools
 import multiprocessing
 import tempfile
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import spamm_torch
 from cases import block_sparse, shards
-from common.machine import use_precision
+from cases.block_sparse import BLOCK
 from common.timing import by_clock
 
 _FAILURES = ProcessRaisedException, ProcessExitedException
@@ -51,12 +50,10 @@ class _Place(NamedTuple):
 
     def own(self, matrix):
         """This rank's rows of a matrix, in memory of their own."""
-        cuts = shards.equal_cuts(len(matrix), len(self.devices))
-        first, last = list(itertools.pairwise(cuts))[self.rank]
-        return matrix[first:last].contiguous()
-
-    def synchronize(self):
-        shards.synchronize([self.device])
+        first, last = shards.equal_cuts(len(matrix), len(self.devices))[self.rank : self.rank + 2]
+        if matrix.layout == torch.strided:
+            return matrix[first:last].contiguous()
+        return block_sparse.block_rows(matrix, first // BLOCK, last // BLOCK)
 
     def slowest(self, milliseconds):
         """The largest number of all ranks in each place of a list; waits for them."""
@@ -97,16 +94,17 @@ def multiply(place, of_product, ratios, repeats):
     from spamm_torch import distributed
 
     product, rows = shards.Product(**of_product, devices=[place.device]), []
-    a, b = place.own(product.a), place.own(product.b)
+    a = place.own(product.a)
+    b = a if product.b is product.a else place.own(product.b)
+    cuts = shards.equal_cuts(len(product.a), len(place.devices))
     for ratio in ratios:
         tau = product.tau(ratio)
         call = functools.partial(distributed.mm, a, b, tau=tau)
         one = functools.partial(spamm_torch.mm, product.a, product.b, tau=tau)
-        differ = 0.0 if torch.equal(call(), place.own(one())) else 1.0
+        differ = 0.0 if _equal(call(), place.own(one())) else 1.0
         # The other ranks do nothing while the first measures by itself.
         candidates = {"one": one if place.rank == 0 else lambda: None, "all": call}
         times = place.time(candidates, repeats, product)
-        cuts = shards.equal_cuts(len(product.a), len(place.devices))
         equal = place.slowest([differ]) == [0.0]
         traffic = shards.sent(product.norm_a, product.norm_b, tau, cuts)
         rows.append(
@@ -115,33 +113,9 @@ def multiply(place, of_product, ratios, repeats):
     return rows
 
 
-def square(place, of_product, ratios, repeats):
-    """The same for the square of a block-sparse S of water; ratios are of its blocks' products."""
-    from spamm_torch import distributed
-
-    dtype = use_precision(of_product["precision"])
-    a, rows = block_sparse.overlap_of(of_product["n"], dtype, place.device), []
-    norms, blocks = spamm_torch.norm_map(a), len(a.crow_indices()) - 1
-    cuts = shards.equal_cuts(blocks, len(place.devices), block=1)
-    first, last = cuts[place.rank : place.rank + 2]
-    own = block_sparse.block_rows(a, first, last)
-    for ratio in ratios:
-        tau = spamm_torch.find_tau(norms, norms, ratio).item()
-        call = functools.partial(distributed.mm, own, own, tau=tau)
-        one = functools.partial(spamm_torch.mm, a, a, tau=tau)
-        expected = block_sparse.block_rows(one(), first, last)
-        differ = 0.0 if _equal(call(), expected) else 1.0
-        del expected
-        candidates = {"one": one if place.rank == 0 else lambda: None, "all": call}
-        times = place.time(candidates, repeats, place)
-        equal = place.slowest([differ]) == [0.0]
-        traffic = shards.sent(norms, norms, tau, [cut * block_sparse.BLOCK for cut in cuts])
-        valid = spamm_torch.valid_ratio(norms, norms, tau).item()
-        rows.append({"ratio": ratio} | shards.figures(valid, times, equal, **traffic))
-    return rows
-
-
 def _equal(x, y):
+    if x.layout == torch.strided:
+        return torch.equal(x, y)
     parts = torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values
     return all(torch.equal(of(x), of(y)) for of in parts)
 

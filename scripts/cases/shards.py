@@ -6,6 +6,7 @@ from functools import cached_property, partial
 import torch
 
 import spamm_torch
+from cases.block_sparse import overlap_of
 from common.machine import use_precision
 from common.operands import operands
 from common.timing import by_clock, host_time
@@ -35,14 +36,20 @@ def synchronize(devices):
 
 
 class Product:
-    """A @ B, as of operands, with norm maps on the first device; a layout makes what it needs at
-    its first use.
+    """A @ B, as of operands, or S S for "water", with norm maps on the first device. A layout makes
+    what it needs at its first use.
     """
 
     def __init__(self, data, precision, n, devices):
         self.devices = devices
-        self.a, self.b = operands(data, n, use_precision(precision), devices[0])
-        self.norm_a, self.norm_b = spamm_torch.norm_map(self.a), spamm_torch.norm_map(self.b)
+        dtype = use_precision(precision)
+        if data == "water":  # block-sparse
+            self.a = self.b = overlap_of(n, dtype, devices[0])
+        else:
+            self.a, self.b = operands(data, n, dtype, devices[0])
+        self.norm_a = self.norm_b = spamm_torch.norm_map(self.a)
+        if self.b is not self.a:
+            self.norm_b = spamm_torch.norm_map(self.b)
         self._taus = {1: 0.0}
 
     def tau(self, ratio):
@@ -156,11 +163,11 @@ def is_same(product, ratio, result):
     )
 
 
-def overhead(layout, product, repeats=_OVERHEAD_ROUNDS):
+def overhead(layout, product):
     """The host's microseconds for a product that is next to none."""
     calls = calls_of(layout, product, 1.0)
     return {
-        f"{name}_us": 1e3 * host_time(call, repeats, product.synchronize)
+        f"{name}_us": 1e3 * host_time(call, _OVERHEAD_ROUNDS, product.synchronize)
         for name, call in calls.items()
     }
 
