@@ -12,7 +12,6 @@ from tables import paper
 TITLE = "thresholds for a valid ratio"
 BLOCK = 32
 _STRIP = 1024  # rows that are made at a time: the largest matrix has 4 GiB
-_SHARE = 4  # blocks of C that one of the paper's thread blocks computes, at equal stride
 
 
 def settings(run):
@@ -54,31 +53,11 @@ def _norm_map(n, device):
 
 def _row(n, norms, ratio):
     tau = spamm_torch.find_tau(norms, norms, ratio)
-    counts = spamm_torch.valid_counts(norms, norms, tau)
-    row = {
-        "ratio": ratio,
-        "tau": tau.item(),
-        "valid_ratio": spamm_torch.valid_ratio(norms, norms, tau).item(),
-        "imbalance": _imbalance(counts.flatten()),
-        "imbalance_strided": _imbalance(_strided_sums(counts)),
-    }
+    valid_ratio = spamm_torch.valid_ratio(norms, norms, tau).item()
+    row = {"ratio": ratio, "tau": tau.item(), "valid_ratio": valid_ratio}
     of_paper = paper.TAU.get((n, ratio))
     if of_paper is not None:
         at_papers = spamm_torch.valid_ratio(norms, norms, of_paper)
         row["valid_at_papers"] = at_papers.item()
         row |= {"paper": of_paper, "difference": row["tau"] / of_paper - 1}
     return row
-
-
-def _imbalance(work):
-    """The largest over the mean; 1 where there is no work."""
-    mean = work.double().mean()
-    return (work.max() / mean).item() if mean else 1.0
-
-
-def _strided_sums(counts):
-    """Work of each of the paper's thread blocks: _SHARE blocks of C each, at equal stride."""
-    flat = counts.flatten()
-    stride = -(-len(flat) // _SHARE)
-    padded = torch.nn.functional.pad(flat, (0, stride * _SHARE - len(flat)))
-    return padded.view(_SHARE, stride).sum(0)

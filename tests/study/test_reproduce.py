@@ -109,7 +109,6 @@ def test_thresholds_are_the_papers_within_its_tolerance():
         assert row["tau"] == pytest.approx(paper.TAU[1024, row["ratio"]], rel=0.01)
         assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.005)
         assert row["valid_at_papers"] == pytest.approx(row["ratio"], abs=0.01)
-        assert row["imbalance"] >= row["imbalance_strided"] >= 1
         assert row["paper"] == paper.TAU[1024, row["ratio"]]
         assert row["difference"] == pytest.approx(row["tau"] / row["paper"] - 1)
     assert table_1.said({"thresholds": rows}) == (
