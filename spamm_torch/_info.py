@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -139,6 +139,10 @@ def multiplied_dtype(operand: Tensor) -> torch.dtype:
 # ---- Convolutions -------------------------------------------------------------------------------
 
 
+Pair: TypeAlias = tuple[int, int]
+Geometry: TypeAlias = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
+
+
 def default_pixel_block(has_tau: bool, images: int, n: int) -> tuple[int, int, int]:
     """(n, 1, 1) with a tau; else as many images as fit, the rest split with columns >= rows."""
     if has_tau:
@@ -151,7 +155,7 @@ def default_pixel_block(has_tau: bool, images: int, n: int) -> tuple[int, int, i
 def conv2d_norm_maps(
     input: Tensor,
     weight: Tensor,
-    geometry: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int],
+    geometry: Geometry,
     has_tau: bool,
     block: int | Sequence[int] | None,
     pixel_block: Sequence[int] | None,
@@ -163,39 +167,28 @@ def conv2d_norm_maps(
     ``norm_weight``: the weight's norm map where it is known.
     """
     batch = input if input.dim() == 4 else input.unsqueeze(0)
-    stride, padding, dilation, groups = geometry
-    out_channels, in_channels, height, width = weight.shape
+    groups, (out_channels, in_channels) = geometry[3], weight.shape[:2]
     edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
     images, rows, columns = pixel_block or default_pixel_block(has_tau, batch.shape[0], edges[2])
     pixels = (images, rows, columns)
     if norm_weight is None:
         norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
-    norms = _im2col_norms(
-        batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
-    )
+    norms = _im2col_norms(batch, weight, geometry, edges[1], pixels)
     return NormMaps(norm_weight, *norms, edges, pixels)
 
 
 def _im2col_norms(
-    input: Tensor,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
-    k: int,
-    pixel_block: tuple[int, int, int],
+    input: Tensor, weight: Tensor, geometry: Geometry, k: int, pixel_block: tuple[int, int, int]
 ) -> tuple[Tensor, Tensor]:
     """The norm map (groups, KB, NB) of an im2col matrix, and the map by which products are skipped.
 
     The input is read once, for the sum of squares of k channels of each pixel; a block's norm is
     the root of the sum over the pixels that it covers at its kernel position.
     """
-    images, _, height, width = input.shape
-    grid = [images]
-    for size, window, s, p, d in zip(
-        (height, width), kernel, stride, padding, dilation, strict=True
-    ):
+    stride, padding, dilation, groups = geometry
+    kernel, grid = weight.shape[2:], [input.shape[0]]
+    sides = zip(input.shape[2:], kernel, stride, padding, dilation, strict=True)
+    for size, window, s, p, d in sides:
         grid.append((size + 2 * p - d * (window - 1) - 1) // s + 1)
     counts = [-(-size // edge) for size, edge in zip(grid, pixel_block, strict=True)]
     missing = [c * e - size for c, e, size in zip(counts, pixel_block, grid, strict=True)]

@@ -150,20 +150,21 @@ def _gather_columns(own: Tensor, cut: Cut) -> Tensor:
     return cut.axis.gather(own.t(), cut.lengths).t().contiguous()
 
 
+@dataclass(frozen=True)
 class _Part:
-    """The product on this rank, once the threshold is known."""
+    """The product on this rank, once the threshold is known, by norms (own block rows, KB) and (KB,
+    own block columns).
+    """
 
-    def __init__(
-        self,
-        norm_a: Tensor,
-        norm_b: Tensor,
-        tau: Tensor,
-        layout: Layout,
-        block: tuple[int, int, int],
-    ) -> None:
-        """norm_a: (own block rows, KB). norm_b: (KB, own block columns)."""
-        self._norm_a, self._norm_b, self._tau = norm_a, norm_b, tau
-        self._layout, self._blocks, self._block = layout, layout.in_blocks(block), block
+    _norm_a: Tensor
+    _norm_b: Tensor
+    _tau: Tensor
+    _layout: Layout
+    _block: tuple[int, int, int]
+
+    @cached_property
+    def _blocks(self) -> Layout:
+        return self._layout.in_blocks(self._block)
 
     def gather_a(self, a: Tensor) -> Tensor:
         """This rank's rows of A with all of K; undefined where no unit is needed."""

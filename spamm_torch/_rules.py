@@ -50,22 +50,13 @@ def _conv2d_with_norms(*args: Any, out_shape: Sequence[_Shape], **given: Any) ->
 
 @register_flop_formula(_ops.conv2d_max_pool)
 def _conv2d_max_pool(
-    input: _Shape,
-    weight: _Shape,
-    bias: _Shape | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    **kwargs: Any,
+    input: _Shape, weight: _Shape, bias: Any = None, *args: Any, **given: Any
 ) -> int:
-    geometry = (stride, padding, dilation, groups)
-    output = torch.nn.functional.conv2d(_meta(input), _meta(weight), None, *geometry)
+    names = ("stride", "padding", "dilation", "groups")
+    geometry = {name: given[name] for name in names if name in given}
+    image, kernel = (torch.empty(shape, device="meta") for shape in (input, weight))
+    output = torch.nn.functional.conv2d(image, kernel, None, *args[:4], **geometry)
     return _convolution(weight, output.shape)
-
-
-def _meta(shape: _Shape | None) -> Any:
-    return None if shape is None else torch.empty(shape, device="meta")
 
 
 # ---- vmap: one call for each element, without the warning of torch's fallback --------------------

@@ -63,6 +63,7 @@ from torch.nn.modules.utils import _pair
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ._arguments import (
+    Knobs,
     as_activation,
     as_devices,
     as_knobs,
@@ -275,10 +276,15 @@ def _product(
     knob, edges = as_knobs(*knobs), check_block(block)
     complete: Callable[[Tensor], SkipInfo] | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
-        norm_a, norm_b = _given_norms(a, b, edges, out, norm_a, norm_b)
+        m, k, n = edges
+        # With out, autocast does not change the operands.
+        of_a, of_b = (as_multiplied(x) if out is None else x.detach() for x in (a, b))
+        is_one = norm_a is None and a is b and m == k == n
+        norm_a = _ops.norm_map(of_a, (m, k)) if norm_a is None else norm_a
+        if norm_b is None:
+            norm_b = norm_a if is_one else _ops.norm_map(of_b, (k, n))
         maps = NormMaps(norm_a, norm_b, norm_b, edges)
-        made = _made(a, b, edges, addition, devices, symmetric, out)
-        complete = with_bounds(skip_info(maps, knob), maps, made)
+        complete = _counted(a, b, knob, maps, addition, (devices, out), symmetric)
     given = (*knob.values(), edges, norm_a, norm_b, *addition, devices, symmetric)
     if out is not None:
         result = _product_into(out, a, b, given, return_norms)
@@ -291,16 +297,11 @@ def _product(
     return (*result, info) if return_norms else (result, info)
 
 
-def _made(
-    a: Tensor,
-    b: Tensor,
-    block: tuple[int, int, int],
-    addition: tuple[Tensor | None, float, float],
-    devices: list[int] | None,
-    symmetric: bool,
-    out: Tensor | None,
-) -> Made:
-    """How the product of these arguments is made."""
+def _counted(
+    a: Tensor, b: Tensor, knob: Knobs, maps: NormMaps, addition: Any, place: Any, symmetric: bool
+) -> Callable[[Tensor], SkipInfo]:
+    """What gives the :class:`SkipInfo` of a product of its result. ``place``: devices and out."""
+    devices, out = place
     dtype = multiplied_dtype(a) if out is None else out.dtype
     device = a.device if not devices else torch.device("cuda", devices[0])
     entries = math.prod((*a.shape[:-1], b.shape[-1]))
@@ -310,27 +311,9 @@ def _made(
         # 1.01: autocast rounds it.
         added = (1.01 * abs(beta) * (entries / input.numel()) ** 0.5 * norm(input),)
     mirrored = 2**0.5 if symmetric and a is not b else 1.0
-    sums = sums_of(device, dtype, block)
-    return Made(dtype, sums, entries, alpha, added, mirrored=mirrored, are_near=symmetric)
-
-
-def _given_norms(
-    a: Tensor,
-    b: Tensor,
-    block: tuple[int, int, int],
-    out: Tensor | None,
-    norm_a: Tensor | None,
-    norm_b: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The norm maps of a product, those that are given among them."""
-    m, k, n = block
-    is_one = norm_a is None and norm_b is None and a is b and m == k == n
-    # With out, autocast does not change the operands.
-    a, b = (as_multiplied(x) if out is None else x.detach() for x in (a, b))
-    norm_a = _ops.norm_map(a, (m, k)) if norm_a is None else norm_a
-    if norm_b is None:
-        norm_b = norm_a if is_one else _ops.norm_map(b, (k, n))
-    return norm_a, norm_b
+    sums = sums_of(device, dtype, maps.block)
+    made = Made(dtype, sums, entries, alpha, added, mirrored=mirrored, are_near=symmetric)
+    return with_bounds(skip_info(maps, knob), maps, made)
 
 
 def _product_into(

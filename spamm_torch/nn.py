@@ -24,6 +24,7 @@ from ._arguments import (
     check_pixel_block,
     is_number,
 )
+from ._info import multiplied_dtype
 from .functional import conv2d, linear, norm_map
 
 _ops = torch.ops.spamm_torch
@@ -184,7 +185,7 @@ class _SpAMM(nn.Module):
         pinned = self._pinned
         if pinned is None or not pinned.are_of(weight):
             return None
-        return None if _is_cast_by_autocast(weight) else pinned.norms
+        return pinned.norms if multiplied_dtype(weight) == weight.dtype else None
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As of ``nn.Module``. TypeError for ``tau``, which is no part of the state dict."""
@@ -229,7 +230,8 @@ class _SpAMM(nn.Module):
 
     def extra_repr(self) -> str:
         shown = {**self._knobs(), **{name: getattr(self, name) for name in self._blocks}}
-        parts = [f"{name}={_shown(value)}" for name, value in shown.items() if value is not None]
+        shown = {n: f"{x.item():.6g}" if isinstance(x, Tensor) else x for n, x in shown.items()}
+        parts = [f"{name}={value}" for name, value in shown.items() if value is not None]
         frozen = ["frozen"] if self.is_frozen else []
         return ", ".join([super().extra_repr(), *parts, *frozen])
 
@@ -246,18 +248,6 @@ def takes_ready_weights(input: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.cuda.is_current_stream_capturing()
     )
-
-
-def _is_cast_by_autocast(weight: Tensor) -> bool:
-    if weight.is_meta:  # there is no autocast on meta
-        return False
-    device = weight.device.type
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != weight.dtype
-
-
-def _shown(value: Any) -> str:
-    is_scalar = isinstance(value, Tensor)
-    return f"{value.item():.6g}" if is_scalar else f"{value}"
 
 
 def _check_replaceable(module: nn.Module, ours: type[_SpAMM]) -> None:

@@ -38,8 +38,8 @@ def inverse_sqrt(
         NotConverged: as where ``s`` is not positive definite.
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
-    rest = callback, group, alike, lambda _: check_max_error(max_error)
-    of, s = Matrices.opened("inverse_sqrt", s, block, size, *rest)
+    shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
+    of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, **shared)
     _, highest = of.gershgorin(s) if of.size else (1.0, 1.0)
     one = of.identity(s)
     y, z = s * (1 / highest), one  # towards S^(1/2), S^(-1/2)
@@ -90,8 +90,8 @@ def sign(
         NotConverged: as where an eigenvalue is 0.
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
-    rest = callback, group, alike, lambda _: check_max_error(max_error)
-    of, a = Matrices.opened("sign", a, block, size, *rest)
+    shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
+    of, a = Matrices.opened("sign", a, block, size, callback, **shared)
     bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
     x, one = a * (1 / bound if bound else 1.0), of.identity(a)
     norms, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
@@ -132,8 +132,8 @@ def in_basis(
         max_error, block, size, callback, group: see above.
     """
     alike = {"max_error": max_error}
-    rest = callback, group, alike, lambda _: check_max_error(max_error)
-    of, a = Matrices.opened("in_basis", a, block, size, *rest)
+    shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
+    of, a = Matrices.opened("in_basis", a, block, size, callback, **shared)
     z = of.kept(z)
     maps = of.norms(z), of.norms(a)
     half, map_half = of.product("Z A", z, a, maps, max_error, symmetric=False)
@@ -168,7 +168,8 @@ def matrix_power(
             raise ValueError(f"n must be at least 0; got {n}")
 
     alike = {"max_error": max_error, "n": n}
-    of, a = Matrices.opened("matrix_power", a, block, size, callback, group, alike, check)
+    shared: Any = {"group": group, "alike": alike, "check": check}
+    of, a = Matrices.opened("matrix_power", a, block, size, callback, **shared)
     if n == 0:
         return replace(of.result(of.identity(a)), total_bound=0.0)
     # Each factor: matrix, norm map, and where it comes from: None, or the products' numbers.

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .. import functional, sparse
@@ -143,24 +142,17 @@ class Matrices:
 
     @classmethod
     def opened(
-        cls,
-        function: str,
-        a: Tensor,
-        block: int,
-        size: int | None,
-        callback: Callback | None,
-        group: dist.ProcessGroup | None,
-        alike: dict[str, Any],
-        check: Callable[[Matrices], Any],
+        cls, *given: Any, group: Any, alike: dict[str, Any], check: Callable[[Matrices], Any]
     ) -> tuple[Matrices, Tensor]:
         """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective: what
         ``check`` raises all ranks raise, as they do where the arguments ``alike`` differ.
         """
         axis = None if group is None else axis_of(group)
         are_shards = axis is not None and axis.size > 1
+        function, a, _, size, _ = given
 
         def made() -> Matrices:
-            of = cls(function, a, block, size, callback, are_shards=are_shards)
+            of = cls(*given, are_shards=are_shards)
             check(of)
             return of
 

@@ -221,8 +221,8 @@ def purify(
     alike |= {"tolerance": tolerance, "most_iterations": most_iterations}
 
     def opened() -> tuple[Matrices, Tensor]:
-        given = ("purify", hamiltonian, block, size, callback, group, alike, check)
-        return Matrices.opened(*given)
+        given = ("purify", hamiltonian, block, size, callback)
+        return Matrices.opened(*given, group=group, alike=alike, check=check)
 
     if error is not None:
         return _within(error, opened, electrons // 2, most_iterations)

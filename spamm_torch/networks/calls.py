@@ -43,10 +43,7 @@ def dense_conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: int | Sequence[int],
-    padding: int | Sequence[int],
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
+    *geometry: Any,
     residual: Tensor | None = None,
     activation: str = "none",
     packed: Tensor | None = None,
@@ -54,7 +51,7 @@ def dense_conv2d(
     """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them; with a
     weight that :func:`.operands.packed` returned in eager calls.
     """
-    geometry = (stride, padding, dilation, groups)
+    groups = geometry[3] if len(geometry) > 3 else 1
     in_parts = torch.compiler.is_compiling() and input.is_cuda
     if not torch.compiler.is_compiling() and packed is not None:
         weight = packed
@@ -105,24 +102,11 @@ def _can_be_own(*tensors: Tensor) -> bool:
     )
 
 
-def conv2d_max_pool(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: int | Sequence[int],
-    padding: int | Sequence[int],
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    *,
-    norm_weight: Tensor | None,
-    activation: str,
-) -> Tensor:
+def conv2d_max_pool(input: Tensor, *args: Any, **options: Any) -> Tensor:
     """The op ``conv2d_max_pool``, or two calls for a gradient or a single image."""
-    args = (input, weight, bias, stride, padding, dilation, groups)
-    options = {"norm_weight": norm_weight, "activation": activation}
     if input.dim() == 4 and not (torch.is_grad_enabled() and input.requires_grad):
-        return _conv2d_max_pool(*args, **options)
-    return F.max_pool2d(_conv2d(*args, threshold=0.0, **options), 2)
+        return _conv2d_max_pool(input, *args, **options)
+    return F.max_pool2d(_conv2d(input, *args, threshold=0.0, **options), 2)
 
 
 def max_pool2d(

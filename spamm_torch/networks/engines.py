@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +52,7 @@ def own_setting(site: Site) -> SpAMMConfig | None:
     return SpAMMConfig(conv.tau, conv.valid_ratio, conv.max_error, *blocks)
 
 
+@dataclass
 class Chooser:
     """Chooses the engine of each call of a convolution, by name in ``choices``, and notes the whole
     model's times.
@@ -60,53 +61,49 @@ class Chooser:
     may be converted where there is a ``problem``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        request: Request,
-        example: Example | None,
-        installation: Installation,
-        sites: Sequence[Site],
-        problem: str | None,
-        progress: Progress,
-    ) -> None:
-        self._model, self._request, self._example = model, request, example
-        self._installation, self._sites, self._problem = installation, sites, problem
-        self._progress = progress
+    model: nn.Module
+    request: Request
+    example: Example | None
+    installation: Installation
+    sites: Sequence[Site]
+    problem: str | None
+    progress: Progress
+    choices: dict[str, Choice] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         # Of the model as it was: forms that are measured have layers of other classes.
-        self._given = {site.name: self._given_for(site) for site in sites}
-        self._is_asked_for = {site.name: self._is_own_choice(site) for site in sites}
-        self.choices: dict[str, Choice] = {}
-        self.notes: list[str] = []
+        self._given = {site.name: self._given_for(site) for site in self.sites}
+        self._is_asked_for = {site.name: self._is_own_choice(site) for site in self.sites}
 
     def choose(self) -> dict[str, Engine]:
         """The engines of all calls, the fastest as far as they are measured, in eval mode; the
         model stays in the last form measured.
         """
         self.choices = {
-            site.name: self._given[site.name] or self._predicted(site) for site in self._sites
+            site.name: self._given[site.name] or self._predicted(site) for site in self.sites
         }
-        if self._example is None or self._request.engines:
+        if self.example is None or self.request.engines:
             return self._chosen()
         with torch.no_grad():
-            self._choose_by_times(self._example)
-            return self._fastest(self._example)
+            self._choose_by_times(self.example)
+            return self._fastest(self.example)
 
     def _chosen(self) -> dict[str, Engine]:
         return {name: choice.engine for name, choice in self.choices.items()}
 
     @property
     def _device(self) -> torch.device:
-        return next(self._model.parameters()).device
+        return next(self.model.parameters()).device
 
     def _setting(self, site: Site) -> SpAMMConfig | None:
-        return self._request.setting_of(layer_of(site.name))
+        return self.request.setting_of(layer_of(site.name))
 
     def _given_for(self, site: Site) -> Choice | None:
         """The engine of a call that is not to be chosen; None where it is."""
-        request, layer = self._request, layer_of(site.name)
-        if self._problem is not None:
-            return Choice(LEFT, f"not converted: {self._problem}")
+        request, layer = self.request, layer_of(site.name)
+        if self.problem is not None:
+            return Choice(LEFT, f"not converted: {self.problem}")
         if (reason := reason_not_to_convert(site.conv)) is not None:
             return Choice(LEFT, reason)
         if isinstance(site.conv, SpAMMConv2d) and isinstance(site.conv.tau, Tensor):
@@ -125,7 +122,7 @@ class Chooser:
         """Whether the engine is the user's own choice, which no measurement overrules."""
         layer = layer_of(site.name)
         return isinstance(site.conv, SpAMMConv2d) or (
-            layer in self._request.named and self._request.overrides[layer] is not None
+            layer in self.request.named and self.request.overrides[layer] is not None
         )
 
     def _candidates(self, site: Site) -> dict[str, Engine]:
@@ -137,7 +134,7 @@ class Chooser:
     def _choose_by_times(self, example: Example) -> None:
         """Chooses for the calls that have several candidates."""
         free: dict[str, dict[str, Engine]] = {}
-        for site in self._sites:
+        for site in self.sites:
             if self._given[site.name] is None and reason_not_to_call(site.conv) is None:
                 found = self._candidates(site)
                 if len(found) > 1:
@@ -161,14 +158,14 @@ class Chooser:
         for place in range(max(map(len, free.values()))):
             of_free = {name: [*of][min(place, len(of) - 1)] for name, of in free.items()}
             forms.append(self._chosen() | {n: free[n][engine] for n, engine in of_free.items()})
-        self._progress.at(f"measuring layers in the model, in {len(forms)} forms")
+        self.progress.at(f"measuring layers in the model, in {len(forms)} forms")
 
         def run(mark: Mark) -> None:
-            with self._installation.marked(mark):
-                example.call(self._model)
+            with self.installation.marked(mark):
+                example.call(self.model)
                 mark("")
 
-        around = [functools.partial(self._installation.having, form) for form in forms]
+        around = [functools.partial(self.installation.having, form) for form in forms]
         times = times_of_parts([run] * len(forms), self._device, around)
         return {
             name: {
@@ -185,8 +182,8 @@ class Chooser:
         not taken, nor any that is slower than the model as it was.
         """
         chosen = self._chosen()
-        with self._installation.having(chosen):
-            if not self._installation.changes_anything:
+        with self.installation.having(chosen):
+            if not self.installation.changes_anything:
                 return chosen
         given = {name: chosen[name] for name, is_asked in self._is_asked_for.items() if is_asked}
         dense = {n: engine if engine.kind == "dense" else DENSE for n, engine in chosen.items()}
@@ -195,10 +192,10 @@ class Chooser:
         for name, form in (found_by_layers | self._unmeasured()).items():
             if (engines := form | given) not in forms.values():
                 forms[name] = engines
-        self._progress.at(f"measuring the model in {len(forms)} forms")
-        calls = [lambda: example.call(self._model)] * len(forms)
+        self.progress.at(f"measuring the model in {len(forms)} forms")
+        calls = [lambda: example.call(self.model)] * len(forms)
         around = [
-            functools.partial(self._installation.having, engines) for engines in forms.values()
+            functools.partial(self.installation.having, engines) for engines in forms.values()
         ]
         found = times_of(calls, self._device, around, is_warm=True)
         times = dict(zip(forms, found, strict=True))
@@ -221,7 +218,7 @@ class Chooser:
         much longer that the model must, too.
         """
         engines, own, least = {}, 0.0, 0.0
-        for site in self._sites:
+        for site in self.sites:
             choice = self.choices[site.name]
             if site.conv.groups > 1:
                 engines[site.name] = choice.engine

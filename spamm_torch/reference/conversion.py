@@ -194,7 +194,7 @@ class _Chooser(Chooser):
         # Calls measured among others that skip do not show that a dense one computes no norms.
         predicted = {
             site.name: (self._given[site.name] or self._predicted(site)).engine
-            for site in self._sites
+            for site in self.sites
         }
         return {"as without an example": predicted}
 

@@ -89,18 +89,10 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
     return lost(a, b, tau)[0]
 
 
-def threshold(
-    map_a: Blocks,
-    map_b: Blocks,
-    tau: float | Tensor | None,
-    valid_ratio: float | None,
-    max_error: float | None,
-) -> Tensor:
+def threshold(maps: tuple[Blocks, Blocks], tau: Any, valid_ratio: Any, max_error: Any) -> Tensor:
     """The threshold that the one knob given means."""
     held = held_tau(as_knobs(tau, valid_ratio, max_error))
-    if held is None:
-        return found_tau(map_a, map_b, valid_ratio, max_error)
-    return held
+    return found_tau(*maps, valid_ratio, max_error) if held is None else held
 
 
 def given_maps(
@@ -362,7 +354,7 @@ def plan(
             f"a's columns must match b's rows; got shapes {tuple(a.shape)} and {tuple(b.shape)}"
         )
     maps = given_maps("plan", (a, b), (left, right), (norm_a, norm_b))
-    held = threshold(*maps, tau, valid_ratio, max_error)
+    held = threshold(maps, tau, valid_ratio, max_error)
     if capacity is not None:
         check_capacity(capacity, left.rows * right.columns)
         if added is not None or symmetric:

@@ -134,7 +134,7 @@ def multiplied(
         max_error = knob["max_error"]
         maps = given_maps(function, (a, b), (left, right), (norm_a, norm_b))
         share = 1.0 - TO_DROP if drop else 1.0  # of max_error that skipping may use
-        tau = threshold(*maps, **knob | {"max_error": max_error and max_error * share})
+        tau = threshold(maps, **knob | {"max_error": max_error and max_error * share})
         tau = tau if below == 1 else tau * below
         rest: tuple[Any, ...] = added, tau, symmetric, left.block_bytes() * (2 if drop else 1)
         plan = make_plan(function, *maps, *rest, may_lack_lists=bool(drop))
