@@ -19,9 +19,8 @@ import torch.distributed as dist
 import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import cell
+from common.measuring import cell, require_near
 from common.timing import by_clock
-from models.files import UserError
 from models.water import blocks, geometry
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import read
@@ -123,11 +122,7 @@ def square(n, precision, valid, device, repeats):
     error = distance(c, *expanded(a, tau))
     # The rival's sums are in the type itself, and its norms may differ in the last bit.
     most = 10 * TOLERANCE[precision] + 10 * (tau.double() / sparse.norm(c)).item()
-    if not error <= most:
-        raise UserError(
-            f"wrong square of S, N = {n}, {precision}: expected a difference of at most {most:.2g} "
-            f"from expanded pairs; got {error}"
-        )
+    require_near(error, most, f"for the square of S, N = {n}, {precision}, beside expanded pairs")
     candidates = {
         "mm": lambda: spamm_torch.mm(a, a, tau=tau),
         "multiply": lambda: spamm_torch.mm(a, a, plan=plan),

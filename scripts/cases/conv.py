@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
+from common.measuring import require_near
 from common.timing import interleaved
 from models.files import UserError
 
@@ -251,11 +252,8 @@ def bench_case(layer, batch, precision, data, options):
             )
 
         error = case.error(call(), tau)
-        if not error <= TOLERANCE[precision]:
-            raise UserError(
-                f"wrong result for {layer.name}, batch {batch}, at ratio {ratio}: expected an "
-                f"error of at most {TOLERANCE[precision]}; got {error}"
-            )
+        of = f"for {layer.name}, batch {batch}, at ratio {ratio}"
+        require_near(error, TOLERANCE[precision], of)
         memory = extra_memory(call, input, weight) if device.type == "cuda" else None
         found[ratio] = valid, error, memory
         candidates[f"conv2d {ratio}"] = call

@@ -16,8 +16,8 @@ from cases.conv import Layer
 from cases.networks import PRECISION
 from common import options as cli
 from common.machine import TOLERANCE, use_precision
+from common.measuring import require_near
 from common.timing import interleaved
-from models.files import UserError
 
 CANDIDATES = {
     "ours": "conv2d at tau = 0, which skips nothing, with bias, residual and ReLU",
@@ -208,13 +208,9 @@ def measure_layer(layer, batch, options):
     case = LayerCase(layer, batch, use_precision(options.precision), options.device)
     calls = case.calls()
     errors = {name: case.error(call()) for name, call in calls.items()}
-    most = _ROUNDINGS * TOLERANCE[options.precision]
     for name, error in errors.items():
-        if not error <= most:
-            raise UserError(
-                f"wrong result of {name} for {layer.name}, batch {batch}: expected an error of at "
-                f"most {most:.2g}; got {error:.2g}"
-            )
+        most = _ROUNDINGS * TOLERANCE[options.precision]
+        require_near(error, most, f"of {name} for {layer.name}, batch {batch}")
     times = interleaved(calls, options.device, options.repeats, cold=options.cold)
     place = {"layer": layer.name, "batch": batch, "group": layer.group, "count": layer.count}
     rows = [

@@ -9,9 +9,9 @@ import torch
 import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
+from common.measuring import require_near
 from common.operands import operands
 from common.timing import interleaved
-from models.files import UserError
 
 TITLE = "mm against torch.mm"
 NOTES = """\
@@ -120,11 +120,7 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_a
             tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
         product = spamm_torch.mm(a, b, tau=tau, block=block)
         errors[ratio] = relative_error(product, a, b, norm_a, norm_b, tau, block)
-        if not errors[ratio] <= TOLERANCE[precision]:
-            raise UserError(
-                f"wrong result for {case} at ratio {ratio}: expected an error of at most "
-                f"{TOLERANCE[precision]}; got {errors[ratio]}"
-            )
+        require_near(errors[ratio], TOLERANCE[precision], f"for {case} at ratio {ratio}")
         taus[ratio] = tau
         candidates[f"mm {ratio}"] = lambda tau=tau: spamm_torch.mm(a, b, tau=tau, block=block)
         if norms_apart:

@@ -59,6 +59,14 @@ def cell(kind, measure, **place):
     return functools.partial(attempt, kind, functools.partial(measure, **place), **place)
 
 
+def require_near(error, most, of):
+    """Raises UserError where a result is wrong."""
+    if not error <= most:
+        raise UserError(
+            f"wrong result {of}: expected an error of at most {most:.3g}; got {error:.3g}"
+        )
+
+
 def close(journal, tables, console):
     """Ends a journal whose tables are written; it stays where another try may fill some rows."""
     if left := failed(tables):

@@ -19,10 +19,10 @@ import torch
 import spamm_torch
 from cases.mm import relative_error
 from common.machine import TOLERANCE, use_precision
-from common.measuring import cell
+from common.measuring import cell, require_near
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians
-from models.files import UserError, first_line
+from models.files import first_line
 from tables import paper
 
 TITLE = "against sparse products at equal error"
@@ -133,11 +133,7 @@ def _at_error(a, b, exact, target, block, of_paper=None):
             high = middle
     product, error = lost(low)
     rounding = relative_error(product, a, b, norm_a, norm_b, low, block)
-    if not rounding <= TOLERANCE["float32"]:
-        raise UserError(
-            f"wrong result at N = {len(a)}, block {block}, tau {low}: expected an error of at "
-            f"most {TOLERANCE['float32']}; got {rounding}"
-        )
+    require_near(rounding, TOLERANCE["float32"], f"at N = {len(a)}, block {block}, tau {low}")
     valid = spamm_torch.valid_ratio(norm_a, norm_b, low).item()
     found = {"tau": low, "error": error, "valid_ratio": valid}
     if of_paper:

@@ -11,9 +11,8 @@ import torch
 
 import spamm_torch
 from common.machine import TOLERANCE, use_precision
-from common.measuring import cell
+from common.measuring import cell, require_near
 from common.timing import interleaved
-from models.files import UserError
 from models.water.geometry import ATOMS
 from models.water.matrices import MATRICES, load
 from models.water.model import model_density, model_fock, overlap, water_cluster
@@ -119,12 +118,8 @@ def measure(a, precision, repeats):
     }
     rounding = TOLERANCE[precision] * norms[BLOCKS[0]].double().square().sum().item()
     for (block, tau), bound in bounds.items():
-        error = errors[block, tau]
-        if not error <= bound + rounding:
-            raise UserError(
-                f"wrong result in {precision}, block {block}, tau {tau:g}: expected an error of at "
-                f"most {bound + rounding:g}; got {error:g}"
-            )
+        of = f"in {precision}, block {block}, tau {tau:g}"
+        require_near(errors[block, tau], bound + rounding, of)
     times = interleaved(calls, a.device, repeats)
 
     def row(block, tau):
