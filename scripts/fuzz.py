@@ -157,29 +157,20 @@ def memory(device):
 
 def main(arguments=None):
     parser = options.make_parser(__doc__)
-    add = options.add
-    add(
-        parser,
-        "--minutes",
-        "how long",
-        1.0,
-        type=options.number(float, lambda m: m > 0, "minutes above 0"),
-    )
-    add(
-        parser, "--cases", "at most so many", sys.maxsize, "no limit", type=options.positive_integer
-    )
+    add, positive = options.add, options.positive_integer
+    minutes = options.number(float, lambda m: m > 0, "minutes above 0")
+    add(parser, "--minutes", "how long", 1.0, type=minutes)
+    add(parser, "--cases", "at most so many", sys.maxsize, "no limit", type=positive)
     add(parser, "--seed", "of all cases", 0, type=options.natural_number)
     add(parser, "--first", "number of the first case", 0, type=options.natural_number)
     add(parser, "--failures", "file for cases that fail", Path("failures.jsonl"), type=Path)
     what = "threads of the CPU; many processes may run side by side"
-    add(parser, "--threads", what, 1, type=options.positive_integer)
-    what = "so many, each with a seed of its own"
-    add(parser, "--processes", what, 1, type=options.positive_integer)
+    add(parser, "--threads", what, 1, type=positive)
+    add(parser, "--processes", "so many, each with a seed of its own", 1, type=positive)
     add(parser, "--save", "JSON file for the figures", None, "none", type=Path)
     options.add_device_option(parser)
-    parser.add_argument(
-        "--soak", action="store_true", help="repeat at most 200 cases, watch the memory"
-    )
+    what = "repeat at most 200 cases, watch the memory"
+    parser.add_argument("--soak", action="store_true", help=what)
     given = parser.parse_args(arguments)
     given.device = options.choose_device(given.device)
     torch.set_num_threads(given.threads)

@@ -29,14 +29,10 @@ LAYOUTS = {
     "one pixel": lambda t: t[..., :1, :1].expand(t.shape),
 }
 COMMON = {"dtype": tuple(DTYPES), "layout": tuple(LAYOUTS), "seed": SEEDS}
-GEOMETRY = {
-    "inner": (1, 3, 4, 8, 17, 31, 32, 33, 64, 65, 72, 128),
-    "groups": (1, 1, 1, 2, 4, "each"),
-}
-GEOMETRY |= {
-    "outer": (1, 4, 8, 17, 32, 40, 64, 65, 72, 128, 136),
-    "stride": (1, 1, 1, 2, (2, 1), 3),
-}
+GEOMETRY = {"inner": (1, 3, 4, 8, 17, 31, 32, 33, 64, 65, 72, 128)}
+GEOMETRY |= {"groups": (1, 1, 1, 2, 4, "each")}
+GEOMETRY |= {"outer": (1, 4, 8, 17, 32, 40, 64, 65, 72, 128, 136)}
+GEOMETRY |= {"stride": (1, 1, 1, 2, (2, 1), 3)}
 GEOMETRY |= {"kernel": ((1, 1), (3, 3), (3, 3), (2, 2), (1, 3), (5, 5), (3, 1))}
 GEOMETRY |= {"padding": (0, 1, 1, (0, 1), 2, (2, 0)), "dilation": (1, 1, 1, 2, (1, 2))}
 GEOMETRY |= {"layout_weight": ("contiguous", "channels last", "strided"), **COMMON}
@@ -274,11 +270,8 @@ def _pool(numbers):
     return dict(zip(("kernel_size", "stride", "padding"), numbers, strict=True))
 
 
-POOL = {
-    **COMMON,
-    "images": (1, 2, 3, 17, 64, 65, 129, 300, 0),
-    "channels": (1, 3, 8, 17, 64, 72, 136),
-}
+POOL = COMMON | {"images": (1, 2, 3, 17, 64, 65, 129, 300, 0)}
+POOL |= {"channels": (1, 3, 8, 17, 64, 72, 136)}
 POOL |= {"height": (1, 2, 3, 5, 8, 13), "width": (1, 2, 3, 5, 8, 16), "pattern": PATTERNS}
 POOL |= {"kernel": (1, 2, 3, (3, 2), 5), "stride": (1, 2, 3, (1, 2)), "padding": (0, 1, 2)}
 POOL |= {"dilation": (1, 1, 2), "ceil_mode": (False, True), "form": ("pool", "norms", "conv")}
