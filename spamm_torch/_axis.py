@@ -207,14 +207,9 @@ class Exchange:
         block_rows = self._block_rows[stage]
         source = self._units[:, :, self._columns(stage)]
         entries = source.new_empty(len(block_rows), *source.shape[1:])
-        work = dist.all_to_all_single(
-            entries,
-            source.index_select(0, self._sent[stage]),
-            self._arrive_from[stage],
-            self._leave_to[stage],
-            group=self._axis.group,
-            async_op=True,
-        )
+        sent, counts = self._sent[stage], (self._arrive_from[stage], self._leave_to[stage])
+        how: Any = {"group": self._axis.group, "async_op": True}
+        work = dist.all_to_all_single(entries, source.index_select(0, sent), *counts, **how)
         return Units(block_rows, entries, work)
 
     def _on_device(self, sent: Tensor, block_rows: Tensor) -> tuple[tuple[Tensor, ...], ...]:

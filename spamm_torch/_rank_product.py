@@ -203,18 +203,10 @@ class _Part:
         self, a: Tensor, b: Tensor, norm_b: Tensor, out: Tensor, own_rows: Tensor | None = None
     ) -> None:
         """own_rows: this rank's rows of b, which b itself need not hold."""
-        _ops.multiply_part(
-            a,
-            b,
-            self._norm_a,
-            norm_b,
-            self._tau,
-            self._block,
-            out,
-            whole=(self._layout.rows.length, self._layout.columns.length),
-            own_rows=own_rows,
-            first_own_row=self._layout.depth_b.own.start,
-        )
+        maps, layout = (self._norm_a, norm_b, self._tau), self._layout
+        own: Any = {"own_rows": own_rows, "first_own_row": layout.depth_b.own.start}
+        whole = layout.rows.length, layout.columns.length
+        _ops.multiply_part(a, b, *maps, self._block, out, whole=whole, **own)
 
     def _needed(self, owners: Cut, across: Cut, edge: int, *, of_a: bool) -> tuple[Tensor, int]:
         """Which units each rank of the owners' axis needs, and the columns of a stage: units of B

@@ -91,12 +91,8 @@ def mm(
         raise RuntimeError(
             f"the rows of b on all ranks must add up to the columns of a, {k}; got {sum(rows_b)}"
         )
-    layout = Layout(
-        rows=Cut.by_lengths(axis, rows_a),
-        depth_a=Cut.whole(k),
-        depth_b=Cut.by_lengths(axis, rows_b),
-        columns=Cut.whole(n),
-    )
+    of_a, of_b = (Cut.by_lengths(axis, lengths) for lengths in (rows_a, rows_b))
+    layout = Layout(rows=of_a, depth_a=Cut.whole(k), depth_b=of_b, columns=Cut.whole(n))
     if call.needs_grad:
         return Product.apply(call.a, call.b, layout, call.settings)
     return multiply(call.a.detach(), call.b.detach(), layout, call.settings)

@@ -835,15 +835,9 @@ def conv2d(
         result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name)
     if not return_info:
         return result
-    maps = conv2d_norm_maps(
-        as_multiplied(cast(Tensor, input)),
-        as_multiplied(cast(Tensor, weight)),
-        (_both(stride), _both(padding), _both(dilation), groups),
-        has_tau(knobs),
-        block,
-        pixel_block,
-        norm_weight,
-    )
+    x, w = (as_multiplied(cast(Tensor, operand)) for operand in (input, weight))
+    geometry = (_both(stride), _both(padding), _both(dilation), groups)
+    maps = conv2d_norm_maps(x, w, geometry, has_tau(knobs), block, pixel_block, norm_weight)
     with torch.no_grad():
         output = result[0] if return_norms else result
         device = output.device if devices is None else torch.device("cuda", devices[0])

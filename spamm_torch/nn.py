@@ -499,14 +499,8 @@ class SpAMMLinear(_SpAMM, nn.Linear):
             outputs = rows.split([len(sequence) for sequence in sequences])
             return torch.nested.as_nested_tensor(list(outputs), layout=input.layout)
         weight = self.weight
-        return linear(
-            input,
-            weight,
-            self.bias,
-            **self._knobs(),
-            block=self.block,
-            norm_weight=self._pinned_norms(weight),
-        )
+        options = {**self._knobs(), "block": self.block}
+        return linear(input, weight, self.bias, **options, norm_weight=self._pinned_norms(weight))
 
 
 def _keep_forward_reachable(module: nn.Module, args: Any) -> None:

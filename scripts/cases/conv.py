@@ -73,14 +73,10 @@ GROUPS = {
 }
 NAMES = [layer.name for layers in GROUPS.values() for layer in layers]
 RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
+_ON_GPU = {"groups": tuple(GROUPS), "batches": (100, 128), "precisions": ("float16",)}
 DEFAULTS = {
     "cpu": {"groups": ("vgg13",), "batches": (128,), "precisions": ("float32",), "repeats": 5},
-    "cuda": {
-        "groups": tuple(GROUPS),
-        "batches": (100, 128),
-        "precisions": ("float16",),
-        "repeats": 15,
-    },
+    "cuda": _ON_GPU | {"repeats": 15},
 }
 LARGE_BATCHES = (64,)  # of the group of large layers
 
@@ -240,17 +236,8 @@ def bench_case(layer, batch, precision, data, options):
     for ratio in options.ratios:
         tau, valid = case.threshold(ratio)
 
-        def call(tau=tau, **more):
-            return spamm_torch.conv2d(
-                input,
-                weight,
-                **case.shape,
-                **case.setting,
-                tau=tau,
-                norm_weight=case.norm_weight,
-                **more,
-            )
-
+        given = case.shape | case.setting | {"tau": tau, "norm_weight": case.norm_weight}
+        call = functools.partial(spamm_torch.conv2d, input, weight, **given)
         error = case.error(call(), tau)
         of = f"for {layer.name}, batch {batch}, at ratio {ratio}"
         require_near(error, TOLERANCE[precision], of)
@@ -258,9 +245,8 @@ def bench_case(layer, batch, precision, data, options):
         found[ratio] = valid, error, memory
         candidates[f"conv2d {ratio}"] = call
         if chained:
-            candidates[f"chained {ratio}"] = lambda call=call: call(
-                norm_input=norm_input, return_norms=True
-            )
+            more = {"norm_input": norm_input, "return_norms": True}
+            candidates[f"chained {ratio}"] = functools.partial(call, **more)
     times = interleaved(candidates, device, options.repeats, cold=options.cold)
     dense = times["dense"].median
 

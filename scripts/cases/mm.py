@@ -22,13 +22,10 @@ spreads, and errors: relative, in the Frobenius norm, against float64 with the s
 skipped."""
 MODE = torch.inference_mode
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
+_SIZES = (1024, 2048, 4096, 8192, 16384)
 DEFAULTS = {
     "cpu": {"sizes": (2048, 4096), "precisions": ("float32", "bfloat16"), "repeats": 7},
-    "cuda": {
-        "sizes": (1024, 2048, 4096, 8192, 16384),
-        "precisions": tuple(PRECISIONS),
-        "repeats": 15,
-    },
+    "cuda": {"sizes": _SIZES, "precisions": tuple(PRECISIONS), "repeats": 15},
 }
 _SEARCHED_ERROR = 1e-6  # the max_error of the second search
 

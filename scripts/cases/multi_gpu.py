@@ -41,22 +41,13 @@ STORED_PRECISIONS = ("float32", "float64")
 MODE = torch.inference_mode
 RATIOS = (0.05, 0.3, 1.0)
 LAYER_RATIOS = (0.5, 1.0)
+_SWEEP = (1024, 2048, 3072, 4096, 6144, 12288)  # at the smallest ratio only
 DEFAULTS = {
-    "cpu": {
-        "sizes": (256, 512),
-        "sweep": (),
-        "data": ("decay", "normal"),
-        "batches": (128, 256),
-        "repeats": 3,
-    },
-    "cuda": {
-        "sizes": (8192, 16384, 32768),
-        "sweep": (1024, 2048, 3072, 4096, 6144, 12288),  # at the smallest ratio only
-        "data": DATA,
-        "batches": (128, 512, 2048, 8192),
-        "repeats": 5,
-    },
+    "cpu": {"sizes": (256, 512), "sweep": (), "data": ("decay", "normal"), "batches": (128, 256)},
+    "cuda": {"sizes": (8192, 16384, 32768), "sweep": _SWEEP, "data": DATA},
 }
+DEFAULTS["cpu"]["repeats"] = 3
+DEFAULTS["cuda"] |= {"batches": (128, 512, 2048, 8192), "repeats": 5}
 _TINY = {"data": "decay", "precision": "float16"}  # of 256 rows it takes next to no time by itself
 
 

@@ -72,15 +72,10 @@ class ConvCall:
         stride, padding, dilation = (
             functional._both(self.given.get(name, default)) for name, default in defaults
         )
-        return conv2d_norm_maps(
-            as_multiplied(self.input),
-            as_multiplied(self.weight),
-            (stride, padding, dilation, self.given.get("groups", 1)),
-            has_tau,
-            block,
-            pixel_block,
-            self.given.get("norm_weight"),
-        )
+        operands = as_multiplied(self.input), as_multiplied(self.weight)
+        geometry = stride, padding, dilation, self.given.get("groups", 1)
+        rest: Any = has_tau, block, pixel_block, self.given.get("norm_weight")
+        return conv2d_norm_maps(*operands, geometry, *rest)
 
     def skipping(self, setting: SpAMMConfig) -> Tensor:
         """The result with another setting, without norms."""

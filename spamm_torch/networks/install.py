@@ -122,13 +122,8 @@ def fused_class(original: Any) -> Any:
             fused.on_other_call(args, kwargs)
         return original.forward(self, *args, **kwargs)
 
-    attributes = {
-        "forward": forward,
-        "_spamm_original": original,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
-    }
+    kept = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+    attributes = {"forward": forward, "_spamm_original": original, **kept}
     return type(original.__name__, (FusedModule, original), attributes)
 
 
