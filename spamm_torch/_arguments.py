@@ -56,12 +56,8 @@ def as_knobs(
             tau = as_tau(tau)  # a number in the schema would compile anew for each value
         else:
             threshold = float(tau)
-    return {
-        "tau": tau if isinstance(tau, Tensor) else None,
-        "threshold": threshold,
-        "valid_ratio": valid_ratio,
-        "max_error": max_error,
-    }
+    held = tau if isinstance(tau, Tensor) else None
+    return {"tau": held, "threshold": threshold, "valid_ratio": valid_ratio, "max_error": max_error}
 
 
 def _is_constant(number: Any) -> bool:

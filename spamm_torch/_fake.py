@@ -234,13 +234,9 @@ def _conv(
             ),
         )
         sides.append((padded - window) // s + 1)
-    channels_last = torch.channels_last in map(suggest_memory_format, (batch, weight))
-    output = torch.empty(
-        (batch.shape[0], weight.shape[0], *sides),
-        dtype=batch.dtype,
-        device=batch.device,
-        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
-    )
+    is_last = torch.channels_last in map(suggest_memory_format, (batch, weight))
+    last = torch.channels_last if is_last else torch.contiguous_format
+    output = batch.new_empty((batch.shape[0], weight.shape[0], *sides)).to(memory_format=last)
     return output if input.dim() == 4 else output.squeeze(0)
 
 

@@ -93,13 +93,8 @@ def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
     else:
         searched = {"max_error": knobs["max_error"], "skip_norm_b": apart}
         tau = _ops.find_tau(norm_a, norm_b, knobs["valid_ratio"], **searched)
-    return SkipInfo(
-        tau,
-        share_of_valid(norm_a, deciding, tau),
-        _ops.error_bound(norm_a, norm_b, tau, skip_norm_b=apart),
-        maps.block,
-        maps.pixel_block,
-    )
+    lost = _ops.error_bound(norm_a, norm_b, tau, skip_norm_b=apart)
+    return SkipInfo(tau, share_of_valid(norm_a, deciding, tau), lost, *maps[3:])
 
 
 def with_bounds(info: SkipInfo, maps: NormMaps, made: Made) -> Callable[[Tensor], SkipInfo]:

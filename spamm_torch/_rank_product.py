@@ -50,12 +50,8 @@ class Layout:
 
     def _each(self, block: tuple[int, int, int], change: Callable[[Cut, int], Cut]) -> Layout:
         m, k, n = block
-        return Layout(
-            change(self.rows, m),
-            change(self.depth_a, k),
-            change(self.depth_b, k),
-            change(self.columns, n),
-        )
+        depth_a, depth_b = (change(cut, k) for cut in (self.depth_a, self.depth_b))
+        return Layout(change(self.rows, m), depth_a, depth_b, change(self.columns, n))
 
 
 @dataclass(frozen=True)
@@ -245,12 +241,9 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Gradients:
         a, b = ctx.saved_tensors
         needs_a, needs_b, *_ = ctx.needs_input_grad
-        return (
-            _Third.apply(None, b, grad, ctx.depth) if needs_a else None,
-            _Third.apply(a, None, grad, ctx.depth) if needs_b else None,
-            None,
-            None,
-        )
+        grad_a = _Third.apply(None, b, grad, ctx.depth) if needs_a else None
+        grad_b = _Third.apply(a, None, grad, ctx.depth) if needs_b else None
+        return grad_a, grad_b, None, None
 
 
 class _Third(torch.autograd.Function):

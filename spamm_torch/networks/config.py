@@ -55,17 +55,12 @@ class SpAMMConfig:
 
     def op_arguments(self) -> dict[str, Any]:
         """The keyword arguments of the op ``conv2d``, without those that are None."""
-        block: Any = self.block
-        if isinstance(block, int):
-            block = (block, block, block)
-        found = {
-            "threshold": None if self.tau is None else float(self.tau),
-            "valid_ratio": self.valid_ratio,
-            "max_error": self.max_error,
-            "block": block,
-            "pixel_block": self.pixel_block,
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        found = self.to_dict()
+        if self.tau is not None:
+            found["threshold"] = float(found.pop("tau"))
+        if self.block is not None:
+            found["block"] = check_block(self.block)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The values that are set, as JSON holds them: :meth:`from_dict` reads them."""

@@ -139,13 +139,9 @@ class Fused:
 
     def _passes_norms_on(self, args: tuple[Any, ...]) -> bool:
         """Whether layers compute norms with their output there, for others to read."""
-        return (
-            self._reads_norms
-            and not torch.compiler.is_compiling()
-            and not torch.is_grad_enabled()
-            and args[0].dim() == 4
-            and computes_output_norms(args[0].device, args[0].dtype)
-        )
+        if not self._reads_norms or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return False
+        return args[0].dim() == 4 and computes_output_norms(args[0].device, args[0].dtype)
 
     def serves(self, args: tuple[Any, ...]) -> bool:
         """Whether the generated forward is right for these arguments, as things are now."""
