@@ -29,30 +29,17 @@ from models.files import require_writable
 # have choose(options), which completes options and raises UserError; prepare(options), where
 # something must be made first; header(options); settings(options), what decides its figures beside
 # the options; joined(tables), more tables of those of all cells.
-CASES = {
-    "mm": mm,
-    "block_sparse": block_sparse,
-    "conv": conv,
-    "networks": networks,
-    "layers": layers,
-    "vgg13": vgg13,
-    "multi_gpu": multi_gpu,
-}
+_CASES = (mm, block_sparse, conv, networks, layers, vgg13, multi_gpu)
+CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_it_is = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(description=__doc__, **as_it_is)
     kinds = parser.add_subparsers(dest="case", metavar="BENCHMARK", required=True)
     for name, case in CASES.items():
-        of_case = kinds.add_parser(
-            name,
-            help=case.TITLE,
-            description=case.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        said = {"help": case.TITLE, "description": case.__doc__}
+        of_case = kinds.add_parser(name, **said, **as_it_is, allow_abbrev=False)
         case.add_options(of_case)
         cli.add_output_options(of_case, name)
     options = parser.parse_args(arguments)

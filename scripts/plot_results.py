@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common import REPOSITORY, results
 from common.console import exit_code
-from common.options import make_parser
+from common.options import add, make_parser
 from models.files import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"
@@ -18,20 +18,13 @@ _FOLDER = REPOSITORY / "docs" / "results"
 
 def main(arguments=None):
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "files",
-        nargs="*",
-        type=Path,
-        metavar="FILE",
-        help="JSON files of results (default: all of docs/results)",
+    what = "JSON files of results (default: all of docs/results)"
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=what)
+    what = (
+        "a JSON file that a script wrote: its runs join the page first, where they supersede rows "
+        "of the same measurement"
     )
-    parser.add_argument(
-        "--add",
-        type=Path,
-        metavar="FILE",
-        help="a JSON file that a script wrote: its runs join the page first, where they supersede "
-        "rows of the same measurement (default: none)",
-    )
+    add(parser, "--add", what, None, "none", metavar="FILE", type=Path)
     options = parser.parse_args(arguments)
     if options.add is not None and len(options.files) != 1:
         raise UserError(f"expected one page for --add; got {len(options.files)}")

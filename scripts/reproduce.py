@@ -46,13 +46,8 @@ activations, with norms and bias."""
 
 def parse(arguments):
     parser = cli.make_parser(__doc__)
-    parser.add_argument(
-        "tables",
-        nargs="*",
-        metavar="TABLE",
-        default=["all"],
-        help=f"{', '.join(map(str, TABLES))} or all (default: all)",
-    )
+    what = f"{', '.join(map(str, TABLES))} or all (default: all)"
+    parser.add_argument("tables", nargs="*", metavar="TABLE", default=["all"], help=what)
     what = "edges of the square matrices of Tables 1 to 3"
     cli.add_numbers(parser, "--sizes", what, None, "N", said="each table's own")
     cli.add_repeats_option(parser, DEFAULTS)

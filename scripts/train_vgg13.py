@@ -70,13 +70,8 @@ def fine_tune_or_load(settings, options, path, trained, device, console):
     steps = options.spamm_steps
     if steps is not None and steps > epoch:
         raise UserError(f"expected --spamm-steps of at most {epoch}, one epoch; got {steps}")
-    tuning = FineTuneConfig(
-        settings=settings,
-        network=model_digest(model),
-        trained=config,
-        steps=steps,
-        peak=options.spamm_rate,
-    )
+    of = {"network": model_digest(model), "trained": config, "peak": options.spamm_rate}
+    tuning = FineTuneConfig(settings=settings, steps=steps, **of)
     with Steps(console, "fine-tuning") as shown:
         tuned = fine_tune(tuning, model, digits, path, device, shown.at)
     validation = validation.to(device)

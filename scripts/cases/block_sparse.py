@@ -37,12 +37,9 @@ MODE = torch.inference_mode
 BASIS, BLOCK, DROP = "STO-3G", 64, 1e-8
 DEFAULTS = {
     "cpu": {"waters": (300, 2000), "density": (300, 2000), "precisions": ("float64",)},
-    "cuda": {
-        "waters": (2000, 10_000, 142_857),
-        "density": (2000, 10_000, 40_000, 142_857),
-        "precisions": ("float64", "float32", "float16"),
-    },
+    "cuda": {"waters": (2000, 10_000, 142_857), "density": (2000, 10_000, 40_000, 142_857)},
 }
+DEFAULTS["cuda"]["precisions"] = ("float64", "float32", "float16")
 _SMALL = 20_000  # waters from which on float64 alone, and 200 products a row alone, are measured
 _EXPANDED = 4096  # block products that the rival gathers at once
 _BISECTIONS = 9

@@ -74,14 +74,9 @@ def _rank(rank, job, devices, store, answers, arguments):
         torch.cuda.set_device(place.device)
     else:
         torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=len(devices),
-        timeout=_TIMEOUT,
-        device_id=place.device if on_gpu else None,
-    )
+    met = {"init_method": f"file://{store}", "rank": rank, "world_size": len(devices)}
+    met |= {"timeout": _TIMEOUT, "device_id": place.device if on_gpu else None}
+    dist.init_process_group("nccl" if on_gpu else "gloo", **met)
     with torch.no_grad():
         found = job(place, *arguments)
     if rank == 0:

@@ -6,11 +6,10 @@ from pathlib import Path
 from models.files import UserError
 
 
-def make_parser(doc, **rest):
+def make_parser(doc):
     """A parser whose help opens with a script's docstring."""
-    return argparse.ArgumentParser(
-        description=doc.strip(), formatter_class=argparse.RawDescriptionHelpFormatter, **rest
-    )
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc.strip(), formatter_class=as_it_is)
 
 
 def file_name(text):
@@ -89,11 +88,8 @@ def add_output_options(parser, name=None):
     add_folder_option(parser, "the results")
     if name is not None:
         add(parser, "--name", "name of the result files, without a suffix", name, type=file_name)
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="measure all anew, also what an interrupted run has finished",
-    )
+    what = "measure all anew, also what an interrupted run has finished"
+    parser.add_argument("--fresh", action="store_true", help=what)
 
 
 def add_sizes_option(parser, default, what="edges of the square matrices"):

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from common.console import Steps
-from common.options import add_device_option, number, positive_integer
+from common.options import add, add_device_option, number, positive_integer
 from models.data import ROOT_VARIABLE, load_digits
 from models.training import MODELS, TrainConfig, resolve_config, train
 
@@ -22,18 +22,10 @@ def add_training_options(parser):
     """
     default = TrainConfig()
     group = parser.add_argument_group("training (what a checkpoint holds need not be repeated)")
-    group.add_argument(
-        "--checkpoint",
-        type=Path,
-        default=DEFAULT_CHECKPOINT,
-        help="where the training is kept and resumed from (default: %(default)s)",
-    )
-    group.add_argument(
-        "--data",
-        metavar="ROOT",
-        type=Path,
-        help=f"folder that holds MNIST/raw (default: ${ROOT_VARIABLE}, else the embedded images)",
-    )
+    what = "where the training is kept and resumed from"
+    add(group, "--checkpoint", what, DEFAULT_CHECKPOINT, type=Path)
+    what, said = "folder that holds MNIST/raw", f"${ROOT_VARIABLE}, else the embedded images"
+    add(group, "--data", what, None, said, metavar="ROOT", type=Path)
 
     def option(flag, text, **rest):
         value = getattr(default, flag[2:])
