@@ -300,7 +300,7 @@ def _product(
 def _counted(
     a: Tensor, b: Tensor, knob: Knobs, maps: NormMaps, addition: Any, place: Any, symmetric: bool
 ) -> Callable[[Tensor], SkipInfo]:
-    """What gives the :class:`SkipInfo` of a product of its result. ``place``: devices and out."""
+    """A function of a product that gives its :class:`SkipInfo`. ``place``: devices and out."""
     devices, out = place
     dtype = multiplied_dtype(a) if out is None else out.dtype
     device = a.device if not devices else torch.device("cuda", devices[0])
