@@ -70,9 +70,7 @@ def chosen_tables(words):
 
 
 def measure(number, run, about, journal, path):
-    """Measures one table and puts it, with what ``about`` says of its run, into the page of all;
-    says what was found.
-    """
+    """Measures one table, puts it into the page of all, and says what was found."""
     of_table = TABLES[number]
     run.console.print(f"table {number}: {of_table.TITLE}")
     cells = {f"{number}, {name}": call for name, call in of_table.cells(run).items()}

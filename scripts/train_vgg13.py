@@ -61,9 +61,7 @@ def chosen_settings(given):
 
 
 def fine_tune_or_load(settings, options, path, trained, device, console):
-    """Fine-tunes a trained network (model, TrainConfig and Digits), or goes on with it, in a
-    checkpoint; says what it comes to.
-    """
+    """Fine-tunes a trained (model, TrainConfig, Digits), or goes on; says what it comes to."""
     model, config, digits = trained
     training, validation = digits.split(config.seed)
     epoch = max(1, len(training) // config.batch)
@@ -100,9 +98,7 @@ def share_kept(model, pictures):
 
 
 def _multiplications(model, pictures):
-    """Of the layers that skip, by name. With hooks a converted model takes its own forward: these
-    are gone then.
-    """
+    """Of the layers that skip, by name; their hooks, which would change calls, are gone then."""
     sizes = {}
 
     def count(name):

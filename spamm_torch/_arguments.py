@@ -285,9 +285,7 @@ def conv_block(
 
 
 def as_devices(devices: Any) -> list[int]:
-    """The numbers of the CUDA devices that ``devices`` names; the op checks that they are distinct
-    and exist.
-    """
+    """The numbers of the CUDA devices that ``devices`` names; the op checks that they exist."""
     several = isinstance(devices, (list, tuple)) or (
         isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
     )

@@ -106,9 +106,7 @@ def with_rows(x: Tensor, rows: int) -> Tensor:
 
 
 def recut(x: Tensor, now: Cut, then: Cut) -> Tensor:
-    """The rows that this rank owns by ``then``, of a matrix whose rows are cut by ``now``. A
-    collective call, unless the cuts are equal.
-    """
+    """The rows that this rank owns by ``then``, cut by ``now``. A collective call."""
     if now.at == then.at:
         return x
     axis = now.axis
@@ -130,9 +128,7 @@ def is_column_major(x: Tensor) -> bool:
 
 
 def in_layout(x: Tensor, column_major: bool) -> Tensor:
-    """``x`` with contiguous rows, or columns, by which the last bits of its norms are decided: a
-    matrix keeps its layout when it travels.
-    """
+    """``x`` with contiguous rows or columns: these decide the last bits of norms."""
     return x.t().contiguous().t() if column_major else x.contiguous()
 
 
@@ -153,9 +149,7 @@ class Units:
     work: dist.Work
 
     def copy_to(self, out: Tensor) -> None:
-        """Waits for the units, and writes them to their rows of ``out``; rows that are not needed
-        stay.
-        """
+        """Waits for the units, and writes them to their rows of ``out``; other rows stay."""
         self.work.wait()
         by_block_rows = out.unflatten(0, (-1, self.entries.shape[1]))
         by_block_rows.index_copy_(0, self.block_rows, self.entries)
@@ -193,9 +187,7 @@ class Exchange:
         )
 
     def stages(self) -> Iterator[tuple[slice, Units]]:
-        """The columns and units of each stage, the one with the fewest to wait for first; the next
-        travel while the caller works.
-        """
+        """The columns and units of each stage, the fewest first; the next travel meanwhile."""
         return one_ahead((self._columns(stage), self._start(stage)) for stage in self._order)
 
     def _columns(self, stage: int) -> slice:

@@ -77,9 +77,7 @@ class Call:
 def read_call(
     a: Any, b: Any, knobs: dict[str, Any], block: Any, balance: Any, backends: str, kind: str
 ) -> Call:
-    """Checks what one rank can check. A tau on a device is read on the host: all ranks compare it,
-    and what travels depends on it.
-    """
+    """Checks what one rank can. A tau on a device is read on the host: all ranks compare it."""
     check_tensor(a, "a")
     check_tensor(b, "b")
     a, b = a.to(multiplied_dtype(a)), b.to(multiplied_dtype(b))

@@ -128,9 +128,7 @@ _PLACEMENT: dict[Role, Placement] = {"rows": Shard(0), "columns": Shard(1), "who
 
 
 def _roles(placements: list[tuple[Placement, Placement]]) -> list[Role]:
-    """The dimension of C that each dimension of the mesh cuts: rows, columns, or none; at most one
-    cuts rows and at most one columns.
-    """
+    """The dimension of C that each dimension of the mesh cuts; rows and columns at most once."""
     free: list[Role] = ["rows", "columns"]
     roles: list[Role] = []
     for pair in placements:

@@ -27,8 +27,7 @@ def find_tau_across(
     total_products: int,
     reduce: Callable[[Tensor], object],
 ) -> Tensor:
-    """The threshold that keeps a given share of the block products of all ranks: the bits of one
-    device.
+    """The threshold that keeps a given share of all ranks' products, bit for bit.
 
     All ranks call it together, with their rows of A's map, and B's map or their columns of it; each
     block product belongs to one rank. A round counts the rank's products, and sums 16 KiB of counts

@@ -56,9 +56,7 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """The progress of one stage of the function ``what`` after the other; at the end the line is
-    cleared.
-    """
+    """The progress of the stages of the function ``what``; at the end the line is cleared."""
 
     def __init__(self, what: str, is_shown: bool) -> None:
         self._what, self._is_shown = what, is_shown

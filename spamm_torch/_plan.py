@@ -362,8 +362,7 @@ def _stored_exchange(
     a: Blocks, b: Blocks, tau: Tensor, cuts: list[int], owners: list[int]
 ) -> tuple[Tensor, Tensor, Tensor, list[float]]:
     """Which stored blocks of B each rank needs, bool (ranks, stored blocks); how many blocks travel
-    [source, destination], and would without skipping; and each rank's valid products. All on the
-    CPU.
+    [source, destination], and would without skipping; and each rank's valid products, on the CPU.
     """
     plan = make_plan("exchange_plan", a, b, None, tau, False, 0)
     ranks = len(cuts) - 1

@@ -69,9 +69,7 @@ class Settings:
 
 
 def multiply(a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
-    """This rank's block of C, of its shards of A and B, cut anywhere. All ranks of the layout call
-    it together.
-    """
+    """This rank's block of C, of shards of A and B, cut anywhere. All ranks call it together."""
     block = settings.block
     aligned = layout.aligned(block)
     a = _recut_both(a, (layout.rows, layout.depth_a), (aligned.rows, aligned.depth_a))
@@ -148,9 +146,7 @@ def _gather_columns(own: Tensor, cut: Cut) -> Tensor:
 
 @dataclass(frozen=True)
 class _Part:
-    """The product on this rank, once the threshold is known, by norms (own block rows, KB) and (KB,
-    own block columns).
-    """
+    """The product on this rank, by norms of its own block rows and of its own block columns."""
 
     _norm_a: Tensor
     _norm_b: Tensor

@@ -184,7 +184,7 @@ class Snapshot:
 
     That are the classes and attributes of its modules; lists, dicts, sets and plain objects that
     these hold, some deep; the globals, closures and class attributes that the code of forwards
-    names; the values of buffers and other tensors, of Parameters only whether they change; random
+    names; the values of buffers and other tensors, of Parameters whether they change; random
     states.
     """
 

@@ -57,8 +57,7 @@ def times_of(
     around: Sequence[Around] = (),
     is_warm: bool = False,
 ) -> list[Timing]:
-    """The time of each call; one run of each in turn, in its context of ``around``, whose time does
-    not count.
+    """The time of each call; in turns, each in its context of ``around``, which does not count.
 
     On CUDA each call is captured into a graph, so that the host does not count, and the L2 cache is
     flushed between runs; one that cannot be captured is run as it is. Rounds that vary much are

@@ -53,8 +53,7 @@ def mm(
         b: this rank's rows of B (rows, N); the rows of all ranks together are K. Or a DTensor on
             the mesh of ``a``.
         group: the ranks; None: all of them. None for DTensors, whose mesh says it.
-        tau, valid_ratio, max_error: the knob, of the whole product. A 0-d tensor is read on the
-            host.
+        tau, valid_ratio, max_error: the knob, of the whole product; a tensor is read on the host.
         block: cuts that are no multiples of it cost a copy of ``a``, ``b`` and the result each.
         balance: cut A anew, so that all ranks have about the same work (:func:`row_cuts`). Rows of
             A travel there, and rows of C back.

@@ -264,9 +264,7 @@ def _product(
     return_info: bool = False,
     out: Tensor | None = None,
 ) -> Any:
-    """The product, in a new tensor or in ``out``, then its norm map, then its :class:`SkipInfo`.
-    ``addition``: input, beta and alpha.
-    """
+    """The product, then its norm map, then its info. ``addition``: input, beta and alpha."""
     if return_norms is not False or return_info is not False or symmetric is not False:
         _check_flags(return_norms, return_info, symmetric)
     if norm_a is not None:
@@ -383,8 +381,8 @@ def mm(
             be its n. Knobs, :class:`SkipInfo` and gradients speak of the whole product; of two
             matrices that commute the error may be sqrt(2) times the bound, and where ``a`` is ``b``
             products at the very threshold may differ from their mirror images.
-        return_norms: add the norm map ``norm_map(c, (m, n))`` of the result c, bit for bit, without
-            a gradient.
+        return_norms: add the norm map ``norm_map(c, (m, n))`` of c, bit for bit, without a
+            gradient.
         return_info: add a :class:`SkipInfo`.
         out: a tensor that takes the result, of its dtype, device and shape (or without elements:
             then it is resized). It may share memory with any other tensor of the call.

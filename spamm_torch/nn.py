@@ -61,7 +61,7 @@ class PinnedNorms:
     @classmethod
     def of(cls, weight: Tensor, norms: Tensor) -> "PinnedNorms":
         """Pins the norms that were just computed from ``weight``, and waits until they are there.
-        Nothing can be proven of tensors made in inference mode, which count no versions, and of
+        Nothing can be proven of tensors made in inference mode, without versions, and of
         subclasses.
         """
         if type(weight) not in (nn.Parameter, Tensor) or weight.is_inference():
@@ -79,8 +79,7 @@ class PinnedNorms:
 
     def are_of(self, weight: Tensor) -> bool:
         """Whether ``weight`` is the one that was pinned, and unchanged. Compiled code guards on the
-        tensor alone; a program that is exported takes the weight as an input, which may be loaded
-        anew.
+        tensor alone; a program that is exported takes the weight as an input.
         """
         pinned: Any = None if self.weight is None else self.weight()
         if pinned is not weight:

@@ -1,7 +1,6 @@
 """Products of processes that own a part each, and what they measure together.
 
-Processes live as long as one job. Each makes the same operands on its own device, and keeps its
-rows of them.
+Processes live as long as one job. Each makes the same operands on its device, and keeps its rows.
 """
 
 import datetime

@@ -36,9 +36,7 @@ def synchronize(devices):
 
 
 class Product:
-    """A @ B, as of operands, or S S for "water", with norm maps on the first device. A layout makes
-    what it needs at its first use.
-    """
+    """A @ B of operands, or S S for "water"; a layout makes what it needs at its first use."""
 
     def __init__(self, data, precision, n, devices):
         self.devices = devices
@@ -87,9 +85,7 @@ class Product:
 
 
 def calls_of(layout, product, ratio):
-    """The product on one device and on all: {"one": call, "all": call}; the second gives C, or its
-    rows.
-    """
+    """The product on one device and on all, as C or its rows: {"one": call, "all": call}."""
     mm = partial(spamm_torch.mm, tau=product.tau(ratio))
     a, b, devices = product.a, product.b, product.devices
     one = partial(mm, a, b)

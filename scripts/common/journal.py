@@ -89,9 +89,7 @@ class Journal:
 
 
 def run_settings(header, **options):
-    """What decides a measurement: the machine, of a header, the versions, the library and the
-    options.
-    """
+    """What decides a measurement: the header's machine and versions, the library, the options."""
     kept = ("device", "torch", "spamm_torch")
     return {
         **{name: header[name] for name in kept},

@@ -12,8 +12,7 @@ from models.files import UserError, first_line
 
 def tables_of(cells, journal, steps):
     """The tables of rows of all cells, {name: call that gives {kind: rows} as plain data}, joined.
-    Cells whose name the journal has are not measured again; it keeps none that another try may
-    fill.
+    Cells whose name the journal has are not measured again; it keeps none to try again.
     """
     finished = sum(name in journal for name in cells)
     resumed = f"resumed from {journal.path} at {finished} of {len(cells)}"

@@ -64,8 +64,6 @@ def _overlap(n, device):
 
 
 def decay_rows(data, n, first, last, device):
-    """The rows from ``first`` to before ``last`` of a matrix of n rows with "decay" or
-    "exponential" decay, in float32.
-    """
+    """Rows ``first`` to before ``last`` of n with "decay" or "exponential" decay, in float32."""
     i = torch.arange(n, device=device, dtype=torch.float32)
     return _DECAYS[data]((i[first:last, None] - i).abs_(), n)

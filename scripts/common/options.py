@@ -20,9 +20,7 @@ def file_name(text):
 
 
 def number(kind, fits, expected):
-    """A type for argparse: a number of Python's type ``kind`` for which ``fits`` is true; else it
-    says what was ``expected``.
-    """
+    """A type for argparse: a number of type ``kind`` that ``fits``; else ``expected`` is named."""
 
     def parse(text):
         try:
@@ -133,9 +131,7 @@ def choose_device(name):
 
 
 def choose_devices(device, parts):
-    """The torch.devices of so many parts: CUDA devices of their own, or the CPU for each; UserError
-    where there are fewer.
-    """
+    """So many CUDA devices, or the CPU for each part; UserError where there are fewer."""
     import torch
 
     if device.type == "cpu":

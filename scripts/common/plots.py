@@ -75,9 +75,7 @@ def png(figure, header, title=None, *, device_size=8.5):
 
 
 def draw(picture, rows, title, header):
-    """The picture, of common.tables, of rows of results as the bytes of a PNG. ``header``: of the
-    run with the device.
-    """
+    """The picture of rows as the bytes of a PNG. ``header``: of the run with the device."""
     for name, wanted in picture.prefer.items():
         known = [row[name] for row in rows]
         numbers = [value for value in known if isinstance(value, (int, float))]

@@ -246,9 +246,7 @@ def _wrapped(words):
 
 
 def _of_table(kind, of_runs, brief):
-    """Lines of a table of {run: rows}, which names runs where it has rows of several; ``brief``: as
-    on a page of several runs.
-    """
+    """Lines of a table of {run: rows}, which names runs if several; ``brief``: on such a page."""
     rows = [row | {"run": run} for run, of in of_runs.items() for row in of]
     holding = [row for row in rows if not row.get(_MARK)]
     chosen = []

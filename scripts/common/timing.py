@@ -50,8 +50,7 @@ def medians(times):
 def by_clock(candidates, repeats, synchronize, agree=lambda times: times):
     """Times {name: call} in turns; gives {name: Timing} of one call, launches included.
     ``synchronize`` waits until the devices are done; ``agree``, for processes that measure
-    together, waits for the others, and makes one list of milliseconds, the same for all, of a list
-    from each.
+    together, waits for the others, and makes one list of milliseconds of a list from each.
     """
 
     def in_a_row(counts):

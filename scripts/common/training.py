@@ -17,9 +17,7 @@ _seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63
 
 
 def add_training_options(parser):
-    """Adds the options; those of TrainConfig that are not given stay out of the parsed namespace,
-    so that a checkpoint can speak for them.
-    """
+    """Adds the options; those not given stay out, so that a checkpoint speaks for them."""
     default = TrainConfig()
     group = parser.add_argument_group("training (what a checkpoint holds need not be repeated)")
     what = "where the training is kept and resumed from"

@@ -81,9 +81,7 @@ def sources(device):
 
 
 def matrix_of(source, name, device):
-    """One of models.water.matrices.MATRICES of a source, (N, N) float64; RuntimeError: it has no
-    such matrix.
-    """
+    """One of MATRICES of a source, (N, N) float64; RuntimeError: it has no such matrix."""
     if source.origin == "embedded":
         return getattr(load(), name).to(device)
     if name == "core_hamiltonian":

@@ -323,9 +323,7 @@ def cached_inputs(model, start, batches):
 
 
 def spamm_accuracy(model, group, layout, ratio, inputs):
-    """Accuracy with the group's convolutions replaced, and what replaced them by name. ``inputs``:
-    of its start.
-    """
+    """Accuracy with the group's convolutions replaced, and what replaced them by name."""
     replaced = {name: HeldRatio(layout, getattr(model, name), ratio) for name in group.layers}
     return accuracy(_rest_of(model, group.start, replaced), inputs), replaced
 

@@ -344,9 +344,7 @@ class _Calibration:
         return {name: _band(found) for name, found in by_batch.items()}, ratios
 
     def _weighted(self, ratios: Mapping[str, float]) -> float:
-        """The mean valid ratio by multiplications, over the layers that can skip; those without a
-        ratio lose nothing.
-        """
+        """The mean valid ratio by multiplications, over the layers that can skip."""
         valid = total = 0.0
         for name, layer in self._statistics.items():
             if name not in self._form.reasons:

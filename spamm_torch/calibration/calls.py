@@ -37,9 +37,7 @@ _ops = torch.ops.spamm_torch
 
 @dataclass(frozen=True, eq=False)
 class ConvCall:
-    """A call of one of the ops that convolve and skip; ``given``: its arguments by name, without
-    those that are left to their defaults.
-    """
+    """A call of one of the ops that convolve and skip; ``given``: its arguments by name."""
 
     op: Any
     given: Mapping[str, Any]
@@ -134,8 +132,8 @@ def watch(
     before: OnCall | None = None,
 ) -> Iterator[Watch]:
     """Inside, ``on_call(layer, call)`` is called after each call of a layer's op, and ``before``
-    before it, without gradients. Layers are told apart by their weights: those that share one count
-    as the first.
+    before it, without gradients. Layers are told apart by their weights: a shared one is the
+    first's.
 
     Convolutions skip by ``settings``, by name, instead of their own. Calls in other threads, under
     ``torch.func`` and in captured graphs are not seen; compiled functions run uncompiled meanwhile.

@@ -98,9 +98,7 @@ class Form:
 
     @contextmanager
     def installed(self, engines: Mapping[str, Engine]) -> Iterator[None]:
-        """The model with these engines of layers by name; dense where none is named, as it was for
-        SpAMM layers.
-        """
+        """The model with these engines; dense where none is named. SpAMM layers keep theirs."""
         with self._before.kept():
             self._model.engines = self._by_call(engines)
             with nullcontext() if self.picture is None else other_calls_refused(self.model):
@@ -168,8 +166,7 @@ def _reasons(layers: Mapping[str, nn.Conv2d]) -> dict[str, str]:
 @contextmanager
 def other_calls_refused(model: nn.Module) -> Iterator[None]:
     """Inside, calls that a generated forward of the model, or of its copies, does not serve raise
-    ValueError: the model's own forward skips nothing, so that any setting would seem to cost
-    nothing.
+    ValueError: the model's own forward skips nothing, which would seem to cost nothing.
     """
     is_inside = True
 

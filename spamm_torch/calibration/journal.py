@@ -45,8 +45,7 @@ class Journal:
         names: Collection[str] = (),
     ) -> Result:
         """The result as it was kept, else as ``measure()`` gives it: of numbers, dataclasses of
-        such, or ``dict[str, kind]``, with these ``names``. ValueError where what was kept is no
-        such thing.
+        such, or ``dict[str, kind]``, with these ``names``. ValueError for anything else.
         """
         if key not in self._results:
             self._results[key] = json.loads(json.dumps(measure(), default=asdict))
@@ -120,9 +119,7 @@ def _read(kind: Any, kept: Any) -> Any:
 def journal_settings(
     model: nn.Module, inputs: list[Example], example: Example, device: str, reference: Tensor | None
 ) -> dict[str, Any]:
-    """The inputs that decide the results, by name: a journal of others is refused. Of ``example``
-    the values do not matter.
-    """
+    """The inputs that decide the results; a journal of others is refused. ``example``: its form."""
     from .. import __version__
 
     state = model.state_dict()

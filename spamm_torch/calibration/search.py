@@ -153,8 +153,7 @@ def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: Los
 
 class _Search:
     """The choices that the first half allows, as far as it has been tried, in at most ``left``
-    evaluations more: ``low`` moves it allowed; ``high`` it did not, at first one more than there
-    are.
+    evaluations more: ``low`` moves it allowed; ``high`` it did not, at first one more than all.
     """
 
     def __init__(

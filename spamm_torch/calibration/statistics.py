@@ -165,8 +165,7 @@ def with_output_errors(
 
     Of an error of a tenth, a pooling or a ReLU behind may leave nothing. So each layer skips by
     itself, twice. Between, a power of the layer's error stands in, as seen in VGG13 (exponents of
-    1.1 to 3.1 of squares). Without a floating output that is not zero, the layer's own error
-    stands.
+    1.1 to 3.1 of squares). Without a floating output other than zero, its own error stands.
     """
     before = itertools.accumulate(map(_size_of, inputs), initial=0)
     inputs = [each for each, count in zip(inputs, before, strict=False) if count < _PROBED]
@@ -230,14 +229,13 @@ def _power_law(points: Sequence[tuple[float, float]]) -> Callable[[float], float
 def thresholds_for(
     form: Form, inputs: Sequence[Example], wanted: Mapping[str, Candidate]
 ) -> dict[str, SpAMMConfig]:
-    """The settings by which layers compute the wanted shares, all layers at once; others lose
-    nothing.
+    """The settings by which layers compute the wanted shares, all at once; others lose nothing.
 
     Skipping takes energy from a layer's output: with the thresholds of undisturbed inputs the
     layers behind it skip more than they are meant to, and the network falls off a cliff. So in a
     first pass each call of a layer searches for its own threshold, and every layer sees what it
-    will see, but for the batches' differences. In a second the layers hold the means, and norm maps
-    are pooled.
+    will see, but for the batches' differences. In a second they hold the means, and norm maps are
+    pooled.
     """
     least = form.exact.setting
     assert least is not None

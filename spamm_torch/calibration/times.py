@@ -41,9 +41,7 @@ Run: TypeAlias = tuple[Mapping[str, Trial], Callable[[Mark], Any]]
 def measure(
     runs: Sequence[Run], device: torch.device, around: Sequence[Around]
 ) -> dict[Trial, Timing]:
-    """The time of each trial that takes part, each run in its context of ``around``. All times of a
-    calibration come from here.
-    """
+    """The time of each trial that takes part, each run in its context of ``around``."""
     times = times_of_parts([run for _, run in runs], device, around)
     return {
         trials[name]: timing
@@ -79,8 +77,8 @@ def time_layers(
     """The times of all layers on an example's activations, each where it stands in the model.
 
     In each run of the model every layer is timed with one of its settings, and passes on what is
-    without a loss. Of each shape of blocks three candidates are timed; the others are on the line
-    through these.
+    without a loss. Of each shape of blocks three candidates are timed; the others are on their
+    line.
     """
     trials = {
         name: [

@@ -187,9 +187,7 @@ class Matrices:
         symmetric: bool = True,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """alpha * a @ b + beta * added, or a @ b, and its norm map; ``out`` may take it. Where
-        ``max_error`` is None, torch's own product.
-        """
+        """alpha * a @ b + beta * added, and its norm map; torch's where ``max_error`` is None."""
         if self.steps:
             self.clock.append(time.perf_counter())
         if self.callback is not None:
@@ -278,9 +276,7 @@ class Matrices:
         return x
 
     def symmetric_part(self, a: Tensor) -> Tensor:
-        """Of a symmetric product; of a block-sparse one in place, whose blocks off the diagonal are
-        mirror images as they are.
-        """
+        """Of a symmetric product; of a block-sparse one in place, for blocks are mirrored."""
         if not self.is_sparse:
             return (a + a.mT) / 2
         blocks = read(a, "a", "linalg")

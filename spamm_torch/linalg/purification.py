@@ -37,8 +37,7 @@ class End(NamedTuple):
 
 class Proof(NamedTuple):
     """The proven numbers: the bound of norm(X - projector), inf where nothing is proven, of which
-    ``end`` is the last matrix's own; and at least the gap of occupied and empty eigenvalues behind
-    each product.
+    ``end`` is the last matrix's own; and at least the gap of eigenvalues behind each product.
     """
 
     bound: float

@@ -134,9 +134,7 @@ def _tolerance(a: Tensor) -> float:
 def difference_beyond_rounding(
     module: nn.Module, run: Callable[[nn.Module, Any], Any], given: Any, expected: Any, found: Any
 ) -> str | None:
-    """As :func:`difference`; None also where a wider type shows that the module, which ``run``
-    calls, or a copy of it, rounds as much.
-    """
+    """As :func:`difference`; None also where a wider type shows that the module rounds as much."""
     problem = difference(expected, found)
     if problem is None or other_form(expected, found) is not None:
         return problem

@@ -36,9 +36,7 @@ from .sites import alike_by_shapes, find_sites, layer_of, reason_not_to_call, re
 
 
 class Conversion:
-    """Converts a model that is not converted, whose engines ``installation`` sets. After an error
-    it is the caller's to restore it.
-    """
+    """Converts a model that is not converted. After an error it is the caller's to restore it."""
 
     installation: Installation
     _before: Snapshot  # in eval mode, while it is prepared
@@ -181,9 +179,7 @@ class Conversion:
         return sites
 
     def _plain_calls(self, island: Island) -> Iterator[tuple[tuple[Tensor, ...], Any]]:
-        """Arguments and results of the recorded calls that the generated forward could serve, each
-        once.
-        """
+        """Arguments and results of the recorded calls that generated forwards could serve."""
         known: list[Any] = []
         for args, kwargs, result in self._calls.get(island.module, ()):
             traced = island.signature.bound(args, kwargs)

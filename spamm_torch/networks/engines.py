@@ -54,8 +54,7 @@ def own_setting(site: Site) -> SpAMMConfig | None:
 
 @dataclass
 class Chooser:
-    """Chooses the engine of each call of a convolution, by name in ``choices``, and notes the whole
-    model's times.
+    """Chooses the engine of each call of a convolution, by name in ``choices``, and notes times.
 
     Forms of the model are measured in turns, by setting the engines of ``installation``. Nothing
     may be converted where there is a ``problem``.
@@ -77,9 +76,7 @@ class Chooser:
         self._is_asked_for = {site.name: self._is_own_choice(site) for site in self.sites}
 
     def choose(self) -> dict[str, Engine]:
-        """The engines of all calls, the fastest as far as they are measured, in eval mode; the
-        model stays in the last form measured.
-        """
+        """The engines of all calls, in eval mode; the model stays in the last form measured."""
         self.choices = {
             site.name: self._given[site.name] or self._predicted(site) for site in self.sites
         }

@@ -160,8 +160,7 @@ class Example:
         self, model: nn.Module, before: Snapshot, watched: Sequence[nn.Module], times: int = 2
     ) -> tuple[dict[nn.Module, list[Call]], list[Place]]:
         """Runs the model, which is in eval mode, twice in a row, and puts it back (``before``).
-        Returns the calls of the watched modules, copied as they were, and the places that changed
-        meanwhile.
+        Returns the calls of the watched modules, copied as they were, and the places that changed.
         """
         calls: dict[nn.Module, list[Call]] = {module: [] for module in watched}
 
@@ -174,9 +173,7 @@ class Example:
     def forms(
         self, model: nn.Module, before: Snapshot
     ) -> tuple[dict[nn.Module, Signature], list[Call], list[Place]]:
-        """How the modules are called that are called, and what :meth:`record` returns for the
-        model.
-        """
+        """How the modules that run are called, and what :meth:`record` returns for the model."""
         forms: dict[nn.Module, Signature] = {}
         calls: list[Call] = []
 

@@ -94,9 +94,7 @@ class Fused:
         self.forward = generate(plan)
 
     def forward_with_norms(self, fills: bool) -> Forward | None:
-        """The generated function in which norms travel, for batches that fill a block of images or
-        do not; None where no call reads any.
-        """
+        """The forward in which norms travel, of batches that fill blocks or not; or None."""
         if fills not in self._with_norms:
             assert self._plan is not None
             flow = norm_flow(self._plan, of_few=not fills)
@@ -200,9 +198,7 @@ class Fused:
         return not self._proof.fits()
 
     def forget_what_may_change(self) -> None:
-        """Where the module's own forward runs: batch norms and fused optimisers write, and no
-        version tells.
-        """
+        """The module's own forward runs: batch norms and fused optimisers write unseen."""
         if not self._proof.is_in_eval_mode() or self._proof.wants_gradient():
             self.forget()
 
@@ -211,9 +207,7 @@ class Fused:
         self._folded = (self.operands, None)
 
     def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:
-        """The convolutions that the op conv2d computes, with their weights as it multiplies them;
-        None before the first call.
-        """
+        """The convolutions of the op conv2d, with their weights; None before the first call."""
         weights = [*self.operands[::3], *(None for _ in self._sources)]
         both = zip(self._sources, weights, strict=False)
         return [(source.conv, weight) for source, weight in both if source.engine.of_op is not None]
@@ -231,8 +225,8 @@ class Fused:
 
         With ``in_place`` operands keep their addresses where shape, dtype and device are the same:
         captured graphs and compiled code read the new values. Without, nothing is written that
-        another thread may be reading. ``made``: as of :meth:`Source.operands`; None: everything is
-        made anew.
+        another thread may be reading. ``made``: as of :meth:`Source.operands`; None: all is made
+        anew.
         """
         self.forget()
         if not self._proof.fits() or not all(source.can_be_read for source in self._sources):

@@ -165,9 +165,7 @@ class Before:  # no tuple, which torch.export would replace by an equal one
 
 
 def convert_layer(conv: nn.Conv2d, config: SpAMMConfig, band: Band | None = None) -> None:
-    """Makes a convolution skip by this setting, with the valid ratios of its calibration.
-    Parameters, names and hooks stay.
-    """
+    """Makes a convolution skip by this setting, with the valid ratios of its calibration."""
     own, values = conv.__dict__, _values(config).copy()
     if isinstance(conv, SpAMMConv2d):  # keeps the activation that it was given
         setting = (*config.setting(), "_pinned")

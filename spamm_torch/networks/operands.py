@@ -91,9 +91,7 @@ class Source:
 
 
 def _keeps_statistics(batch_norm: Any) -> bool:
-    """Whether a batch norm computes with running statistics, and counts the batches that change
-    them.
-    """
+    """Whether a batch norm computes with running statistics, and counts what changes them."""
     counts = "num_batches_tracked" in batch_norm._buffers
     return (
         batch_norm.running_mean is not None
@@ -150,7 +148,7 @@ def packed(conv: nn.Conv2d, weight: Tensor, input_shape: Any) -> Tensor | None:
 def joined_setting(conv: nn.Conv2d, images: int) -> SpAMMConfig | None:
     """The setting for batches of so many images, which loses nothing for others; None where groups
     stay apart: depthwise ones, whose blocks would be nearly empty, and weights of more than 256
-    MiB. Zero ``images``: no batch was seen.
+    MiB. 0 images: no batch was seen.
     """
     joined_bytes = conv.weight.numel() * conv.groups * conv.weight.element_size()
     if images == 0 or conv.in_channels == conv.groups or joined_bytes > _MOST_BYTES:

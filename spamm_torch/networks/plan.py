@@ -64,8 +64,7 @@ class Island:
 
 @dataclass(eq=False)
 class Site:
-    """A call of a convolution, and the nodes behind it that it absorbs, the convolution's own
-    first.
+    """A call of a convolution, and the nodes that it absorbs, the convolution's own first.
 
     ``name``: in the model; further calls of the same one have "#2" and so on behind it. ``node``:
     None for a convolution that no island calls. ``absorbed``: "bn", "add", and the activation's
@@ -151,8 +150,7 @@ class NormFlow:
 
     A convolution that skips needs the norms of its input. A convolution of the op ``conv2d`` or a
     max pool right before it computes them with its output. Behind other layers it computes them
-    itself. ``producers`` and ``readers`` are sites by name, ``pools`` the max pools that compute
-    norms.
+    itself. ``producers`` and ``readers`` are sites by name, ``pools`` max pools that compute norms.
     """
 
     producers: set[str] = field(default_factory=set)

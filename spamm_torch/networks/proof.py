@@ -167,9 +167,7 @@ class Proof:
         return list(map(dict_version, self._dicts))
 
     def _still_fits(self, versions: list[int]) -> bool:
-        """Whether no change counts; changes are remembered, so that the next call compares numbers
-        alone.
-        """
+        """Whether no change counts; changes are remembered: the next call compares numbers."""
         state = self._state
         if len(state.versions) != len(versions):
             return False
@@ -255,9 +253,7 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def _is_equal_setting(old: Any, new: Any) -> bool:
-    """Whether two settings are of the same types and equal: torch.export replaces tuples by equal
-    ones.
-    """
+    """Whether two settings are of one type and equal: torch.export puts equal tuples in place."""
     if type(old) is not type(new):
         return False
     if type(old) is tuple:
@@ -291,9 +287,7 @@ def _has_settings(value: Any) -> bool:
 
 
 def _is_of_users(module: nn.Module) -> bool:
-    """Whether a forward may look for attributes that the module does not hold yet; torch.nn's do
-    not.
-    """
+    """Whether a forward may look for attributes that are not there yet; torch.nn's do not."""
     kind = type(module).__module__
     return not kind.startswith("torch.nn.") or kind.endswith(".container")
 

@@ -63,8 +63,7 @@ class ConvertReport(tuple[Row, ...]):
     ``pandas.DataFrame(report)`` has a column for each of their attributes.
 
     Attributes:
-        notes: what concerns the whole model: parts that could not be traced or differed, and what
-            was measured.
+        notes: what concerns the whole model: parts that were not traced or differed, and times.
         device: on which the model was converted; a GPU's name.
         reference: the shape of the picture of the reference form; None: no such form.
     """

@@ -70,9 +70,7 @@ class ReferenceCode:
 
 
 def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCode:
-    """The reference form of an island, with the shapes of its nodes for the reference; ValueError
-    where it has none, and why.
-    """
+    """The reference form of an island by its nodes' shapes; ValueError where it has none."""
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
     with_norms = None
@@ -363,9 +361,7 @@ def _input_of(site: Site) -> fx.Node:
 def _check_writes(
     nodes: Iterable[fx.Node], inside: set[fx.Node], lasts: set[fx.Node], root: nn.Module
 ) -> None:
-    """Raises where a node writes to a value that another one reads later: its two forms would
-    differ.
-    """
+    """Raises where a node writes to a value that is read later: its two forms would differ."""
     order = {node: place for place, node in enumerate(nodes)}
     for node in order:
         if node in inside or node in lasts or not may_write(node, root):

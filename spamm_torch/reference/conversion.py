@@ -167,9 +167,7 @@ class _Chooser(Chooser):
         super().__init__(*args)
 
     def _candidates(self, site: Site) -> dict[str, Engine]:
-        """Those that skip do so for any number of channels: zeros cost no accuracy. Groups stay
-        apart.
-        """
+        """Any number of channels may skip: zeros cost no accuracy. Groups stay apart."""
         setting = self._setting(site)
         if site.conv.groups > 1:
             return {"dense": DENSE}
@@ -206,9 +204,7 @@ def _is_picture(value: Any) -> bool:
 
 
 def _made_up(picture: Tensor) -> Tensor:
-    """Four pictures to compare with: the reference, with noise in a corner, with noise everywhere,
-    noise.
-    """
+    """Four pictures: the reference, with noise in a corner, with noise everywhere, noise alone."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(3, *picture.shape[1:], generator=generator).to(picture)
     rows, columns = picture.shape[2:]

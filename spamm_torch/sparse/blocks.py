@@ -26,9 +26,7 @@ def is_sparse(*tensors: Any) -> bool:
 
 
 class Blocks(NamedTuple):
-    """A pattern, as of ``torch.sparse_bsr``, and for each stored block its values (edge, edge) or
-    its norm, (stored,) in all.
-    """
+    """A pattern as of ``torch.sparse_bsr``, and the values (edge, edge) or norms of its blocks."""
 
     crow: Tensor
     col: Tensor

@@ -22,8 +22,8 @@ def check_capacity(capacity: Any, most: int) -> None:
 
 def lists_of(a: Blocks, b: Blocks, tau: Tensor, blocks: int, products: int) -> tuple[Tensor, ...]:
     """As the op ``bsr_plan``, with room for so many blocks and products of stored blocks; blocks of
-    zeros fill what the result leaves. The last tensor is what there was no room for, int64: blocks,
-    and products.
+    zeros fill what the result leaves. The last tensor is what there was no room for: blocks, and
+    products.
     """
     none = a.rows * b.columns  # a key behind all
     counts = b.crow.long().diff()[a.col.long()]  # the products of each block of A

@@ -299,8 +299,7 @@ def dropped(
     """The blocks of a norm map that stay: with their norms, their numbers, and the bound of others.
 
     Blocks below a number go; with a ``max_error`` only so many as it allows, the smallest first.
-    Last, with the blocks' ``values``, the trace and norm of what stays, on the host. Waits for the
-    device once.
+    Last, with the blocks' ``values``, the trace and norm of what stays, on the host. Waits once.
     """
     share: dict[str, Any] = {}
     if max_error is not None:
