@@ -92,9 +92,7 @@ def stages():
     for dtype, (mb, kb, nb) in itertools.product(
         (torch.float32, torch.float64), ((5, 7, 4), (20, 48, 30), (70, 1100, 70))
     ):
-        norm_a, norm_b = (
-            torch.rand(*of, device=DEVICE, dtype=dtype) for of in ((mb, kb), (kb, nb))
-        )
+        norm_a, norm_b = (torch.rand(*x, device=DEVICE, dtype=dtype) for x in ((mb, kb), (kb, nb)))
         tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
         low = torch.tensor(1 << 29, device=DEVICE)
         OPS.product_histogram(norm_a, norm_b, low, 20, 2048)

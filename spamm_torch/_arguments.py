@@ -38,9 +38,7 @@ class Knobs(TypedDict):
 # ---- Knobs --------------------------------------------------------------------------------------
 
 
-def as_knobs(
-    tau: float | Tensor | None, valid_ratio: float | None, max_error: float | None
-) -> Knobs:
+def as_knobs(tau: Any, valid_ratio: float | None, max_error: float | None) -> Knobs:
     """The op's keyword arguments for the one knob given; raises as :func:`check_knobs`."""
     if (  # the usual case, without the cost of the others
         type(tau) is float
@@ -68,9 +66,7 @@ def _is_constant(number: Any) -> bool:
     return not followed or has_static_value(number)
 
 
-def check_knobs(
-    tau: float | Tensor | None, valid_ratio: float | None, max_error: float | None
-) -> None:
+def check_knobs(tau: Any, valid_ratio: float | None, max_error: float | None) -> None:
     """Raises unless exactly one knob is given, of the right type and within its range."""
     if (tau is not None) + (valid_ratio is not None) + (max_error is not None) != 1:
         knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}

@@ -179,9 +179,7 @@ class Exchange:
         leaving = travels[:, cut.own].permute(2, 0, 1)  # (stages, ranks, own block rows)
         arriving = travels[cut.axis.rank].t()  # (stages, block rows)
         self._leave_to = leaving.sum(2).tolist()
-        self._arrive_from = [
-            [int(part.sum()) for part in stage.split(cut.lengths)] for stage in arriving
-        ]
+        self._arrive_from = [[int(of.sum()) for of in each.split(cut.lengths)] for each in arriving]
         self._sent, self._block_rows = self._on_device(
             leaving.nonzero()[:, 2], arriving.nonzero()[:, 1]
         )

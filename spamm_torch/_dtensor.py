@@ -19,9 +19,7 @@ from ._rank_product import Layout, Settings, multiply
 Role = Literal["rows", "columns", "whole"]
 
 
-def mm(
-    a: Any, b: Any, knobs: dict[str, Any], block: Any, balance: Any = False, **refused: Any
-) -> Tensor:
+def mm(a: Any, b: Any, knobs: Any, block: Any, balance: Any = False, **refused: Any) -> Tensor:
     """:func:`spamm_torch.mm` where ``a`` or ``b`` is a DTensor. A collective call of its mesh.
     ``refused``: arguments that must be None or False with DTensors.
     """

@@ -140,9 +140,7 @@ def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
 
 
 @_fake("row_work")
-def _(
-    norm_a: Tensor, norm_b: Tensor, tau: Tensor, parts: int, **_: Any
-) -> tuple[Tensor, list[int]]:
+def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor, parts: int, **_: Any) -> tuple[Any, list[int]]:
     _number(norm_a, norm_b, tau)
     if parts != 0:  # cuts are numbers that depend on norms: a graph without data cannot have them
         raise DataDependentOutputException(_ops.row_work.default)

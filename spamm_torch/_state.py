@@ -296,9 +296,7 @@ class _Finder:
         for base in kind.__bases__:
             self._put(base, owner, base.__name__, depth)
 
-    def _visit_code(
-        self, function: types.FunctionType, owner: nn.Module | None, depth: int
-    ) -> None:
+    def _visit_code(self, function: Any, owner: nn.Module | None, depth: int) -> None:
         for cell in function.__closure__ or ():
             self.places.append(_Names(owner, "a closure", cell, ("cell_contents",)))
             self._put_inner(_attribute(cell, "cell_contents"), owner, "a closure", depth)

@@ -126,9 +126,7 @@ def _rounds(device: torch.device, count: int) -> Iterator[int]:
         yield repeat
 
 
-def _by_part(
-    marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]
-) -> dict[str, float]:
+def _by_part(marks: Sequence[Any], between: Callable[[Any, Any], float]) -> dict[str, float]:
     """The time between each mark and the next one; the last mark ends the last part."""
     found: dict[str, float] = {}
     for (name, start), (_, end) in itertools.pairwise(marks):

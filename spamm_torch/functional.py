@@ -314,9 +314,7 @@ def _counted(
     return with_bounds(skip_info(maps, knob), maps, made)
 
 
-def _product_into(
-    out: Tensor, a: Tensor, b: Tensor, given: tuple[Any, ...], return_norms: bool
-) -> Any:
+def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: bool) -> Any:
     shape, (m, _, n) = (a.shape[0], b.shape[1]), given[4]
     # Resized last, so that an error leaves it as it was.
     target = out if out.numel() > 0 or out.shape == shape else a.new_empty(shape)

@@ -60,9 +60,7 @@ def cells(options):
     bandwidth = functools.cache(lambda: copy_bandwidth(options.device, options.repeats))
     cases = itertools.product(options.data, options.precisions, options.blocks, options.sizes)
     rest = options.ratios, bandwidth, options.device, options.repeats, options.cold
-    return {
-        " ".join(map(str, case)): functools.partial(bench_operands, case, *rest) for case in cases
-    }
+    return {" ".join(map(str, c)): functools.partial(bench_operands, c, *rest) for c in cases}
 
 
 def relative_error(product, a, b, norm_a, norm_b, tau, block):

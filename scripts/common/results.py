@@ -112,9 +112,7 @@ def _as_json(page):
             f" {json.dumps(key)}: {json.dumps(run[key])}" for key in ("name", "said", "header")
         )
         runs.append(f"{{{head[1:]},\n" + ' "tables": {\n' + f"{tables}}}}}")
-    head = ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(page[key])}" for key in page if key != "runs"
-    )
+    head = ",\n".join(f"{json.dumps(k)}: {json.dumps(page[k])}" for k in page if k != "runs")
     return f"{{{head},\n" + '"runs": [\n' + ",\n".join(runs) + "]}\n"
 
 

@@ -267,9 +267,7 @@ def study_group(group, model, validation, batch, repeats):
             for candidate, time in time_layer(getattr(model, name), x, pairs, repeats).items():
                 ms[candidate] = ms.get(candidate, 0.0) + time
                 layers.append({"layer": name, "candidate": candidate, "ms": time})
-        of_dense |= {
-            f"{name.replace('+', '_')}_ms": ms[name] for name in ("conv", "im2col+gemm", "gemm")
-        }
+        of_dense |= {f"{n.replace('+', '_')}_ms": ms[n] for n in ("conv", "im2col+gemm", "gemm")}
         rows = [row | _speeds(ms, *pair) for row, pair in zip(rows, pairs, strict=True)]
     return {"study": rows, "study, dense": [of_dense], "study, layers": layers}
 

@@ -240,10 +240,9 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        placeholders = [
-            self.create_proxy("placeholder", name, (), {}) for name in self._signature.traced
-        ]
-        args, keywords = self._signature.arguments(tuple(placeholders))
+        names = self._signature.traced
+        proxies = (self.create_proxy("placeholder", name, (), {}) for name in names)
+        args, keywords = self._signature.arguments(tuple(proxies))
         return functools.partial(root_fn, **keywords), [self.root, *args]
 
     def create_arg(self, a: Any) -> Any:

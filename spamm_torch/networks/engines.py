@@ -77,9 +77,7 @@ class Chooser:
 
     def choose(self) -> dict[str, Engine]:
         """The engines of all calls, in eval mode; the model stays in the last form measured."""
-        self.choices = {
-            site.name: self._given[site.name] or self._predicted(site) for site in self.sites
-        }
+        self.choices = {s.name: self._given[s.name] or self._predicted(s) for s in self.sites}
         if self.example is None or self.request.engines:
             return self._chosen()
         with torch.no_grad():
@@ -191,9 +189,7 @@ class Chooser:
                 forms[name] = engines
         self.progress.at(f"measuring the model in {len(forms)} forms")
         calls = [lambda: example.call(self.model)] * len(forms)
-        around = [
-            functools.partial(self.installation.having, engines) for engines in forms.values()
-        ]
+        around = [functools.partial(self.installation.having, form) for form in forms.values()]
         found = times_of(calls, self._device, around, is_warm=True)
         times = dict(zip(forms, found, strict=True))
         shown = ", ".join(f"{name} {time}" for name, time in times.items())

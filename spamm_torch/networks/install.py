@@ -285,9 +285,7 @@ class Installation:
         handles = []
         for conv, names in called.items():
             following = itertools.cycle(names)
-            handles.append(
-                conv.register_forward_pre_hook(lambda *_, names=following: mark(next(names)))
-            )
+            handles.append(conv.register_forward_pre_hook(lambda *_, n=following: mark(next(n))))
         try:
             for fused in self.fused:
                 fused.watch_operands(mark)

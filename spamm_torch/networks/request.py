@@ -40,9 +40,7 @@ class Request:
         return self.config or NOTHING_SKIPPED
 
 
-def read_request(
-    model: nn.Module, config: Any, overrides: Any, knobs: Mapping[str, Any]
-) -> Request:
+def read_request(model: nn.Module, config: Any, overrides: Any, knobs: dict[str, Any]) -> Request:
     """Checks the arguments; raises as :func:`convert_`. Knobs that are given stand for a config."""
     given = [name for name, value in knobs.items() if value is not None]
     if given and config is not None:

@@ -113,9 +113,7 @@ class _Generator:
         # take what is before.
         passing = [*in_phases, *(site for site in plan.fused if site.name in flow.parts)]
         readers = {site.nodes[0] for site in passing}
-        self._passed_by = {
-            node for node in map(_input_of, passing) if readers.issuperset(node.users)
-        }
+        self._passed_by = {n for n in map(_input_of, passing) if readers.issuperset(n.users)}
 
     def run(self) -> tuple[Forward, Callable[..., list[Tensor]]]:
         nodes = list(self._plan.island.graph.nodes)

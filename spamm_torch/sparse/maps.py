@@ -48,9 +48,7 @@ def tensors(a: Blocks, b: Blocks) -> tuple[Any, ...]:
     return *a[:3], *b[:3], b.columns
 
 
-def find_tau(
-    norm_a: Tensor, norm_b: Tensor, valid_ratio: float | None, max_error: float | None
-) -> Tensor:
+def find_tau(norm_a: Tensor, norm_b: Tensor, valid_ratio: Any, max_error: Any) -> Tensor:
     a, b = of_maps("find_tau", norm_a, norm_b)
     return found_tau(a, b, valid_ratio, max_error)
 

@@ -221,10 +221,8 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
-    found = number.to(dtype)
-    return torch.where(
-        found < number, torch.nextafter(found, torch.full_like(found, math.inf)), found
-    )
+    x = number.to(dtype)
+    return torch.where(x < number, torch.nextafter(x, torch.full_like(x, math.inf)), x)
 
 
 class Recipe(NamedTuple):
