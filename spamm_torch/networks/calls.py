@@ -120,8 +120,8 @@ def max_pool2d(
 
 
 def _is_own_batch(input: Tensor) -> bool:
-    is_last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
-    return is_last and _can_be_own(input)
+    is_batch = _can_be_own(input) and input.dim() == 4
+    return is_batch and input.is_contiguous(memory_format=torch.channels_last)
 
 
 _LEAST_BYTES = 1 << 22  # of a result: for fewer, Python's calls take longer than the copy saves
