@@ -788,7 +788,8 @@ def conv2d(
     beside each shard. The result is a list, a tensor beside each shard, with the bits of all images
     on one device, if the devices are of one model. A ``valid_ratio`` or ``max_error`` computes all
     norms twice. Nothing waits for a device. Of the arguments after ``pixel_block`` only
-    ``activation`` and ``relu`` may be given.
+    ``activation`` and ``relu`` may be given. Source: data parallelism, as in ``nn.DataParallel``,
+    but with one knob for all images.
     """
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")
