@@ -1,8 +1,6 @@
 """The oracle: SpAMM written to be read, slowly, in float64 (the error bound in long double).
 
-The product is written twice: :func:`multiply` is the flat form of the cuSpAMM paper, and
-:func:`multiply_by_recursion` the recursion it came from, a tree over the blocks that is pruned at
-every node. A node's norms are at least its leaves', so both keep the same leaves.
+:func:`multiply` is the flat form of the cuSpAMM paper.
 
 Operands and norm maps are tensors of any dtype, device and stride. Everything returned is a NumPy
 array in float64, except norm products, thresholds and decisions, which are made in the maps' own
@@ -149,40 +147,6 @@ def _sum_of_block_products(a, b, chosen, block):
             inner = slice(l * k, (l + 1) * k)
             result[(*rows, columns)] += a[(*rows, inner)] @ b[(*batch, inner, columns)]
     return result
-
-
-def multiply_by_recursion(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
-    """The same for matrices, as a recursion over halves of the blocks, pruned at every node."""
-    m, k, n = edges(block)
-    a, b, norm_a, norm_b = to_float64(a), to_float64(b), to_array(norm_a), to_array(norm_b)
-    tau = rounded(tau, norm_a.dtype)
-    result = np.zeros((a.shape[0], b.shape[1]))
-
-    def halves(blocks):
-        middle = (len(blocks) + 1) // 2
-        return [half for half in (blocks[:middle], blocks[middle:]) if half]
-
-    def cut(blocks, edge):
-        return slice(blocks.start * edge, blocks.stop * edge)
-
-    def node_norm(norms, rows, columns):
-        return norms.dtype.type(_norm(norms[cut(rows, 1), cut(columns, 1)].astype(np.float64)))
-
-    def visit(i, l, j):
-        if node_norm(norm_a, i, l) * node_norm(norm_b, l, j) < tau:
-            return
-        if len(i) == len(l) == len(j) == 1:
-            rows, inner, columns = cut(i, m), cut(l, k), cut(j, n)
-            result[rows, columns] += a[rows, inner] @ b[inner, columns]
-            return
-        for parts in itertools.product(halves(i), halves(l), halves(j)):
-            visit(*parts)
-
-    with np.errstate(all="ignore"):
-        whole = [range(length) for length in (*norm_a.shape, norm_b.shape[1])]
-        if all(whole):
-            visit(*whole)
-    return _scaled(result, input, beta, alpha)
 
 
 def _scaled(result, input, beta, alpha):

@@ -214,7 +214,7 @@ def assert_equals_one_device(norm_a, norm_b, parts, ratio):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_find_tau_across_ranks_equals_one_device(device, ranks, kind, dtype):
-    for seed in range(8):
+    for seed in range(8 if device.type == "cuda" else 3):
         rng = np.random.default_rng(seed)
         m, k, n = rng.integers(1, 12, 3).tolist()
         norm_a = norms(rng, kind, (m, k), dtype).to(device)

@@ -102,38 +102,15 @@ def test_gradient_is_that_of_the_whole_product(device):
     torch.testing.assert_close(c, whole)
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "error", "message"),
-    [
-        ((64, 40), {}, RuntimeError, "must be square; got shapes"),
-        ((64, 64), {"block": (32, 64, 64)}, ValueError, "must have m equal to n .* got m 32"),
-        ((64, 64), {"symmetric": 1}, TypeError, "symmetric must be True or False; got 1"),
-    ],
-)
-def test_errors(device, shape, options, error, message):
-    a = torch.zeros(shape, device=device)
-    with pytest.raises(error, match=message):
-        mm(
-            a,
-            a.mT[:, :64].contiguous() if shape[1] == 64 else torch.zeros(40, 30, device=device),
-            **({"tau": 0.0, "symmetric": True} | options),
-        )
-
-
-def test_input_must_be_square(device):
+def test_errors(device):
     a, row = torch.zeros(64, 64, device=device), torch.zeros(64, device=device)
+    options = {"tau": 0.0, "symmetric": True}
+    with pytest.raises(RuntimeError, match="must be square; got shapes"):
+        mm(a[:, :40], a[:40, :30], **options)
+    with pytest.raises(ValueError, match=r"must have m equal to n .* got m 32"):
+        mm(a, a, **options, block=(32, 64, 64))
     with pytest.raises(RuntimeError, match=r"square matrix of 64 rows .* got shape \[64\]"):
-        addmm(row, a, a, tau=0.0, symmetric=True)
-
-
-def test_under_compile(device):
-    a = symmetric(100, torch.float32, device)
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def square(x):
-        return mm(x, x, tau=150.0, block=32, symmetric=True)
-
-    assert torch.equal(square(a), mm(a, a, tau=150.0, block=32, symmetric=True))
+        addmm(row, a, a, **options)
 
 
 # ---- On CUDA: other tiles and grids, and nothing computed or copied twice ------------------------
