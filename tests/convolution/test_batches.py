@@ -68,23 +68,25 @@ def test_a_tau_follows_the_definition(device, kind, images, channels):
 
 
 @pytest.mark.parametrize("images", BATCHES)
-@pytest.mark.parametrize("block", [None, (64, 64, 128), 32])
-def test_a_tau_takes_the_same_pixel_block_for_every_batch(device, kind, images, block):
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *[{"block": block} for block in (None, (64, 64, 128), 32)],
+        *({"valid_ratio": 0.5}, {"max_error": 0.05}),
+    ],
+    ids=str,
+)
+def test_the_default_pixel_block(device, kind, images, setting):
+    """That of a tau is the same for every batch; that of a search follows the batch."""
     dtype, _ = kind
-    _, tau, _ = documented(100)
-    n = {None: 64, 32: 32}.get(block, 128)
-    setting = {"images": slice(images), "block": block, "tau": tau}
-    got = convolve(device, dtype, **setting)
-    assert torch.equal(got, convolve(device, dtype, **setting, pixel_block=(n, 1, 1)))
-
-
-@pytest.mark.parametrize("images", BATCHES)
-@pytest.mark.parametrize("knob", [{"valid_ratio": 0.5}, {"max_error": 0.05}], ids=str)
-def test_a_search_takes_a_pixel_block_that_follows_the_batch(device, kind, images, knob):
-    dtype, _ = kind
-    pixel_block = default_pixel_block(*knob, images, 64)
-    got = convolve(device, dtype, slice(images), **knob)
-    assert torch.equal(got, convolve(device, dtype, slice(images), **knob, pixel_block=pixel_block))
+    if "block" in setting:
+        n = {None: 64, 32: 32}.get(setting["block"], 128)
+        setting, pixel_block = {**setting, "tau": documented(100)[1]}, (n, 1, 1)
+    else:
+        pixel_block = default_pixel_block(*setting, images, 64)
+    got = convolve(device, dtype, slice(images), **setting)
+    expected = convolve(device, dtype, slice(images), **setting, pixel_block=pixel_block)
+    assert torch.equal(got, expected)
 
 
 def test_whole_blocks_are_the_same_in_every_batch(device, kind):

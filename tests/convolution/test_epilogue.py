@@ -1,7 +1,5 @@
 """activation(convolution + bias + residual): conv2d with and without skipping, and dense_conv2d."""
 
-import io
-
 import matrices
 import pytest
 import torch
@@ -329,42 +327,6 @@ def test_no_host_tensor_in_a_compiled_graph(device):
     assert {x.device.type for x in made} == {device.type}
     assert all(x.dim() > 0 for x in made)
     torch._dynamo.reset()
-
-
-class Block(nn.Module):
-    """Two convolutions and what surrounds them in a residual network, channels last."""
-
-    def __init__(self, device):
-        super().__init__()
-        self.first = SpAMMConv2d(64, 64, 3, padding=1, tau=0.5, relu=True, device=device)
-        self.second = nn.Conv2d(64, 64, 3, padding=1, device=device)
-        self.third = nn.Conv2d(64, 64, 1, device=device)
-        self.to(memory_format=torch.channels_last)
-
-    def forward(self, x):
-        y = self.first(x)
-        y = spamm_torch.conv2d(
-            y, self.second.weight, padding=1, tau=0.5, residual=x, activation="relu"
-        )
-        return ops.dense_conv2d(y, self.third.weight, self.third.bias, activation="silu")
-
-    @staticmethod
-    def example(device):
-        images = matrices.normal(8, 64, 6, 6, device=device)
-        return images.contiguous(memory_format=torch.channels_last)
-
-
-def test_export(device):
-    block, input = Block(device).eval(), Block.example(device)
-    file = io.BytesIO()
-    torch.export.save(torch.export.export(block, (input,)), file)
-    file.seek(0)
-    program = torch.export.load(file)
-    with torch.no_grad():
-        assert torch.equal(program.module()(input), block(input))
-    place = [x.name for x in ops.conv2d.default._schema.arguments].index("threshold")
-    nodes = [node for node in program.graph.nodes if node.target is ops.conv2d.default]
-    assert [node.args[place] for node in nodes] == [0.5, 0.5]
 
 
 @each_call

@@ -1,5 +1,7 @@
 """The functions inside torch.compile, torch.export, FakeTensor and autocast."""
 
+import io
+
 import matrices
 import pytest
 import torch
@@ -108,6 +110,9 @@ def test_export(device):
     a, b = operands(device)
     rows = torch.export.Dim("rows", max=4096)
     exported = torch.export.export(Product(), (a, b), dynamic_shapes=({0: rows}, None))
+    torch.export.save(exported, file := io.BytesIO())
+    file.seek(0)
+    exported = torch.export.load(file)
     longer = matrices.normal(333, 150, device=device)
     for operand in (a, longer):
         assert torch.equal(exported.module()(operand, b), Product()(operand, b))

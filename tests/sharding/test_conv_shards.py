@@ -122,15 +122,17 @@ def test_a_search_sees_all_images(device, knob):
         assert not torch.equal(output, spamm_torch.conv2d(shard, weight, **knob))
 
 
-def test_a_weight_for_each_shard(device):
+def test_a_weight_for_each_shard_and_gradients_for_what_asks(device):
     input, weight = images(100, device=device), weights(24, 40, 3, 3, device=device)
     bias = matrices.normal(24, device=device)
-    shards = [input[:64], input[64:]]
+    shards, both = [input[:64], input[64:]], [weight, weight.clone()]
     expected = spamm_torch.conv2d(input, weight, bias, valid_ratio=0.5)
-    outputs = spamm_torch.conv2d(
-        shards, [weight, weight.clone()], (bias, bias.clone()), valid_ratio=0.5
-    )
+    outputs = spamm_torch.conv2d(shards, both, (bias, bias.clone()), valid_ratio=0.5)
     assert torch.equal(torch.cat(outputs), expected)
+    assert not any(output.requires_grad for output in outputs)
+    asks = [input[:64].clone().requires_grad_(), input[64:], input[:0]]  # the last is empty
+    outputs = spamm_torch.conv2d(asks, weight, tau=3.0)
+    assert [output.requires_grad for output in outputs] == [True, False, False]
 
 
 def test_bad_values_are_never_skipped(device):
@@ -208,16 +210,6 @@ def test_gradients_are_dense(device, relu, per_shard):
         upstream = upstream * (torch.cat(outputs) > 0)
     for got, expected in zip(grads, torch.autograd.grad(whole, dense, upstream), strict=True):
         torch.testing.assert_close(got, expected)
-
-
-def test_only_what_asks_for_a_gradient_gets_one(device):
-    input = images(100, device=device)
-    weight = weights(24, 40, 3, 3, device=device).requires_grad_()
-    frozen = spamm_torch.conv2d([input[:64], input[64:]], weight.detach(), tau=3.0)
-    assert not any(output.requires_grad for output in frozen)
-    asks = [input[:64].clone().requires_grad_(), input[64:]]
-    outputs = spamm_torch.conv2d(asks, weight.detach(), tau=3.0)
-    assert [output.requires_grad for output in outputs] == [True, False]
 
 
 def test_autocast(device):
@@ -322,10 +314,6 @@ def test_errors(given, options, error, message):
         options = {**TAU, **options}
     with pytest.raises(error, match=message):
         spamm_torch.conv2d(*given, **options)
-
-
-def test_the_last_shard_that_holds_images_may_hold_any_number():
-    assert len(spamm_torch.conv2d([*HALVES, INPUT[:0]], WEIGHT, tau=0.1)) == 3
 
 
 @pytest.mark.cuda
