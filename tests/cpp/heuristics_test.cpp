@@ -14,6 +14,7 @@ namespace spamm::cuda {
 namespace {
 
 constexpr int64_t kHopperShared = 227 * 1024;
+constexpr int kMultiprocessors = 132;  // of an H100
 
 const std::vector<Kernel> kKernels = {
     Kernel::kSm90F16, Kernel::kSm90Bf16, Kernel::kSm90F32x1, Kernel::kSm90F32x3, Kernel::kSm90F64,
@@ -93,7 +94,6 @@ TEST(Heuristics, ManySmallFloat32MatricesAreNotSplit) {
 }
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
-  constexpr int kMultiprocessors = 132;
   const auto tile = [](Kernel kernel, int64_t batch, int64_t m, int64_t n) {
     return choose_tile(kernel, batch, m, n, kMultiprocessors);
   };
@@ -113,7 +113,6 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
 }
 
 TEST(Heuristics, FewRowsInBlocksOf32TakeLargeTilesSooner) {
-  constexpr int kMultiprocessors = 132;
   const auto tile = [](int64_t m, int64_t n, int64_t edge, int64_t batch = 1) {
     const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors};
     const ProductSize size = {batch, batch, batch, m, n, 1152};
@@ -127,7 +126,6 @@ TEST(Heuristics, FewRowsInBlocksOf32TakeLargeTilesSooner) {
 }
 
 TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
-  constexpr int kMultiprocessors = 132;
   for (const TileSize forced : {TileSize::kSmall, TileSize::kLarge}) {
     for (const int64_t edge : {1, 100'000}) {
       for (const Kernel kernel : kKernels) {
@@ -191,7 +189,6 @@ TEST(Heuristics, Float32ConvolutionsByChannels) {
 }
 
 TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
-  constexpr int kMultiprocessors = 132;
   const auto sm90 = [](int64_t out_channels, int64_t boxes, bool skips_nothing = false) {
     return choose_conv_tile_sm90(ConvKernel::kSm90F16, out_channels, boxes, kMultiprocessors,
                                  skips_nothing);
@@ -214,7 +211,6 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
 }
 
 TEST(Heuristics, SmallTilesOfPixelsWhileAllRunAtOnce) {
-  constexpr int kMultiprocessors = 132;
   const auto tile = [](int64_t out_channels, int64_t boxes) {
     return choose_by_pixel_tile(out_channels, boxes, kMultiprocessors);
   };
@@ -224,7 +220,6 @@ TEST(Heuristics, SmallTilesOfPixelsWhileAllRunAtOnce) {
 }
 
 TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
-  constexpr int kMultiprocessors = 132;
   const auto segments = [](int64_t out_channels, int64_t pixels, int64_t steps,
                            std::optional<int> forced = std::nullopt) {
     return choose_conv_segments(out_channels, pixels, steps, kMultiprocessors, forced);
@@ -286,7 +281,6 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
 }
 
 TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
-  constexpr int kMultiprocessors = 132;
   const auto choose = [](int64_t out_channels, int64_t pixels, int64_t steps) {
     return choose_unskipped_tile(out_channels, pixels, steps, kMultiprocessors);
   };
@@ -309,7 +303,6 @@ TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
 }
 
 TEST(Heuristics, ConsecutivePixelsPayWithoutSegments) {
-  constexpr int kMultiprocessors = 132;
   const auto pays = [](int64_t out_channels, int64_t pixels, int64_t steps, double padding = 0,
                        std::optional<int> forced = std::nullopt) {
     return unskipped_conv_pays(out_channels, pixels, steps, kMultiprocessors, forced,
@@ -332,7 +325,6 @@ TEST(Heuristics, StagesOfConsecutivePixels) {
 }
 
 TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
-  constexpr int kMultiprocessors = 132;
   const auto segments = [](int64_t m, int64_t k, int64_t n,
                            std::optional<int> forced = std::nullopt) {
     return choose_product_segments(Kernel::kSm90F64, {1, 1, 1, m, n, k}, kMultiprocessors, forced);

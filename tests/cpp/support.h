@@ -79,27 +79,4 @@ inline double tolerance(at::ScalarType dtype) {
   }
 }
 
-// The definition, block by block in float64; norm maps decide exactly as they do in the library.
-inline Tensor reference_mm(const Tensor& a, const Tensor& b, const Tensor& norm_a,
-                           const Tensor& norm_b, double tau, at::IntArrayRef block) {
-  const Tensor maps_a = norm_a.cpu(), maps_b = norm_b.cpu();
-  const Tensor threshold = at::scalar_tensor(tau, maps_a.options());
-  const Tensor rows = a.to(at::kDouble), columns = b.to(at::kDouble);
-  Tensor c = at::zeros({a.size(0), b.size(1)}, rows.options());
-  const auto part = [](const Tensor& t, int64_t dim, int64_t index, int64_t edge) {
-    return t.narrow(dim, index * edge, std::min(edge, t.size(dim) - index * edge));
-  };
-  for (int64_t i = 0; i < maps_a.size(0); ++i) {
-    for (int64_t j = 0; j < maps_b.size(1); ++j) {
-      Tensor target = part(part(c, 0, i, block[0]), 1, j, block[2]);
-      for (int64_t k = 0; k < maps_a.size(1); ++k) {
-        if ((maps_a[i][k] * maps_b[k][j]).lt(threshold).item<bool>()) continue;
-        target += part(part(rows, 0, i, block[0]), 1, k, block[1])
-                      .mm(part(part(columns, 0, k, block[1]), 1, j, block[2]));
-      }
-    }
-  }
-  return c;
-}
-
 }  // namespace spamm::testing
