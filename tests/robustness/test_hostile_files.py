@@ -193,6 +193,8 @@ TEXTS = {
     "list": "[]",
     "cut": '{"settings": {',
     "null": "null",
+    "nothing": "",
+    "no object": '{"settings": {}, "groups": [1]}',
 }
 
 
@@ -206,7 +208,7 @@ def test_json(tmp_path, text):
     refuses(ValueError, lambda: spamm_torch.convert_(model, path), str(path))
     assert type(model[0]) is nn.Conv2d
     refuses(ValueError, lambda: Journal(path, {}), str(path))
-    refuses(UserError, lambda: runs.Journal(tmp_path, "file", {}), str(path))
+    refuses(UserError, lambda: runs.Journal(tmp_path, "file", {}), str(path), "anew with --fresh")
     refuses(UserError, lambda: results.load(path), str(path))
     as_text = content if isinstance(content, str) else "\ufffd"
     refuses(ValueError, lambda: spamm_torch.SpAMMConfig.from_json(as_text))

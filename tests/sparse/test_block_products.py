@@ -129,6 +129,8 @@ def test_a_given_norm_map_decides():
     )
     assert spamm_torch.mm(a, a, tau=1.5, norm_a=ones, norm_b=ones)._nnz() == 0
     assert spamm_torch.mm(a, a, tau=1.0, norm_a=ones, norm_b=ones)._nnz() == 9
+    x, zeros = torch.rand(96, 40, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)
+    assert not spamm_torch.mm(a, x, tau=1e-9, norm_b=zeros).any()
 
 
 # ---- Values that are no numbers -----------------------------------------------------------------
@@ -236,12 +238,6 @@ def test_a_dense_operand_gives_a_dense_result(dtype, edge, width, knob):
         added = spamm_torch.addmm(bias, left, right, beta=2, tau=info.tau)
         expected = spamm_torch.addmm(bias, *dense, beta=2, tau=info.tau, block=edge)
         assert torch.equal(added, expected)
-
-
-def test_norms_of_a_dense_operand_may_be_given():
-    a, x = patterns.matrix("random", 3, 3, 32), torch.rand(96, 40, dtype=torch.float64)
-    norms = torch.zeros(3, 2, dtype=torch.float64)
-    assert not spamm_torch.mm(a, x, tau=1e-9, norm_b=norms).any()
 
 
 # ---- Memory and sizes ---------------------------------------------------------------------------

@@ -252,10 +252,6 @@ def test_it_is_recursive_bisection(device, n, dimensions):
     assert order.tolist() == bisected(positions.tolist())
 
 
-def test_no_points(device):
-    assert spamm_torch.spatial_order(torch.empty(0, 3, device=device)).shape == (0,)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64, torch.uint8])
 def test_any_real_dtype_with_ties(device, dtype):
     positions = (8 * points(100, seed=1, device=device)).floor().to(dtype)
@@ -263,15 +259,17 @@ def test_any_real_dtype_with_ties(device, dtype):
     assert order.tolist() == bisected(positions.tolist())
 
 
-def test_points_at_one_place_keep_their_order(device):
+def test_what_does_not_matter(device):
+    """Strides, gradients and groups of one point; points at one place keep their order."""
+    positions = points(60, seed=2, device=device)
+    expected = spamm_torch.spatial_order(positions)
+    strided = positions.t().contiguous().t().requires_grad_()
+    assert torch.equal(spamm_torch.spatial_order(strided), expected)
+    groups = torch.arange(60, device=device, dtype=torch.int32)
+    assert torch.equal(spamm_torch.spatial_order(positions, groups), expected)
     order = spamm_torch.spatial_order(torch.ones(50, 3, device=device))
     assert order.tolist() == list(range(50))
-
-
-def test_strides_and_gradients_do_not_matter(device):
-    positions = points(60, seed=2, device=device)
-    strided = positions.t().contiguous().t().requires_grad_()
-    assert torch.equal(spamm_torch.spatial_order(strided), spamm_torch.spatial_order(positions))
+    assert spamm_torch.spatial_order(positions[:0]).shape == (0,)
 
 
 def test_groups_stay_together_in_the_order_of_their_middles(device):
@@ -289,13 +287,6 @@ def test_groups_stay_together_in_the_order_of_their_middles(device):
     middles = [((of.amin(0) + of.amax(0)) / 2).tolist() for of in of_group]
     expected = [int(groups.unique()[place]) for place in bisected(middles)]
     assert [label for label, _ in runs] == expected
-
-
-def test_groups_of_one_point_change_nothing(device):
-    positions = points(77, seed=4, device=device)
-    groups = torch.arange(77, device=device, dtype=torch.int32)
-    expected = spamm_torch.spatial_order(positions)
-    assert torch.equal(spamm_torch.spatial_order(positions, groups), expected)
 
 
 def test_it_makes_blocks_skippable(device):
@@ -421,9 +412,6 @@ def test_bad_files(tmp_path):
     del content["overlap"]
     np.savez(path, **content)
     refused(path, "it is damaged")
-
-
-def test_an_unknown_name():
     with pytest.raises(UserError, match=r"expected embedded matrices: default, .*; got none"):
         load("none")
 
