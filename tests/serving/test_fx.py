@@ -87,17 +87,6 @@ def test_features_by_torchvision(device, image):
     assert torch.equal(found["scores"], model(image))
 
 
-def test_a_converted_model(device, image):
-    model = nn.Sequential(
-        SpAMMConv2d(3, 40, 3, tau=0.0), nn.ReLU(), SpAMMConv2d(40, 40, 3, tau=0.5), nn.ReLU()
-    )
-    model = model.eval().to(device)
-    spamm_torch.convert_(model)
-    traced = fx.symbolic_trace(model)
-    with torch.no_grad():
-        assert torch.equal(traced(image), model(image))
-
-
 def test_functions(device):
     def products(a, b, bias):
         norm_a, norm_b = ops.norm_map(a), ops.norm_map(b)
