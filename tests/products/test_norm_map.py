@@ -34,6 +34,7 @@ def assert_norms(actual, a, block):
 def test_every_block(device, dtype, block):
     a = matrices.normal(150, 270, dtype=dtype, device=device)
     assert_norms(spamm_torch.norm_map(a, block), a, block)
+    assert torch.equal(spamm_torch.norm_map(a), spamm_torch.norm_map(a, (64, 64)))
 
 
 @given(
@@ -103,11 +104,6 @@ def test_rows_have_the_very_same_norms_wherever_they_lie(dtype, block):
         view = wide[:, offset : offset + 290]
         view.copy_(a)
         assert torch.equal(spamm_torch.norm_map(view, block), expected), (offset, width)
-
-
-def test_default_block_is_64(device):
-    a = matrices.normal(130, 70, device=device)
-    assert torch.equal(spamm_torch.norm_map(a), spamm_torch.norm_map(a, (64, 64)))
 
 
 # ---- Exact where sum and root are representable -------------------------------------------------

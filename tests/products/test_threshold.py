@@ -25,6 +25,10 @@ def maps(device, norm_a, norm_b, dtype=torch.float32):
     return tuple(torch.tensor(norm, dtype=dtype, device=device) for norm in (norm_a, norm_b))
 
 
+def assert_is_a_norm(found, norms):
+    assert (found.shape, found.dtype, found.device) == ((), norms.dtype, norms.device)
+
+
 @st.composite
 def norm_maps(draw, max_edge=8, special=True, tiny=0.0):
     """Pairs of norm maps on the CPU, some batched, with ties, zeros and, if asked, NaN and Inf."""
@@ -69,9 +73,7 @@ def maps_and_tau(draw, **options):
 def test_find_tau_is_the_exact_selection(device, pair, ratio):
     norm_a, norm_b = (norm.to(device) for norm in pair)
     tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
-    assert tau.shape == ()
-    assert tau.dtype == norm_a.dtype
-    assert tau.device == norm_a.device
+    assert_is_a_norm(tau, norm_a)
     assert tau.item() == reference.find_tau(norm_a, norm_b, ratio)
 
 
@@ -186,8 +188,7 @@ def test_counts_and_ratio(device, case):
     expected = reference.valid_counts(norm_a, norm_b, tau)
     np.testing.assert_array_equal(counts.cpu().numpy(), expected, strict=True)
     ratio = spamm_torch.valid_ratio(norm_a, norm_b, tau)
-    assert ratio.shape == ()
-    assert ratio.dtype == norm_a.dtype
+    assert_is_a_norm(ratio, norm_a)
     exact = reference.valid_ratio(norm_a, norm_b, tau)
     assert ratio.item() == torch.tensor(exact, dtype=norm_a.dtype).item()
 
@@ -247,9 +248,7 @@ def test_error_bound_is_above_the_exact_value_and_close(device, case, skipping):
     skip_norm = None if skipping is None else norm_b * skipping
     host_tau = torch.tensor(tau, dtype=torch.float64)
     bound = torch.ops.spamm_torch.error_bound(norm_a, norm_b, host_tau, skip_norm_b=skip_norm)
-    assert bound.shape == ()
-    assert bound.dtype == norm_a.dtype
-    assert bound.device == norm_a.device
+    assert_is_a_norm(bound, norm_a)
     exact = reference.error_bound(norm_a, norm_b, tau, skip_norm)
     slack = 2.0**-17 if norm_a.dtype == torch.float32 else 2.0**-43
     smallest = torch.finfo(norm_a.dtype).smallest_normal * torch.finfo(norm_a.dtype).eps
@@ -305,9 +304,7 @@ def test_find_tau_for_error_keeps_the_promise_and_skips_all_it_may(
     norm_a, norm_b = (norm.to(device) for norm in pair)
     skip_norm = norm_b * 2 if skipping else None
     tau = find_tau_for_error(norm_a, norm_b, max_error, skip_norm_b=skip_norm)
-    assert tau.shape == ()
-    assert tau.dtype == norm_a.dtype
-    assert tau.device == norm_a.device
+    assert_is_a_norm(tau, norm_a)
     norms = (reference.to_array(norm).astype(np.longdouble) for norm in (norm_a, norm_b))
     limit = max_error * np.prod([np.sqrt(np.sum(norm**2)) for norm in norms])
     assert reference.error_bound(norm_a, norm_b, tau, skip_norm) <= limit
