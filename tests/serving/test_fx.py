@@ -1,5 +1,6 @@
 """``torch.fx.symbolic_trace`` through functions and modules: one node a call, equal results."""
 
+import inspect
 import pickle
 from pathlib import Path
 
@@ -167,15 +168,12 @@ def test_stages_stand_in_torchs_profile(device, dtype):
 def test_nvtx_changes_no_result(device, tmp_path):
     """In a process of its own: the variable is read when the library is loaded."""
     path = tmp_path / "found.pt"
-    code = (
-        "import sys, torch; sys.path[:0] = sys.argv[1:4]; import test_fx as test; "
-        "device = torch.device(sys.argv[4]); "
-        "torch.save([test.product(device, torch.float32), test.convolution(device, torch.float32)],"
-        " sys.argv[5])"
-    )
-    here = Path(__file__).parent
-    arguments = REPOSITORY, here.parent, here, device, path
-    python("-c", code, *arguments, check=True, SPAMM_TORCH_NVTX="1")
+    code = "\n".join(map(inspect.getsource, (product, convolution)))
+    code = f"""import sys, torch, spamm_torch
+{code}
+place = torch.device(sys.argv[1]), torch.float32
+torch.save([product(*place), convolution(*place)], sys.argv[2])"""
+    python("-c", code, device, path, cwd=REPOSITORY, check=True, SPAMM_TORCH_NVTX="1")
     expected = product(device, torch.float32), convolution(device, torch.float32)
     for found, result in zip(torch.load(path), expected, strict=True):
         assert torch.equal(found, result)
