@@ -3,6 +3,7 @@
 import collections
 import itertools
 import os
+import sys
 
 import matrices
 import pytest
@@ -19,6 +20,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.en
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core of its own
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
@@ -91,6 +93,13 @@ def pytest_collection_finish(session):
     alone = all(item.get_closest_marker("cuda") for item in session.items)
     if asked and session.items and alone and not torch.cuda.is_available():
         raise pytest.UsageError(f"expected a CUDA device for -m {asked!r}; torch finds none")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def calls_are_timed_a_few_times():
+    """Conversions measure each candidate as few times as they may: no test asks for more."""
+    if timing := sys.modules.get("spamm_torch._timing"):
+        timing._CPU_SECONDS = 0
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -163,6 +163,7 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(timing, "perf_counter", clock)
     monkeypatch.setattr(timing, "_CPU_REPEATS", (5, 5))
+    monkeypatch.setattr(timing, "_CPU_SECONDS", 0.1)
     return clock
 
 

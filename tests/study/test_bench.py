@@ -40,9 +40,10 @@ def folder(tmp_path_factory):
     ("case", "module", "measure", "arguments"),
     [
         ("mm", mm, "bench_operands", ("--sizes", 64, 100, 128, "--precisions", "float32")),
-        (
+        pytest.param(
             *("conv", conv, "bench_case"),
             ("--groups", "vgg13", "--layers", "conv51", "--batches", 1, 2, 3),
+            marks=pytest.mark.thorough,
         ),
         (
             *("multi_gpu", measuring, "attempt"),  # a cell, its peer, and what the host takes

@@ -25,7 +25,6 @@ from models.files import UserError
 from models.unet import UNet
 from models.water.matrices import FILES, FOLDER
 from models.water.overlap import BASES
-from spamm_torch import _timing as timing
 
 SCRIPT = Path(density_matrix.__file__)
 ERRORS = (1e-8, 1e-6)
@@ -101,7 +100,11 @@ def test_a_model_cluster(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source", [("--chain", "330"), ("--waters", "20"), ("--ergo", "water 6-31G")]
+    "source",
+    [
+        *(("--waters", "20"), ("--ergo", "water 6-31G")),
+        pytest.param(("--chain", "330"), marks=pytest.mark.thorough),
+    ],
 )
 def test_block_sparse_matrices(source, tmp_path):
     """The same problem, whole and in blocks: the same energies, and the same density matrix."""
@@ -120,7 +123,9 @@ def test_block_sparse_matrices(source, tmp_path):
     torch.testing.assert_close(*densities, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("source", [("--chain", "330"), ("--waters", "70")])
+@pytest.mark.parametrize(
+    "source", [("--waters", "70"), pytest.param(("--chain", "330"), marks=pytest.mark.thorough)]
+)
 def test_shards_over_processes(source, tmp_path):
     """From S and F to the density matrix, which has the bits of one process."""
     densities, methods = [], []
@@ -267,23 +272,6 @@ def test_a_file_of_ergos_matrices():
     assert (problem.electrons, problem.atoms) == (expected.electrons, expected.atoms)
 
 
-def test_a_folder_for_the_density_matrix(tmp_path, capsys):
-    line = refused(tmp_path, capsys, "--chain", 64, "--density", tmp_path)
-    assert line == f"expected a file for --density; got the folder {tmp_path}"
-
-
-def test_a_name_with_folders(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        density_matrix.main(["--out", str(tmp_path), "--name", "a/b"])
-    assert "expected a name without folders; got 'a/b'" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-
-
-def test_electrons_that_do_not_fit(tmp_path, capsys):
-    line = refused(tmp_path, capsys, "--chain", 64, "--electrons", 63)
-    assert line.endswith("electrons from 2 to 126, for 64 functions; got 63")
-
-
 def test_files_that_are_missing_or_damaged(tmp_path, capsys):
     path, array = tmp_path / "given.npz", tmp_path / "given.npy"
     line = refused(tmp_path, capsys, "--matrices", path)
@@ -296,17 +284,24 @@ def test_files_that_are_missing_or_damaged(tmp_path, capsys):
     assert refused(tmp_path, capsys, "--ergo", "gold").endswith("got gold")
 
 
-def test_cuda_where_there_is_none(tmp_path, capsys, monkeypatch):
+def test_options_that_do_not_fit(tmp_path, capsys, monkeypatch):
+    line = refused(tmp_path, capsys, "--chain", 64, "--density", tmp_path)
+    assert line == f"expected a file for --density; got the folder {tmp_path}"
+    line = refused(tmp_path, capsys, "--chain", 64, "--electrons", 63)
+    assert line.endswith("electrons from 2 to 126, for 64 functions; got 63")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "--device cuda" in refused(tmp_path, capsys, "--device", "cuda")
-
-
-def test_a_folder_that_cannot_be_written(tmp_path, capsys):
-    (tmp_path / "out").touch()
-    arguments = ["--device", "cpu", "--chain", "64", "--out", str(tmp_path / "out" / "in")]
-    assert exit_code(lambda: density_matrix.main(arguments)) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert str(tmp_path / "out") in line
+    (tmp_path / "file").touch()
+    line = refused(tmp_path, capsys, "--chain", 64, "--out", tmp_path / "file" / "in")
+    assert str(tmp_path / "file") in line
+    for main, arguments, words in (
+        (density_matrix.main, ("--name", "a/b"), "expected a name without folders; got 'a/b'"),
+        (demo.main, ("--size", "100"), "expected a multiple of 64; got 100"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*arguments, "--out", str(tmp_path / "none")])
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 # ---- Scattered digits ----------------------------------------------------------------------------
@@ -369,12 +364,9 @@ def test_other_processes_draw_the_same_batches(digits, first):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
     assert not torch.equal(alone[0][0], alone[1][0])
-
-
-def test_no_process_is_started_where_no_step_is_left(digits):
-    batches = network._batches(TINY, digits, TINY.steps, 2)
-    assert batches.num_workers == 0
-    assert list(batches) == []
+    none = network._batches(config, digits, config.steps, 2)  # no step is left
+    assert none.num_workers == 0
+    assert list(none) == []
 
 
 def test_training_goes_on_where_ctrl_c_stopped_it(digits, tmp_path):
@@ -402,7 +394,6 @@ def test_the_demo_writes_a_page_its_data_and_a_picture(tmp_path, monkeypatch, ca
     monkeypatch.setitem(demo._CONFIGS, "cpu", TINY)
     monkeypatch.setattr(demo, "_DIGITS", (4, 8))
     monkeypatch.setattr(demo, "_CHECKED", 2)
-    monkeypatch.setattr(timing, "_CPU_SECONDS", 0)
     arguments = ["--device", "cpu", "--root", str(tmp_path), "--out", str(tmp_path / "out")]
     demo.main([*arguments, "--size", "64", "--repeats", "1", "--no-compile"])
     [run] = results.load(tmp_path / "out/scattered_digits.json")["runs"]
@@ -420,9 +411,3 @@ def test_the_demo_writes_a_page_its_data_and_a_picture(tmp_path, monkeypatch, ca
     assert run["said"] in capsys.readouterr().out.replace("\n", " ")
     assert "16 digits, textured" in page
     assert (tmp_path / "out/scattered_digits.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_bad_options(capsys):
-    with pytest.raises(SystemExit):
-        demo.main(["--size", "100"])
-    assert "expected a multiple of 64; got 100" in capsys.readouterr().err

@@ -173,11 +173,8 @@ def test_files_that_are_missing(main, tmp_path, capsys):
     assert exit_code(lambda: main(arguments)) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line == f"error: cannot read {path}: No such file or directory"
-
-
-def test_add_needs_one_page(tmp_path):
     with pytest.raises(UserError, match="expected one page for --add; got 0"):
-        plot_results.main(["--add", str(tmp_path / "a.json")])
+        plot_results.main(["--add", str(path)])
 
 
 def test_what_is_found_is_said_in_a_line():
@@ -203,19 +200,15 @@ def never():
 
 
 def test_a_group_is_on_disk_at_once_and_not_measured_again(tmp_path):
-    first = Journal(tmp_path, "mm", SETTINGS)
-    assert first.measured("a", lambda: {"block": (64, 32), 0.5: 1.25}) == {
-        "block": [64, 32],
-        "0.5": 1.25,
-    }
+    first, group = Journal(tmp_path, "mm", SETTINGS), {"block": [64, 32], "0.5": 1.25}
+    assert first.measured("a", lambda: {"block": (64, 32), 0.5: 1.25}) == group
     second = Journal(tmp_path, "mm", SETTINGS)
     assert "a" in second
     assert "b" not in second
-    assert second.measured("a", never) == {"block": [64, 32], "0.5": 1.25}
-
-
-def test_fresh_forgets(tmp_path):
-    Journal(tmp_path, "mm", SETTINGS).measured("a", lambda: 1)
+    assert second.measured("a", never) == group
+    assert second.measured("b", lambda: (1, 2), keep=lambda group: False) == [1, 2]
+    assert second.measured("b", lambda: (3,), keep=lambda group: group == [3]) == [3]
+    assert Journal(tmp_path, "mm", SETTINGS).measured("b", never) == [3]
     assert Journal(tmp_path, "mm", SETTINGS, fresh=True).measured("a", lambda: 2) == 2
     assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 2
 
@@ -235,25 +228,6 @@ def test_other_settings_are_refused(tmp_path, settings, words):
     with pytest.raises(UserError, match=words):
         Journal(tmp_path, "mm", settings)
     assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 1
-
-
-def test_a_group_that_is_not_to_be_kept(tmp_path):
-    journal = Journal(tmp_path, "mm", SETTINGS)
-    assert journal.measured("a", lambda: (1, 2), keep=lambda group: False) == [1, 2]
-    assert journal.measured("a", lambda: (3,), keep=lambda group: group == [3]) == [3]
-    assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == [3]
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"settings": {}, "groups": [1]}'])
-def test_a_file_of_something_else_is_refused(tmp_path, content):
-    path = tmp_path / "mm.partial.json"
-    path.write_text(content)
-    with pytest.raises(UserError) as caught:
-        Journal(tmp_path, "mm", SETTINGS)
-    assert str(caught.value) == (
-        f"expected groups of an unfinished run; got something else in {path}: measure anew with "
-        "--fresh"
-    )
 
 
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(tmp_path):
@@ -310,20 +284,12 @@ def assert_only_the_old_content(path):
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
+    """A file with an old content, in folders that were made for it."""
+    path = tmp_path / "a" / "b" / "file"
+    for content in (b"older", b"old"):
+        write_atomically(path, lambda file, content=content: file.write(content))
+    assert_only_the_old_content(path)
     return path
-
-
-def test_the_content_replaces_the_old_one(path):
-    write_atomically(path, lambda file: file.write(b"new"))
-    assert path.read_bytes() == b"new"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_missing_folders_are_made(tmp_path):
-    write_atomically(tmp_path / "a" / "b" / "c", lambda file: file.write(b"new"))
-    assert (tmp_path / "a" / "b" / "c").read_bytes() == b"new"
 
 
 OTHERS = [KeyboardInterrupt, SystemExit, ValueError, MemoryError]
