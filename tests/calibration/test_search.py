@@ -138,6 +138,8 @@ def test_bisection_finds_the_most_moves(most):
     assert found.moves == most
     assert len(losses.calls) <= 9
     assert (found.held is None) == (most == 0)
+    assert search(growing(20), 0.0, 9, Losses(most, 100)).moves == most  # a limit, too
+    assert search([], 0.5, 9, Losses(most, 100)).moves == 0
 
 
 @pytest.mark.parametrize("limit", [3e-4, 2e-3, 0.02, 0.05, 0.3])
@@ -170,9 +172,7 @@ def test_it_steps_back_where_the_second_half_refuses():
     second = losses.held()[1]
     assert errors[second - 1] <= 0.7 * errors[refused - 1] < errors[second]
     assert found.moves <= 12
-
-
-def test_what_is_left_of_evaluations_goes_between():
+    # What is left of evaluations goes between.
     losses = Losses(20, 19)
     assert search(growing(20), 0.5, 9, losses).moves == 19
     assert losses.held() == [20, 18, 19]
@@ -186,15 +186,6 @@ def test_what_the_second_half_leaves_goes_on_in_the_first():
     assert halves[:6] == [0] * 5 + [1]
     assert 0 in halves[6:]
     assert found.moves == max(losses.held())
-
-
-def test_no_moves_are_no_search():
-    assert search([], 0.5, 9, Losses(0, 0)).moves == 0
-
-
-def test_no_drop_at_all_is_a_limit_too():
-    losses = Losses(7, 100)
-    assert search(growing(20), 0.0, 9, losses).moves == 7
 
 
 # ---- Thresholds ----------------------------------------------------------------------------------

@@ -116,11 +116,16 @@ def test_under_autocast_the_norms_are_of_what_is_multiplied(device, knob):
 
 
 def test_no_products_at_all(device):
-    a = torch.ones(0, 40, device=device)
-    result, info = spamm_torch.mm(a, a.t(), valid_ratio=0.5, return_info=True)
-    assert result.shape == (0, 0)
-    assert info.valid_ratio == 1
-    assert info.error_bound == 0
+    a, x = torch.ones(0, 40, device=device), torch.ones(0, 40, 8, 8, device=device)
+    weight = torch.ones(64, 40, 3, 3, device=device)
+    options = {"valid_ratio": 0.5, "return_info": True}
+    for (result, info), shape in (
+        (spamm_torch.mm(a, a.t(), **options), (0, 0)),
+        (spamm_torch.conv2d(x, weight, **options), (0, 64, 6, 6)),
+    ):
+        assert result.shape == shape
+        assert info.valid_ratio == 1
+        assert info.error_bound == 0
 
 
 def test_a_threshold_on_the_host(device):
@@ -252,14 +257,6 @@ def test_conv2d_of_very_small_and_very_large_numbers(device, scale):
     expected = spamm_torch.conv2d(input, weight, tau=60.0, return_info=True)[1]
     found = spamm_torch.conv2d(input * scale, weight, tau=60.0 * scale, return_info=True)[1]
     torch.testing.assert_close(found.valid_ratio, expected.valid_ratio, atol=1e-3, rtol=0)
-
-
-def test_conv2d_of_no_images(device):
-    input = torch.ones(0, 40, 8, 8, device=device)
-    weight = torch.ones(64, 40, 3, 3, device=device)
-    result, info = spamm_torch.conv2d(input, weight, valid_ratio=0.5, return_info=True)
-    assert result.shape == (0, 64, 6, 6)
-    assert info.valid_ratio == 1
 
 
 def test_float64_images_of_any_magnitude(device):

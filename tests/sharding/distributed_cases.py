@@ -168,13 +168,9 @@ def one_rank(rank):
 
 
 @case()
-def memory_starts_as_nan(rank):
-    assert torch.empty(5, device=rank.device).isnan().all()
-
-
-@case()
 def bits_of_one_process(rank):
-    """Every dtype and block; cuts, knobs and stages take turns."""
+    """Every dtype and block; cuts, knobs and stages take turns; and every layout."""
+    assert torch.empty(5, device=rank.device).isnan().all()
     blocks = (32, 64, 128, (128, 32, 64))
     kinds = itertools.cycle(itertools.product(CUTS, CUTS))
     knobs = itertools.cycle(KNOBS)
@@ -183,16 +179,8 @@ def bits_of_one_process(rank):
         for stages in (short_stages, contextlib.nullcontext):
             with stages():
                 assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
-
-
-@case()
-def stages_of_2048_columns(rank):
-    a, b = operands(rank, 200, 190, 4500)
+    a, b = operands(rank, 200, 190, 4500)  # stages of 2048 columns
     assert_rows_of_mm(rank, a, b, "even", "even", valid_ratio=0.3)
-
-
-@case()
-def layouts(rank):
     a, b = operands(rank, dtype=torch.float16)
     for layout in ("transposed", "every other row", "misaligned"):
         laid_out = matrices.LAYOUTS[layout]
@@ -354,16 +342,6 @@ def a_group_of_some_ranks(rank):
     assert_rows_of_mm(in_group, a, b, "odd", "odd", valid_ratio=0.5, group=group)
 
 
-@case()
-def groups_that_are_none(rank):
-    a, b = operands(rank)
-    assert_all_raise(
-        "TypeError",
-        "group must be a torch.distributed.ProcessGroup or None; got list",
-        lambda: distributed.mm(a, b, tau=1.0, group=[0, 1]),
-    )
-
-
 # ---- Arguments that do not fit ------------------------------------------------------------------
 
 
@@ -416,6 +394,8 @@ def all_ranks_raise_together(rank):
     refused("ValueError", line, options={**tau, "block": 48})
     line = "balance must be True or False; got 1"
     refused("TypeError", line, options={**tau, "balance": 1})
+    line = "group must be a torch.distributed.ProcessGroup or None; got list"
+    refused("TypeError", line, options={**tau, "group": [0, 1]})
 
 
 @case(worlds=(1, 2, 3, 4))
@@ -589,6 +569,9 @@ def dense_gradients(rank):
                     torch.testing.assert_close(own.grad, shard(dense, cut, rank), **close)
                 else:
                     assert own.grad is None
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not distributed.mm(own_a, own_b, tau=1.0).requires_grad
 
 
 @case()
@@ -610,17 +593,6 @@ def gradients_of_gradients(rank):
     expected = derivatives(a, b, *weights, torch.mm)
     for x, y, cut in zip(found, expected, cuts * 2, strict=True):
         torch.testing.assert_close(x, shard(y, cut, rank))
-
-
-@case(worlds=(2, 4))
-def no_gradient_without_grad_mode(rank):
-    a, b = operands(rank)
-    cuts = cuts_of(len(a), rank.world, "even"), cuts_of(len(b), rank.world, "even")
-    own = shard(a, cuts[0], rank).clone().requires_grad_(), shard(b, cuts[1], rank)
-    assert distributed.mm(*own, tau=1.0).requires_grad
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            assert not distributed.mm(*own, tau=1.0).requires_grad
 
 
 # ---- DTensors -----------------------------------------------------------------------------------

