@@ -120,9 +120,9 @@ class KeepsFeatures(StoresEntry):
         return self.kept[0].sum().item()
 
 
+@dataclass
 class Tracker:
-    def __init__(self):
-        self.calls = 0
+    calls: int = 0
 
     def update(self):
         self.calls += 1

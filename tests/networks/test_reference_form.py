@@ -1,7 +1,6 @@
 """convert_ with a reference picture: deviations give the model's own results, and skip zeros."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -111,7 +110,8 @@ def test_what_stands_between_convolutions(name):
 @pytest.mark.parametrize(
     ("network", "tolerance"),
     [
-        *((ZOO[name], 1e-4) for name in ("resnet18", "densenet121", "shufflenet_v2_x0_5")),
+        *((ZOO[name], 1e-4) for name in ("resnet18", "shufflenet_v2_x0_5")),
+        pytest.param(ZOO["densenet121"], 1e-4, marks=pytest.mark.thorough),
         *((torch.float64, 1e-10), (torch.bfloat16, 0.05)),  # of the U-Net
     ],
 )
@@ -340,20 +340,6 @@ def test_settings_of_layers_that_change_are_noticed(setting, value):
     assert not is_served(model, pictures())
     if setting != "drop.training":  # which draws
         assert_same(model, original, pictures())
-
-
-def test_copies_and_pickles():
-    model, original = converted(resnet, reference=pictures(1, seed=2))
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        assert is_served(other, pictures())
-        assert_same(other, original, pictures())
-        with torch.no_grad():
-            assert torch.equal(other(pictures()), model(pictures()))
-        refresh_(other)
-        assert_same(revert_(other), original, pictures())
 
 
 def test_it_compiles_into_one_graph():
