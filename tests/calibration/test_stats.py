@@ -305,37 +305,6 @@ def test_a_ratio_that_left_its_band_is_named(tmp_path):
     assert "_spamm_band" not in fresh.conv_b.__dict__
 
 
-@pytest.mark.parametrize(
-    "band", [[0.1], "wide", [0.1, "x"], [0.5, 0.2], [-0.1, 0.5], [0.5, 1.5], [float("nan"), 0.5]]
-)
-def test_bands_of_another_kind_are_refused(tmp_path, band):
-    model = tiny_network(batch_norm=True)
-    path = settings_with_band(tmp_path, model, 0.0, 0.2)
-    settings = json.loads(path.read_text())
-    settings["layers"]["conv_b"]["band"] = band
-    path.write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"bands of two valid ratios, 0 .* 1; got .* for 'conv_b'"):
-        convert_(model, path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": 1}, r"of format 3; got format 1 \(make them anew\)"),
-        ({"format": 4}, "of format 3; got format 4"),
-        ({"versions": {"spamm_torch": "9.1.0"}}, "got those of '9.1.0'"),
-        ({"versions": {}}, "a settings file as a report saves it"),
-    ],
-)
-def test_settings_of_another_version_are_refused(tmp_path, change, message):
-    model = tiny_network(batch_norm=True)
-    path = settings_with_band(tmp_path, model, 0.0, 0.2)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match=message):
-        convert_(model, path)
-    assert type(model.conv_b) is nn.Conv2d
-
-
 @pytest.mark.parametrize("model", [nn.Linear(4, 4), nn.Conv2d(4, 4, 1)])
 def test_a_model_that_skips_nothing_has_an_empty_table(model):
     with record_stats(model) as stats:
@@ -343,9 +312,6 @@ def test_a_model_that_skips_nothing_has_an_empty_table(model):
     assert dict(stats) == {}
     assert stats.drifted == []
     assert str(stats).splitlines()[1:] == ["no layer of the model skips"]
-
-
-def test_what_is_no_module_is_refused():
     line = "^record_stats expects an nn.Module; got NoneType$"
     with pytest.raises(TypeError, match=line), record_stats(None):
         pass

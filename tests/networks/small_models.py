@@ -1,6 +1,7 @@
 """Small models for the tests of whole networks, and what these tests ask of a model."""
 
 import copy
+import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -105,6 +106,13 @@ def is_served(model, *args, **kwargs):
         for fused in generated:
             del fused.run
     return count > 0
+
+
+def source_of(model, name="forward"):
+    """The text of a generated forward."""
+    forward = getattr(fused_of(model), name)
+    forward = forward if name == "forward" else forward(True)
+    return "".join(linecache.getlines(forward.__code__.co_filename))
 
 
 @torch.no_grad()

@@ -2,14 +2,13 @@
 
 import collections
 import copy
-import linecache
 import pickle
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 import torch
-from small_models import Made, is_served, pictures, trained
+from small_models import Made, is_served, pictures, source_of, trained
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
@@ -206,8 +205,16 @@ def hugging_face(name):
     return transformers.ConvNextModel(config)
 
 
-@pytest.mark.parametrize("name", ["resnet", "convnext"])
-@pytest.mark.parametrize("with_example", [True, False])
+@pytest.mark.parametrize(
+    ("name", "with_example"),
+    [
+        ("resnet", True),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (("resnet", False), ("convnext", True), ("convnext", False))
+        ),
+    ],
+)
 @torch.no_grad()
 def test_models_of_transformers(name, with_example, measured):
     measured([1.0] * 4, [2.0, 1.0, 1.5, 2.5])
@@ -319,5 +326,5 @@ def test_what_no_code_can_name_is_left_and_named():
 def test_a_container_is_looked_up_once():
     model = Block("layers", "a", "b", "c", "d")
     converted(model)
-    source = "".join(linecache.getlines(fused_of(model).forward.__code__.co_filename))
+    source = source_of(model)
     assert source.count("self.layers") == source.count("at_layers.inner") == 1

@@ -2,17 +2,15 @@
 
 import copy
 import json
-import linecache
 import pickle
 
 import pytest
 import torch
-from small_models import Made, is_served, trained
+from small_models import Made, is_served, source_of, trained
 from torch import nn
 from torch.nn import functional as F
 
 from spamm_torch import SpAMMConfig, convert_, record_stats, revert_
-from spamm_torch.networks.install import fused_of
 from spamm_torch.networks.operands import joined_setting, joined_weight
 
 OPS = torch.ops.spamm_torch
@@ -44,8 +42,7 @@ def images(device="cpu", dtype=torch.float32, count=3, size=6):
 
 def calls_of_both(model):
     """How many convolutions of the generated forward compute the pool behind them."""
-    source = linecache.getlines(fused_of(model).forward.__code__.co_filename)
-    return "".join(source).count("conv2d_max_pool(")
+    return source_of(model).count("conv2d_max_pool(")
 
 
 @pytest.fixture

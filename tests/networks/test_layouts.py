@@ -2,11 +2,10 @@
 
 import copy
 import itertools
-import linecache
 
 import pytest
 import torch
-from small_models import Made, converted_alike, pictures, trained
+from small_models import Made, converted_alike, pictures, source_of, trained
 from support import FORMATS, Watching
 from torch import nn
 from torch.nn import functional as F
@@ -15,7 +14,6 @@ from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_
 from spamm_torch._timing import Timing
 from spamm_torch.networks.config import lossless
-from spamm_torch.networks.install import fused_of
 from spamm_torch.reference import layouts
 from spamm_torch.reference.layouts import Layout, find_layout
 from spamm_torch.reference.pixel_norms import regrouped
@@ -175,29 +173,6 @@ def test_layers_are_computed_in_layouts(computing_norms):
         (64, 32, 16, 64),
         (256, 32, 4, 88),
     ]
-
-
-def test_generated_code_looks_no_op_up(computing_norms):
-    """Looking one up in torch.ops takes time in each call."""
-    model = trained(UNet(1, 4, width=32, depth=1))
-    convert_(model, reference=canvas())
-    forward = fused_of(model).forward_with_norms(True)
-    source = "".join(linecache.getlines(forward.__code__.co_filename))
-    assert "_spamm_torch_conv2d_deviation(" in source
-    assert "torch.ops.spamm_torch." not in source
-
-
-def test_the_report_names_the_layout(computing_norms):
-    report = convert_(trained(UNet(1, 4, width=8, depth=1)), reference=canvas())
-    reasons = {row.name: row.reason for row in report}
-    assert reasons["encoder.0.0"] == "skips zeros, columns together"
-    assert reasons["up.0.1"] == "skips zeros, in phases"
-
-
-@torch.no_grad()
-def test_zeros_stay_zeros(computing_norms):
-    model = trained(UNet(1, 4, width=32, depth=1))
-    convert_(model, reference=canvas())
     seen = []
 
     def note(name, args, _):
@@ -206,7 +181,14 @@ def test_zeros_stay_zeros(computing_norms):
 
     with Watching(note):
         model(canvas(2))
-    assert seen == 8 * [False]
+    assert seen == 8 * [False]  # zeros stay zeros
+    source = source_of(model, "forward_with_norms")
+    assert "_spamm_torch_conv2d_deviation(" in source
+    assert "torch.ops.spamm_torch." not in source  # looking one up takes time in each call
+    report = convert_(trained(UNet(1, 4, width=8, depth=1)), reference=canvas())
+    reasons = {row.name: row.reason for row in report}
+    assert reasons["encoder.0.0"] == "skips zeros, columns together"
+    assert reasons["up.0.1"] == "skips zeros, in phases"
 
 
 def spots(count=3, channels=32, rows=16, columns=16, top=2, left=3):

@@ -2,10 +2,7 @@
 
 import copy
 import gc
-import itertools
 import linecache
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -138,28 +135,8 @@ def test_tensors_made_in_inference_mode_prove_nothing():
         assert_same(model, original)
 
 
-# ---- Hooks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["layer1.0.relu", "layer2.0"])
-def test_hooks_that_come_later_are_called(pair, name):
-    model, original = pair
-    seen = []
-    handle = model.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
-    assert not is_served(model, pictures())
-    assert_same(model, original)
-    assert seen
-    refresh_(model)
-    assert is_served(model, pictures())
-    seen.clear()
-    assert_same(model, original)
-    assert seen
-    handle.remove()
-    refresh_(model)
-    assert_same(model, original)
-
-
 def test_hooks_on_layers_that_are_still_called_cost_nothing(pair):
+    """tests/networks/test_changes.py has the others."""
     model, original = pair
     seen = []
     for name in ("", "fc"):
@@ -167,39 +144,21 @@ def test_hooks_on_layers_that_are_still_called_cost_nothing(pair):
     assert is_served(model, pictures())
     assert len(seen) == 2
     assert_same(model, original)
+    handle = model.layer2[0].register_forward_hook(lambda *_: seen.append(2))
+    assert not is_served(model, pictures())
+    for _ in range(2):  # with the hook, and without it
+        refresh_(model)
+        assert is_served(model, pictures())
+        assert_same(model, original)
+        handle.remove()
 
 
 # ---- Copies -------------------------------------------------------------------------------------
 
 
-def test_pickled_and_fused_again(pair):
+def test_replicas_and_traces(pair):
     model, original = pair
-    again = pickle.loads(pickle.dumps(model))
-    assert is_served(again, pictures())
-    with torch.no_grad():
-        assert torch.equal(again(pictures()), model(pictures()))
-    revert_(again)
-    assert type(again) is type(original)
-    assert {type(m) for m in again.modules()} == {type(m) for m in original.modules()}
-
-
-def test_threads_share_a_model(pair):
-    model, original = pair
-    with torch.no_grad():
-        expected = original(pictures())
-
-    @torch.no_grad()
-    def run(_):
-        return [model(pictures()) for _ in range(5)]
-
-    with ThreadPoolExecutor(4) as pool:
-        results = itertools.chain(*pool.map(run, range(4)))
-    for result in results:
-        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_replicas_run_their_own_forward(pair):
-    model, original = pair
+    assert_same(torch.fx.symbolic_trace(model, {"scale": None}), original)
     if torch.cuda.is_available():  # where it sends models and batches
         model, original = model.cuda(), original.cuda()
     x = pictures().to(next(original.parameters()).device)
@@ -268,6 +227,7 @@ def test_compiled_with_other_tensors(pair):
         torch.testing.assert_close(call(other, pictures()), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("pair", [EXACT], indirect=True)
 def test_compiled_for_training(pair):
     model, original = pair
     torch._dynamo.reset()
@@ -311,21 +271,6 @@ def test_a_captured_graph_reads_what_refresh_writes():
     refresh_(model)
     graph.replay()
     assert torch.equal(result, expected)
-
-
-def test_equal_settings_are_those_that_were_traced(pair):
-    model, original = pair
-    for padding, is_traced in (([1, 1], False), ((2, 1), False), ((1, 1), True)):
-        model.conv1.padding = padding
-        assert is_served(model, pictures()) is is_traced
-    model.conv1.padding = original.conv1.padding = (2, 1)
-    assert not is_served(model, pictures())
-    assert_same(model, original)
-
-
-def test_traced_by_fx(pair):
-    model, original = pair
-    assert_same(torch.fx.symbolic_trace(model, {"scale": None}), original)
 
 
 # ---- Reverting ----------------------------------------------------------------------------------
