@@ -33,22 +33,21 @@ def dynamic(path, kind="NEEDED"):
 # ---- The library --------------------------------------------------------------------------------
 
 
-def test_library_holds_no_python_symbol():
+def test_what_the_library_and_the_module_beside_it_link():
+    """Without a soname, programs that link it record the absolute path it had when it was built."""
+    from spamm_torch import _build_info
+
     lines = tool("nm", "--dynamic", "--format=posix", _library.library_path()).splitlines()
     symbols = [line.split()[0] for line in lines]
     assert any(symbol.startswith("_ZN5spamm") for symbol in symbols)  # the C++ API is exported
     assert [symbol for symbol in symbols if symbol.lstrip("_").startswith("Py")] == []
-
-
-def test_library_links_torch_but_not_python():
     needed = dynamic(_library.library_path())
     assert "libtorch_cpu.so" in needed
     assert [name for name in needed if "python" in name] == []
-
-
-def test_library_has_a_soname():
-    """Else programs that link it record the absolute path it had when they were built."""
     assert dynamic(_library.library_path(), "SONAME") == ["libspamm_torch.so"]
+    of_module = dynamic(_build_info.__file__)
+    assert [name for name in of_module if "torch" in name or "c10" in name] == []
+    assert (_library.include_path() / "spamm" / "spamm.h").is_file()
 
 
 def cuobjdump():
@@ -82,18 +81,7 @@ def test_kernels_are_built_for_the_chips_that_run_them(setup_module):
     )
 
 
-def test_include_path_holds_the_header():
-    assert (_library.include_path() / "spamm" / "spamm.h").is_file()
-
-
 # ---- build_info ---------------------------------------------------------------------------------
-
-
-def test_build_info_module_links_no_torch():
-    from spamm_torch import _build_info
-
-    needed = dynamic(_build_info.__file__)
-    assert [name for name in needed if "torch" in name or "c10" in name] == []
 
 
 def test_build_info():
@@ -158,50 +146,42 @@ def import_error(package, *path):
     return str(caught.value)
 
 
-def mark_as_built_for(package, version):
-    file = package / "_built.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "torch": version}))
-
-
-def test_library_for_another_torch_is_refused(copy_of_package):
-    mark_as_built_for(copy_of_package, "2.10.3+cu126")
-    line = import_error(copy_of_package)
-    assert "2.10.3+cu126" in line
-    assert torch.__version__ in line
-    assert "--no-build-isolation" in line
-
-
 def test_only_the_minor_version_of_torch_counts(copy_of_package):
-    minor = re.match(r"\d+\.\d+", torch.__version__)[0]
-    mark_as_built_for(copy_of_package, f"{minor}.99+elsewhere")
+    file = copy_of_package / "_built.json"
+    minor, facts = re.match(r"\d+\.\d+", torch.__version__)[0], json.loads(file.read_text())
+    file.write_text(json.dumps({**facts, "torch": "2.10.3+cu126"}))
+    line = import_error(copy_of_package)
+    for words in ("2.10.3+cu126", torch.__version__, "--no-build-isolation"):
+        assert words in line
+    file.write_text(json.dumps({**facts, "torch": f"{minor}.99+elsewhere"}))
     result = import_it(copy_of_package)
     assert result.stdout.strip() == str(copy_of_package / "libspamm_torch.so"), result.stderr
 
 
-@pytest.mark.parametrize("missing", ["libspamm_torch.so", "_built.json"])
-def test_missing_library_of_an_installed_package(copy_of_package, missing):
-    (copy_of_package / missing).unlink()
-    line = import_error(copy_of_package)
-    assert "pip install --force-reinstall" in line
-    assert str(copy_of_package) in line
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"), [(b"", "file too short"), (b"not a library" * 100, "invalid ELF header")]
-)
-def test_damaged_library_is_one_line_with_the_loaders_reason(copy_of_package, content, reason):
-    (copy_of_package / "libspamm_torch.so").write_bytes(content)
-    line = import_error(copy_of_package)
-    assert "cannot be loaded" in line
-    assert reason in line
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"version": "0.1.0"}'])
-def test_damaged_facts_of_the_build_are_one_line(copy_of_package, content):
-    (copy_of_package / "_built.json").write_text(content)
-    line = import_error(copy_of_package)
-    assert str(copy_of_package / "_built.json") in line
-    assert "is damaged" in line
+def test_damaged_and_missing_files_are_one_line(copy_of_package):
+    """A library's with the loader's reason."""
+    library, facts = copy_of_package / "libspamm_torch.so", copy_of_package / "_built.json"
+    whole = facts.read_bytes()
+    for content in (b"", b"{", b"[]", b"null", b'{"version": "0.1.0"}'):
+        facts.write_bytes(content)
+        line = import_error(copy_of_package)
+        assert str(facts) in line
+        assert "is damaged" in line
+    facts.write_bytes(whole)
+    for content, reason in (
+        (b"", "file too short"),
+        (b"not a library" * 100, "invalid ELF header"),
+    ):
+        library.write_bytes(content)
+        line = import_error(copy_of_package)
+        assert "cannot be loaded" in line
+        assert reason in line
+    for missing in (library, facts):
+        missing.unlink()
+        line = import_error(copy_of_package)
+        assert "pip install --force-reinstall" in line
+        assert str(copy_of_package) in line
+        missing.write_bytes(whole)
 
 
 # ---- Import in a clone --------------------------------------------------------------------------
@@ -251,19 +231,15 @@ def run_setup(**environment):
     return python("setup.py", "--version", cwd=ROOT, **environment)
 
 
-@pytest.mark.parametrize(("value", "words"), [("1", "FORCE_CUDA=1"), ("yes", "0 or 1; got 'yes'")])
-def test_forced_cuda_without_nvcc_is_an_error(tmp_path, value, words):
-    result = run_setup(CUDA_HOME=str(tmp_path), FORCE_CUDA=value)
-    assert result.returncode != 0
-    [line] = result.stderr.splitlines()
-    assert words in line
-
-
-def test_no_nvcc_is_a_cpu_only_build(tmp_path):
+def test_no_nvcc_is_a_cpu_only_build(setup_module, tmp_path):
     result = run_setup(CUDA_HOME=str(tmp_path), FORCE_CUDA="")
     assert result.returncode == 0, result.stderr
     minor = re.match(r"\d+\.\d+", torch.__version__)[0]
     assert result.stdout.splitlines()[-1] == f"{spamm_torch.__version__}+torch{minor}.cpu"
+    result = run_setup(CUDA_HOME=str(tmp_path), FORCE_CUDA="1")
+    assert result.returncode != 0
+    [line] = result.stderr.splitlines()
+    assert "FORCE_CUDA=1" in line
 
 
 def test_reasons_for_a_cpu_only_build(setup_module, monkeypatch, tmp_path):
@@ -281,6 +257,9 @@ def test_reasons_for_a_cpu_only_build(setup_module, monkeypatch, tmp_path):
     assert "no nvcc" in setup_module.reason_for_cpu_only()
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "without CUDA" in setup_module.reason_for_cpu_only()
+    monkeypatch.setenv("FORCE_CUDA", "yes")
+    with raises_line(SystemExit, "0 or 1; got 'yes'"):
+        setup_module.reason_for_cpu_only()
 
 
 @pytest.mark.parametrize(
@@ -318,17 +297,14 @@ def test_targets_of_a_files_kernels(setup_module, monkeypatch, targets, file, ex
     assert setup_module.flags_of_targets(file) == flags
 
 
-@pytest.mark.parametrize("targets", ["9.0 9.0a", "8.0+PTX;9.0+PTX;9.0a", "Hopper 9.0a"])
-def test_plain_hopper_beside_its_own_target_is_refused(setup_module, monkeypatch, targets):
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
-    with raises_line(SystemExit, "TORCH_CUDA_ARCH_LIST must hold"):
+def test_plain_hopper_beside_its_own_target_is_refused(setup_module, monkeypatch):
+    for targets in ("8.0+PTX 9.0a", "8.0;9.0+PTX", "9.0a+PTX", "9.0a 10.0"):
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
         setup_module.check_cuda_targets()
-
-
-@pytest.mark.parametrize("targets", ["8.0+PTX 9.0a", "8.0;9.0+PTX", "9.0a+PTX", "9.0a 10.0"])
-def test_other_cuda_targets_are_taken(setup_module, monkeypatch, targets):
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
-    setup_module.check_cuda_targets()
+    for targets in ("9.0 9.0a", "8.0+PTX;9.0+PTX;9.0a", "Hopper 9.0a"):
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
+        with raises_line(SystemExit, "TORCH_CUDA_ARCH_LIST must hold"):
+            setup_module.check_cuda_targets()
 
 
 @pytest.mark.parametrize(
@@ -354,6 +330,8 @@ def test_requirements_that_setup_names_are_those_of_the_package(setup_module):
     required = (ROOT / "pyproject.toml").read_text()
     assert len(named) == 2
     assert [requirement for requirement in named if f'"{requirement}"' not in required] == []
+    for file in ("pyproject.toml", "requirements-headers.txt"):
+        assert setup_module.CUTLASS in (ROOT / file).read_text()
 
 
 def test_long_description_holds_no_link_into_the_repository(setup_module):
@@ -374,9 +352,6 @@ x = layers[0](image)  # ![not](a-picture.png)
     kept = readme[readme.index("![far]") :]
     expected = "# Name\n\nText (page), [site](https://example.org) and .\n\n" + kept
     assert setup_module.long_description(readme) == expected
-
-
-def test_long_description_of_this_package(setup_module):
     text = setup_module.long_description((ROOT / "README.md").read_text())
     assert text.startswith("# spamm_torch\n")
     outside_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -389,11 +364,6 @@ def test_missing_cutlass_is_one_line(setup_module, monkeypatch):
         setup_module.cutlass_include()
     [line] = str(error.value).splitlines()
     assert "pip install --no-deps nvidia-cutlass==" in line
-
-
-def test_one_version_of_cutlass(setup_module):
-    for file in ("pyproject.toml", "requirements-headers.txt"):
-        assert setup_module.CUTLASS in (ROOT / file).read_text()
 
 
 def test_every_source_has_an_object_of_its_own(setup_module):

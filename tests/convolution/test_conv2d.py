@@ -409,18 +409,13 @@ def test_input_of_any_strides(device, images):
     assert_near(got, F.conv2d(input.double(), weight.double()))
 
 
-def test_unbatched_input(device):
+@pytest.mark.parametrize("knob", [{"tau": 0.1}, {"valid_ratio": 0.5}, {"max_error": 0.5}])
+def test_one_image_and_none(device, knob):
     input, weight = decaying(6, 9, 9, device=device), decaying(4, 6, 3, 3, device=device)
-    got = spamm_torch.conv2d(input, weight, tau=0.1)
+    got = spamm_torch.conv2d(input, weight, **knob)
     assert got.shape == (4, 7, 7)
-    assert torch.equal(got, spamm_torch.conv2d(input[None], weight, tau=0.1)[0])
-
-
-@pytest.mark.parametrize("knob", [{"tau": 1.0}, {"valid_ratio": 0.5}, {"max_error": 0.5}])
-def test_empty_batch(device, knob):
-    input = torch.empty(0, 3, 8, 8, device=device)
-    got = spamm_torch.conv2d(input, randn(5, 3, 3, 3, device=device), **knob)
-    assert got.shape == (0, 5, 6, 6)
+    assert torch.equal(got, spamm_torch.conv2d(input[None], weight, **knob)[0])
+    assert spamm_torch.conv2d(input.expand(0, 6, 9, 9), weight, **knob).shape == (0, 4, 7, 7)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own, about a copy it makes
@@ -641,17 +636,14 @@ def test_one_meta_tensor_among_real_ones_is_refused(name):
         spamm_torch.conv2d(**arguments)
 
 
-def test_numbers_in_tuples_of_one_are_pairs(device):
-    x, weight = randn(2, 4, 9, 9, device=device), randn(6, 4, 3, 3, seed=1, device=device)
-    found = spamm_torch.conv2d(x, weight, None, (1,), "same", (2,), tau=0.0)
-    assert_near(found, F.conv2d(x.double(), weight.double(), None, (1,), "same", (2,)))
-
-
 @pytest.mark.parametrize("stride", [1000, 2**20, 2**31 - 1])
 def test_a_stride_beyond_the_input_reads_only_the_input(device, stride):
     x, weight = randn(2, 4, 8, 8, device=device), randn(6, 4, 3, 3, seed=1, device=device)
     found = spamm_torch.conv2d(x, weight, stride=stride, tau=0.0)
     assert_near(found, F.conv2d(x.double(), weight.double(), stride=stride))
+    pairs = None, (1,), "same", (2,)  # numbers in tuples of one are pairs
+    found = spamm_torch.conv2d(x, weight, *pairs, tau=0.0)
+    assert_near(found, F.conv2d(x.double(), weight.double(), *pairs))
 
 
 @pytest.mark.cuda

@@ -225,6 +225,7 @@ _KERNEL = re.compile(r"^cpp_fused_(\w+)_\d+ = async_compile", re.MULTILINE)
 _MOVING = re.compile(r"(_|to|clone|copy|permute|transpose|contiguous|view|(dense_)?conv2d)+")
 
 
+@pytest.mark.parametrize("converted", thorough_but(SMALL[:2], ZOO), indirect=True)
 @torch.no_grad()
 def test_one_graph(converted):
     """Nothing breaks the graph that a compiler gets."""
@@ -250,6 +251,7 @@ def test_compiled_without_copies(name):
     assert name not in ("first_stage", "resnet18") or len(kernels) == 2  # the max pool, the mean
 
 
+@pytest.mark.parametrize("converted", thorough_but(SMALL[2:], ZOO), indirect=True)
 @torch.no_grad()
 def test_export(converted):
     program = torch.export.export(converted.model, (converted.pictures,))

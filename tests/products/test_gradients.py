@@ -147,18 +147,6 @@ def test_strided_operands(device, layout):
     assert gradcheck(lambda x, y: spamm_torch.mm(change(x), change(y), tau=0.0), [a, b])
 
 
-def test_functional_jacobian_and_vector_products(device):
-    a, b = operands([(4, 5), (5, 3)], device=device, requires_grad=False)
-    approximate = lambda x: spamm_torch.mm(x, b, **SKIP_ALL)  # noqa: E731
-    torch.testing.assert_close(
-        torch.autograd.functional.jacobian(approximate, a),
-        torch.autograd.functional.jacobian(lambda x: x @ b, a),
-    )
-    v = matrices.normal(4, 3, dtype=torch.float64, device=device, seed=5)
-    _, product = torch.autograd.functional.vjp(approximate, a, v)
-    torch.testing.assert_close(product, v @ b.t())
-
-
 def test_without_grad_mode_no_graph_is_built(device):
     a = leaf(40, 40, device=device)
     with torch.no_grad():
