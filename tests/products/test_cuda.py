@@ -211,23 +211,6 @@ def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
     assert torch.equal(actual, expected)
 
 
-# ---- The same decisions as on the CPU -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
-def test_products_with_given_maps_equal_the_cpus(dtype, block):
-    """Exactly summable operands and the CPU's maps: no block more or less, so the same bits."""
-    a = matrices.patchy(500, 700, dtype=dtype)
-    b = matrices.patchy(700, 400, dtype=dtype, seed=1)
-    m, k, n = reference.edges(block)
-    norm_a, norm_b = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
-    tau = spamm_torch.find_tau(norm_a, norm_b, 0.4)
-    expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
-    a, b, norm_a, norm_b = (x.cuda() for x in (a, b, norm_a, norm_b))
-    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
-    assert torch.equal(actual.cpu(), expected)
-
-
 # ---- Beyond 2^31 elements -----------------------------------------------------------------------
 
 
@@ -279,14 +262,11 @@ def test_a_huge_stride():
     assert torch.equal(spamm_torch.mm(a, b, tau=1.0), spamm_torch.mm(a.clone(), b, tau=1.0))
 
 
-def test_more_batches_than_a_grid_dimension_holds():
+def test_more_batches_and_block_rows_than_a_grid_dimension_holds():
     a = matrices.patchy(70_000, 3, 5, dtype=torch.float16, device="cuda")
     b = matrices.patchy(70_000, 5, 2, dtype=torch.float16, device="cuda", seed=1)
     expected = (a.float() @ b.float()).half()
     assert torch.equal(spamm_torch.bmm(a, b, tau=0.0), expected)
-
-
-def test_more_block_rows_than_a_grid_dimension_holds():
     a = torch.ones(32 * 65_600, 2, dtype=torch.float16, device="cuda")
     b = torch.ones(2, 3, dtype=torch.float16, device="cuda")
     assert (spamm_torch.mm(a, b, tau=0.5, block=32) == 2).all()
