@@ -75,18 +75,6 @@ def symmetric(n, dtype=torch.float32, device="cpu", seed=0):
 # ---- Layouts: (..., rows, columns) -> the same shape in other strides ---------------------------
 
 
-def _transposed(t):
-    return t.mT.contiguous().mT
-
-
-def _every_other_row(t):
-    return t.repeat_interleave(2, -2)[..., ::2, :]
-
-
-def _every_third_column(t):
-    return t.repeat_interleave(3, -1)[..., ::3]
-
-
 def _misaligned(t):
     """A window in a larger matrix: odd leading dimension, one element past an aligned address."""
     wide = torch.nn.functional.pad(t, (1, 2 + t.shape[-1] % 2, 1, 0))
@@ -99,14 +87,6 @@ def _wide_rows(t):
     return wide[..., : t.shape[-1]]
 
 
-def _one_row(t):
-    return t[..., :1, :].expand(t.shape)
-
-
-def _one_column(t):
-    return t[..., :1].expand(t.shape)
-
-
 def _sliding(t):
     """Overlapping rows: row i starts one element after row i - 1 does."""
     rows, columns = t.shape[-2:]
@@ -116,24 +96,20 @@ def _sliding(t):
     return line.as_strided((rows, columns), (1, 1))
 
 
-def _batch_last(t):
-    return t.movedim(0, -1).contiguous().movedim(-1, 0)
-
-
 # Those of stride 0 and overlapping rows repeat some of the values.
 LAYOUTS = {
     "contiguous": lambda t: t,
-    "transposed": _transposed,
-    "every other row": _every_other_row,
-    "every third column": _every_third_column,
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "every other row": lambda t: t.repeat_interleave(2, -2)[..., ::2, :],
+    "every third column": lambda t: t.repeat_interleave(3, -1)[..., ::3],
     "misaligned": _misaligned,
     "wide rows": _wide_rows,
-    "one row": _one_row,
-    "one column": _one_column,
+    "one row": lambda t: t[..., :1, :].expand(t.shape),
+    "one column": lambda t: t[..., :1].expand(t.shape),
     "sliding": _sliding,
 }
 BATCH_LAYOUTS = {
     **LAYOUTS,
-    "batch last": _batch_last,
+    "batch last": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
     "one matrix": lambda t: t[:1].expand(t.shape),
 }

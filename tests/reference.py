@@ -126,9 +126,13 @@ def find_tau(norm_a, norm_b, ratio):
 
 
 def multiply(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
-    """alpha * (A @ B over the kept block products) + beta * input, the flat form."""
-    product = _sum_of_block_products(a, b, kept(norm_a, norm_b, tau), block)
-    return _scaled(product, input, beta, alpha)
+    """alpha * (A @ B over the kept block products) + beta * input, the flat form.
+
+    beta = 0 ignores the input, NaN included.
+    """
+    with np.errstate(all="ignore"):
+        product = alpha * _sum_of_block_products(a, b, kept(norm_a, norm_b, tau), block)
+        return product + beta * to_float64(input) if input is not None and beta != 0 else product
 
 
 def lost(a, b, norm_a, norm_b, tau, block):
@@ -147,13 +151,6 @@ def _sum_of_block_products(a, b, chosen, block):
             inner = slice(l * k, (l + 1) * k)
             result[(*rows, columns)] += a[(*rows, inner)] @ b[(*batch, inner, columns)]
     return result
-
-
-def _scaled(result, input, beta, alpha):
-    """beta = 0 ignores the input, NaN included."""
-    with np.errstate(all="ignore"):
-        result = alpha * result
-        return result + beta * to_float64(input) if input is not None and beta != 0 else result
 
 
 # ---- How far a right answer may be off ----------------------------------------------------------
@@ -225,13 +222,6 @@ def default_pixel_block(knob, images, n):
     return together, rows, columns
 
 
-def default_block(out_channels, in_channels, pixel_block):
-    """(m, k, n) for a group of so many channels."""
-    m = 32 if out_channels <= 32 else 64
-    k = 32 if in_channels <= 32 else 64
-    return m, k, 64 if pixel_block is None else math.prod(pixel_block)
-
-
 class Im2col:
     """The matrices of a convolution, their norms and the products that are valid.
 
@@ -257,7 +247,11 @@ class Im2col:
         images, _, height, width = input.shape
         out_channels, group_channels, kh, kw = weight.shape
         if block is None:
-            block = default_block(out_channels // groups, group_channels, pixel_block)
+            m, k = (
+                32 if channels <= 32 else 64
+                for channels in (out_channels // groups, group_channels)
+            )
+            block = m, k, 64 if pixel_block is None else math.prod(pixel_block)
         self.block = (block,) * 3 if isinstance(block, int) else block
         _, k, n = self.block
         self.pixel_block = edges = pixel_block or default_pixel_block(knob, images, n)

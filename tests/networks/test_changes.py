@@ -154,22 +154,11 @@ def with_other_statistics(m):
     return lambda x: functional_call(m, buffers, (x,))
 
 
-def wrapped_in_place(m):
-    """As accelerate does it."""
-    m._old_forward = m.forward
-    m.forward = types.MethodType(lambda self, x: self._old_forward(x), m)
-
-
 def other_state(m, part=""):
     state = {name: value for name, value in m.state_dict().items() if name.startswith(part)}
     return {
         name: value * 1.3 if value.is_floating_point() else value for name, value in state.items()
     }
-
-
-def loaded_by_a_parent(m):
-    parent = nn.ModuleDict({"net": m})
-    parent.load_state_dict(other_state(parent), assign=True)
 
 
 def averaged_with_another(m):
@@ -222,24 +211,11 @@ def step(m, mode, **options):
         m.eval()
 
 
-def step_of_a_part(m):
-    m.requires_grad_(False)
-    m.body.requires_grad_()
-    step(m, False, fused=False)
-
-
 def gradients_on_and_off(m):
     for wants in (False, True, False):
         m.requires_grad_(wants)
         with torch.enable_grad():
             m(X)
-
-
-def convolving_in_its_own_way(m):
-    def convolve(self, x, weight, bias):
-        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), weight, bias)
-
-    m.conv1._conv_forward = types.MethodType(convolve, m.conv1)
 
 
 def patched(of, name, value):
@@ -264,27 +240,10 @@ def pruned(layer, kind=prune.L1Unstructured, **options):
     kind.apply(layer, "weight", amount=0.5, **options)
 
 
-def pruned_for_good(m):
-    pruned(m.conv1)
-    m(X)
-    prune.remove(m.conv1, "weight")
-
-
-def pruned_globally(m):
-    layers = [(layer, "weight") for layer in m.modules() if isinstance(layer, nn.Conv2d)]
-    prune.global_unstructured(layers, prune.L1Unstructured, amount=0.5)
-
-
 def weight_norm_by_a_hook(m):
     with pytest.warns(FutureWarning):
         nn.utils.weight_norm(m.conv1)
     m.conv1.weight_g.mul_(2)
-
-
-def parametrized_and_back(m):
-    parametrize.register_parametrization(m.conv1, "weight", OfFunction(torch.exp))
-    m(X)
-    parametrize.remove_parametrizations(m.conv1, "weight")
 
 
 def hooked(path, register="register_forward_hook", **options):
@@ -321,12 +280,6 @@ def a_layer_of_two_models(m):
     other(X)
     m.conv1.weight.mul_(2)
     other(X)
-
-
-def a_layer_trained_in_another_model(m):
-    other = nn.Sequential(m.conv1, m.bn1, nn.ReLU())
-    other.train()(X * 3)
-    other.eval()
 
 
 def setter(path, **values):
@@ -388,7 +341,9 @@ FOLDED = {
     "loaded by assignment": lambda m: m.load_state_dict(other_state(m), assign=True),
     "loaded in part": lambda m: m.load_state_dict(other_state(m, "body."), strict=False),
     "a part loaded": lambda m: m.body.load_state_dict(other_state(m.body), assign=True),
-    "loaded by a parent": loaded_by_a_parent,
+    "loaded by a parent": lambda m: (parent := nn.ModuleDict({"net": m})).load_state_dict(
+        other_state(parent), assign=True
+    ),
     "a moving average copied into it": a_moving_average_copied_into_it,
     "statistics updated": lambda m: update_bn(
         [pictures(channels=8, size=8, seed=seed) * 3 + 2 for seed in range(3)], m
@@ -408,7 +363,10 @@ FOLDED = {
     "a step": lambda m: step(m, True),
     "a step in eval mode": lambda m: step(m, False),
     "a fused step in eval mode": lambda m: step(m, False, fused=True),
-    "a step of a part": step_of_a_part,
+    "a step of a part": lambda m: (
+        *(m.requires_grad_(False), m.body.requires_grad_()),
+        step(m, False, fused=False),
+    ),
     "a branch of low rank folded into it": lambda m: m.body[0].weight.add_(
         torch.einsum("ikxy,ko->oixy", random(32, 2, 3, 3), random(2, 32))
     ),
@@ -425,7 +383,10 @@ KEEPS = settings(
         nn.utils.convert_conv2d_weight_memory_format(m, torch.contiguous_format),
     ),
     "marked again and again": lambda m: [(setattr(m, "epoch", n), m(X)) for n in range(3)],
-    "wrapped in place": wrapped_in_place,
+    "wrapped in place": lambda m: (  # as accelerate does it
+        setattr(m, "_old_forward", m.forward),
+        setattr(m, "forward", types.MethodType(lambda self, x: self._old_forward(x), m)),
+    ),
     "gradients on and off": gradients_on_and_off,
     "a hook that is removed": a_hook_that_is_removed,
     "shared memory": lambda m: m.share_memory(),
@@ -458,7 +419,11 @@ ACTS = settings(
     "out of place": lambda m: (setattr(m.relu, "inplace", False), m.bn1.weight.mul_(2)),
     "a setting of an object": lambda m: setattr(m.settings, "offset", 3.0),
     "a list that is extended": lambda m: m.order.append(0),
-    "a way to convolve of its own": convolving_in_its_own_way,
+    "a way to convolve of its own": lambda m: setattr(
+        m.conv1,
+        "_conv_forward",
+        lambda x, *operands: F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), *operands),
+    ),
     "a forward of its own": lambda m: setattr(
         m, "forward", types.MethodType(lambda m, x: m.head(x.mean((2, 3)).repeat(1, 4)), m)
     ),
@@ -492,8 +457,12 @@ ACTS = settings(
     "a child wrapped": lambda m: setattr(m, "body", nn.Sequential(m.body, nn.Tanh())),
     "pruned in part": lambda m: pruned(m.conv1),
     "pruned by channels": lambda m: pruned(m.body[0], prune.LnStructured, n=2, dim=0),
-    "pruned for good": pruned_for_good,
-    "pruned globally": pruned_globally,
+    "pruned for good": lambda m: (pruned(m.conv1), m(X), prune.remove(m.conv1, "weight")),
+    "pruned globally": lambda m: prune.global_unstructured(
+        [(layer, "weight") for layer in m.modules() if isinstance(layer, nn.Conv2d)],
+        prune.L1Unstructured,
+        amount=0.5,
+    ),
     "spectral norm": lambda m: parametrizations.spectral_norm(m.body[0]),
     "orthogonal": lambda m: parametrizations.orthogonal(m.body[3]),
     "weight norm": lambda m: (
@@ -501,7 +470,11 @@ ACTS = settings(
         m.conv1.parametrizations.weight.original0.mul_(2),
     ),
     "weight norm by a hook": weight_norm_by_a_hook,
-    "parametrized and back": parametrized_and_back,
+    "parametrized and back": lambda m: (
+        parametrize.register_parametrization(m.conv1, "weight", OfFunction(torch.exp)),
+        m(X),
+        parametrize.remove_parametrizations(m.conv1, "weight"),
+    ),
     **{
         f"a hook of {path or 'the root'}": hooked(path)
         for path in ("conv1", "bn1", "relu", "body", "body.4", "blocks.1", "pool", "head", "")
@@ -513,7 +486,10 @@ ACTS = settings(
         m.body[0].weight.mul_(2),
     ),
     "a layer of two models": a_layer_of_two_models,
-    "a layer trained in another model": a_layer_trained_in_another_model,
+    "a layer trained in another model": lambda m: (
+        other := nn.Sequential(m.conv1, m.bn1, nn.ReLU()),
+        *(other.train()(X * 3), other.eval()),
+    ),
 }
 # These return what is called in the model's place.
 CALLED = {

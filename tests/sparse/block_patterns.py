@@ -7,15 +7,6 @@ import torch
 from spamm_torch import sparse
 
 
-def _random(rows, columns, draw):
-    return draw(rows, columns) < 0.4
-
-
-def _banded(rows, columns, draw):
-    i, j = torch.arange(rows), torch.arange(columns)
-    return (i[:, None] - j).abs() <= 1
-
-
 def _arrow(rows, columns, draw):
     stored = torch.eye(max(rows, columns), dtype=torch.bool)[:rows, :columns].clone()
     stored[0] = stored[:, 0] = True
@@ -31,18 +22,16 @@ def _gaps(rows, columns, draw):
     return stored
 
 
-def _one(rows, columns, draw):
-    stored = torch.zeros(rows, columns, dtype=torch.bool)
-    stored[rows // 2, columns // 2] = True
-    return stored
-
-
 PATTERNS = {
-    "random": _random,
-    "banded": _banded,
+    "random": lambda rows, columns, draw: draw(rows, columns) < 0.4,
+    "banded": lambda rows, columns, draw: (
+        (torch.arange(rows)[:, None] - torch.arange(columns)).abs() <= 1
+    ),
     "arrow": _arrow,
     "gaps": _gaps,
-    "one": _one,
+    "one": lambda rows, columns, draw: (
+        torch.arange(rows * columns) == rows // 2 * columns + columns // 2
+    ).view(rows, columns),
     "full": lambda rows, columns, draw: torch.ones(rows, columns, dtype=torch.bool),
     "none": lambda rows, columns, draw: torch.zeros(rows, columns, dtype=torch.bool),
 }
