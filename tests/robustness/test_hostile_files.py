@@ -174,6 +174,13 @@ def checkpoints(path, attack):
         "other keys": lambda: torch.save({**good, "more": 1}, path),
         "a list": lambda: torch.save([1], path),
         "a list as config": lambda: torch.save({**good, "config": []}, path),
+        "other content": lambda: torch.save({"model": {}}, path),
+        "a text": lambda: path.write_text("hello\n"),
+        "nothing": lambda: path.write_bytes(b""),
+        "flipped": lambda: (
+            torch.save({**good, "model": {"w": torch.ones(999)}}, path),
+            spoiled(path),
+        ),
     }
 
 
@@ -181,7 +188,8 @@ def checkpoints(path, attack):
 def test_checkpoints(tmp_path, kind):
     path, made = tmp_path / "file.pt", tmp_path / "made"
     checkpoints(path, Attack(made))[kind]()
-    refuses(UserError, lambda: training.load_checkpoint(path), str(path))
+    expected = "expected a checkpoint"
+    refuses(UserError, lambda: training.load_checkpoint(path), str(path), expected)
     assert not made.exists()
 
 

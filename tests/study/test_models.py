@@ -1,6 +1,5 @@
 """VGG13 and its training; U-Net: channels and sizes at every level, and what it refuses."""
 
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -211,27 +210,10 @@ def test_a_checkpoint_of_other_images(capsys, trained, tmp_path):
     assert_refused(capsys, trained, words=("other images",))
 
 
-class Harmful:
-    """Makes a folder when it is loaded as code."""
-
-    def __reduce__(self):
-        return os.mkdir, ("harm",)
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "text", "other", "harmful"])
-def test_a_damaged_checkpoint(capsys, trained, damage, monkeypatch):
-    monkeypatch.chdir(trained.parent)
-    content = bytearray(trained.read_bytes())
-    if damage in ("other", "harmful"):
-        torch.save({"model": {} if damage == "other" else Harmful()}, trained)
-    else:
-        middle = len(content) // 2
-        flipped = content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
-        trained.write_bytes(
-            {"empty": b"", "cut": content[:-100], "flipped": flipped, "text": b"hello\n"}[damage]
-        )
+def test_a_damaged_checkpoint(capsys, trained):
+    """tests/robustness/test_hostile_files.py has many."""
+    trained.write_bytes(trained.read_bytes()[:-100])
     assert_refused(capsys, trained, words=("expected a checkpoint",))
-    assert not (trained.parent / "harm").exists()
 
 
 @pytest.mark.parametrize(

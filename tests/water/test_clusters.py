@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from support import refuses
+from support import norm_maps, refuses
 
 import spamm_torch
 from models.files import UserError
@@ -395,10 +395,8 @@ def refused(path, message):
 def test_bad_files(tmp_path):
     path = tmp_path / "file.npz"
     refused(path, "cannot read .*: No such file")
-    whole = (FOLDER / FILES["water STO-3G"]).read_bytes()
-    for content in (b"", b"no archive", whole[: len(whole) // 2]):
-        path.write_bytes(content)
-        refused(path, "expected an .npz file of plain arrays; got .*file.npz")
+    path.write_bytes((FOLDER / FILES["water STO-3G"]).read_bytes()[:-9])
+    refused(path, "expected an .npz file of plain arrays; got .*file.npz")
     np.savez(path, overlap=np.ones(3))
     refused(path, "expected a file as in data/ergo")
     with np.load(FOLDER / FILES["water STO-3G"]) as file:
@@ -434,10 +432,6 @@ def test_squares_in_float32_are_as_accurate_as_torchs(device, name, block):
 
 
 # ---- Products of entries of many magnitudes, against the oracle ---------------------------------
-
-
-def norm_maps(a, b, block):
-    return spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)
 
 
 def assert_product(a, b, tau, block):
