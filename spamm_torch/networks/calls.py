@@ -24,6 +24,7 @@ _max_pool2d = _ops.max_pool2d.default
 _HALF_OR_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 _PLAIN = (Tensor, nn.Parameter)
 
+_freezes = torch.compiler.assume_constant_result(lambda: bool(torch._inductor.config.freezing))
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": torch.clone,
     "relu": F.relu,
@@ -51,11 +52,9 @@ def dense_conv2d(
     """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them; with a
     weight that :func:`.operands.packed` returned in eager calls.
     """
-    groups = geometry[3] if len(geometry) > 3 else 1
-    in_parts = torch.compiler.is_compiling() and input.is_cuda
-    if not torch.compiler.is_compiling() and packed is not None:
-        weight = packed
-    if not in_parts or _is_one_kernel(weight, groups, activation):
+    groups, is_compiled = geometry[3] if len(geometry) > 3 else 1, torch.compiler.is_compiling()
+    if not is_compiled or not _compilers_make_more(weight, groups, activation):
+        weight = weight if is_compiled or packed is None else packed
         options = {"residual": residual, "activation": activation}
         return _ops.dense_conv2d.default(input, weight, bias, *geometry, **options)
     output = F.conv2d(input, weight, bias, *geometry)
@@ -64,10 +63,12 @@ def dense_conv2d(
     return output if activation == "none" else activated(output, activation)
 
 
-def _is_one_kernel(weight: Tensor, groups: int, activation: str) -> bool:
-    """Whether cuDNN's fused call takes such a weight (csrc/cuda/conv/dense_conv2d.cpp)."""
-    in_units = all(channels * weight.itemsize % 16 == 0 for channels in weight.shape[:2])
-    return activation == "relu" and groups == 1 and in_units and weight.dtype.itemsize == 2
+def _compilers_make_more(weight: Tensor, groups: int, activation: str) -> bool:
+    """On CUDA where cuDNN's fused call (csrc/cuda/conv/dense_conv2d.cpp) does not take the weight,
+    on a CPU where Inductor freezes it."""
+    in_units = all(channels * weight.dtype.itemsize % 16 == 0 for channels in weight.shape[:2])
+    is_one_call = activation == "relu" and groups == 1 and in_units and weight.dtype.itemsize == 2
+    return not is_one_call if weight.is_cuda else weight.dtype == torch.float32 and _freezes()
 
 
 def linear_relu(input: Tensor, linear: nn.Linear) -> Tensor:

@@ -205,11 +205,24 @@ def targets_of(layer, *inputs):
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "hardswish"])
-def test_on_cpus_the_op_serves(activation):
+@pytest.mark.parametrize("freezing", [False, True])
+def test_on_cpus_compilers_get_what_they_can_pack(activation, freezing):
     layer, x = Layer(activation), torch.randn(2, 16, 5, 6)
-    seen, compiled = targets_of(layer, x)
-    assert seen == [CALLS]
-    assert torch.equal(compiled, layer(x))
+    with torch._inductor.config.patch(freezing=freezing):
+        seen, compiled = targets_of(layer, x)
+    assert seen[0] == (torch.conv2d if freezing else CALLS)
+    torch.testing.assert_close(compiled, layer(x), rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_frozen_code_packs_folded_weights():
+    model, _, x = packing()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    with torch._inductor.config.patch(freezing=True):
+        found, (code,) = torch._inductor.utils.run_and_get_code(compiled, x)
+    assert code.count("mkldnn._convolution_pointwise") >= 2
+    torch.testing.assert_close(found, model(x))
 
 
 @pytest.mark.cuda
