@@ -374,7 +374,7 @@ def strip_operands(m, k, n):
 
 
 @pytest.mark.parametrize("shape", [(128, 200, 21252), (200, 72, 10700), (96, 36, 40000)])
-@pytest.mark.parametrize("knob", [{"tau": 0.0}, {"valid_ratio": 0.4}])
+@pytest.mark.parametrize("knob", [{"tau": 0.0}, {"valid_ratio": 0.4}, {"tau": float("inf")}])
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 def test_reading_b_once_changes_no_bit(hopper, shape, knob, special):
     a, b = strip_operands(*shape)

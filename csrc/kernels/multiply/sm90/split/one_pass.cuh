@@ -43,9 +43,10 @@ struct OnePassConfig : SplitConfig<2, kMajorA_, Major::MN, 32, kRows_, 2, 2, kTe
     float norms[kStepGranules];
     int exponents[kStepGranules];
   };
-  // What the teams tell each other.
+  // What the teams tell each other. A float32 stage has a barrier for each team: loads arrive in
+  // any order, and who waits for every other phase takes one that is late for the one after next.
   struct Shared {
-    alignas(8) Barrier full[kFloatStages];
+    alignas(8) Barrier full[kTeams * kFloatStages];
     int kinds_a[kMostTileRows], terms[2 * kRows_ * kStepColumns];
     uint32_t kinds_b[kMostTilesOfBlock / 4];
   };
@@ -141,7 +142,7 @@ class Producers {
   __device__ void begin(uint64_t tiles) {
     tiles_ahead_ = tiles, step_ahead_ = 0;
     for (int i = 0; i < kFloatStages; ++i) {
-      if (team_ == 0) fetch_floats((taken_ + i) % kFloatStages);
+      if (team_ == 0) fetch_floats(taken_ + i);
       go_ahead(1);
     }
     if (!is_own(number_)) go_ahead(1);  // a team refills the stages that it has emptied
@@ -155,19 +156,23 @@ class Producers {
     }
   }
 
-  __device__ void fetch_floats(int slot) {
+  __device__ void fetch_floats(int number) {
     if (thread_ != kFetchesFloats || tiles_ahead_ == 0) return;
     if (tiles_ahead_ != tiles_of_column_) {
       tiles_of_column_ = tiles_ahead_;
       column_ahead_ = tile(__ffsll(tiles_ahead_) - 1).column * kBlock;
     }
-    auto& floats = storage_.output.floats[slot];
-    shared_.full[slot].arrive_and_expect_tx(sizeof(floats));
+    auto& floats = storage_.output.floats[number % kFloatStages];
+    full_of(number).arrive_and_expect_tx(sizeof(floats));
 #pragma unroll
     for (int i = 0; i < Config::kStepColumns; ++i) {
       load_block<Major::MN>(p_.map_b, column_ahead_ + i * kGranuleEdge, step_ahead_ * kBlock, 0,
-                            shared_.full[slot], floats[i]);
+                            full_of(number), floats[i]);
     }
+  }
+
+  __device__ Barrier& full_of(int number) const {
+    return shared_.full[number % (kTeams * kFloatStages)];
   }
 
   __device__ void wait_for_stage() { storage_.ring.empty[team_].wait(number_ / kTeams % 2 ^ 1); }
@@ -324,7 +329,7 @@ class Producers {
     const NormBlock<float> source = place.block<float>(p_.b_in_32);
 
     const int slot = taken_ % kFloatStages;
-    shared_.full[slot].wait(taken_ / kFloatStages % 2);
+    full_of(taken_).wait(taken_ / (kTeams * kFloatStages) % 2);
     const uint32_t floats = shared_address(&storage_.output.floats[slot][column_]);
     const auto chunk = [&](int i) {
       const int line = half_ * kGranuleEdge + granule_line(i, member_);
@@ -441,7 +446,7 @@ class Producers {
       if (thread_ != kFetchesA) full.arrive();
     }
     meet();
-    fetch_floats(slot);
+    fetch_floats(taken_ + kFloatStages);
     go_ahead(kTeams);
   }
 
