@@ -550,7 +550,7 @@ def assert_same(found, expected):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-# Where nothing is folded anew, forms differ in nothing that is asked here but the reference form.
+# Where nothing is folded anew, only the reference form differs in what these tests look at.
 CASES = [(name, form) for name in FOLDED for form in FORMS]
 CASES += [
     pytest.param(name, form, marks=[pytest.mark.thorough] if form == "nothing skipped" else [])
