@@ -175,20 +175,24 @@ double ns_per_product(const WholeProduct& whole) {
   return 0.69 * volume * static_cast<double>(whole.entry_bytes * whole.entry_bytes) / 4;
 }
 
-// By what one device takes at most. A valid ratio says how many products there are; any other knob
-// may leave all.
+// By what one device takes at most. A valid ratio and a tau of 0 say how many products there are;
+// any other knob may leave all.
 bool pays_to_share(const WholeProduct& whole, const ProductArguments& product) {
   const auto [m, k, n] = whole.block;
   const int64_t products = blocks_of(whole.m, m) * blocks_of(whole.k, k) * blocks_of(whole.n, n);
-  const std::optional<double>& ratio = product.knob.valid_ratio;
-  const double ns = ratio.value_or(1) * static_cast<double>(products) * ns_per_product(whole);
-  const double least = (ratio ? kLeastValidNs : kLeastNs) * (splits(product.a) ? kLeastOfSplit : 1);
+  const Knob& knob = product.knob;
+  const bool is_known = knob.valid_ratio || knob.threshold == 0.0;
+  const double ns =
+      knob.valid_ratio.value_or(1) * static_cast<double>(products) * ns_per_product(whole);
+  const double least =
+      (is_known ? kLeastValidNs : kLeastNs) * (splits(product.a) ? kLeastOfSplit : 1);
   return spamm::pays_to_share(ns, least, /*bytes=*/0);
 }
 
-// In ns. work: of each block row of A. needed: by groups.
+// In ns. work: of each block row of A. needed and units: as NeededByGroups has them.
 std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
-                                       std::span<const int32_t> needed, const WholeProduct& whole,
+                                       std::span<const int32_t> needed,
+                                       std::span<const int64_t> units, const WholeProduct& whole,
                                        int64_t group_blocks) {
   const int64_t blocks = blocks_of(whole.k, whole.block.k), edge = whole.block.k;
   const auto fetch = [&](int64_t rows, int64_t columns) {
