@@ -54,11 +54,16 @@ struct RowWindow {
 };
 
 // Calls visit(window) for the windows of the thread block's row, which start at the diagonal of a
-// symmetric C. `memory` then has `bytes` for each column, zero.
+// symmetric C; for none of a row without a block of A or of what is added. `memory` then has
+// `bytes` for each column, zero.
 template <class Index, class Norm, class Visit>
 __device__ void each_window(const PlanParams<Index, Norm>& params, unsigned* memory, int bytes,
                             const Visit& visit) {
   const int64_t row = blockIdx.x, columns = params.maps.b.columns;
+  const auto is_empty = [&](const Index* crow) {
+    return crow == nullptr || crow[row] == crow[row + 1];
+  };
+  if (is_empty(params.maps.a.crow) && is_empty(params.added.crow)) return;
   const Norm tau = params.tau.value();
   for (int64_t begin = params.symmetric ? row : 0; begin < columns; begin += params.window) {
     const int width = static_cast<int>(min(int64_t{params.window}, columns - begin));
