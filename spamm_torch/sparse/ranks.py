@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -29,8 +29,10 @@ from .blocks import Blocks, check_block_of, check_pair, index_dtype, read, read_
 from .maps import TO_DROP, Plan, dropped, found_tau, make_plan
 from .matrices import blocks_at, identity
 from .products import Recipe, SparseInfo, info_of
+from .strips import Strips
 
 _AT_ONCE = 4096  # blocks that are copied by way of other memory
+_MOST_FAR = 0.25  # of a result's blocks, where it pays to compute these twice
 
 
 def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, balance: Any) -> Tensor:
@@ -58,15 +60,14 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
     left = of_a.whole_rows(left)
     map_a = left.with_norms()
     of_own_b = map_a if b is a else of_b.whole_rows(right).with_norms()
-    map_b, _, stored = of_b.gathered(of_own_b)
+    map_b, stored = of_b.gathered(of_own_b)
     tau = call.settings.knobs["tau"]
     if tau is None:
-        whole_a, *_ = of_a.gathered(map_a)
+        whole_a, _ = of_a.gathered(map_a)
         searched = (call.settings.knobs[name] for name in ("valid_ratio", "max_error"))
         tau = found_tau(whole_a, map_b, *searched)
-    plan, values, _ = _multiplied(
-        "distributed.mm", axis, (map_a, map_b), (left, right), stored, tau
-    )
+    maps = map_a, map_b
+    plan, values, _ = _multiplied("distributed.mm", axis, maps, (left, right), stored, tau)
     index = index_dtype(left, right)
     c = Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns)
     return of_a.own_rows(c).matrix()
@@ -82,61 +83,84 @@ def _multiplied(
     *,
     added: Blocks | None = None,
     symmetric: bool = False,
+    drops: bool = False,
     **scale: float,
-) -> tuple[Plan, Tensor, Tensor]:
-    """The plan of this rank's products, and its blocks of the result and their norms. ``maps`` are
-    of its rows of A and of all of B, ``stored`` is the number of each rank's blocks.
+) -> tuple[Plan, Tensor | Strips, Tensor]:
+    """The plan of this rank's products, and its blocks of the result and, if it drops, their norms.
+
+    ``maps`` are of its rows of A and of all of B, ``stored`` is the number of each rank's blocks.
+    Where blocks of a rank that drops do not fit in memory, those of all are yet to be made.
     """
     left, right = operands
-    planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes())
-    plan = _together(axis, left, lambda: make_plan(function, *maps, *planned))
-    lengths, first = plan.first.diff(), sum(stored[: axis.rank])
-    is_own = (plan.slots_b >= first) & (plan.slots_b < first + len(right.col))
-    is_near = pad(is_own.cumsum(0), (1, 0))[plan.first].diff() == lengths
-    apart = added is None and not symmetric and 2 * int(is_near.sum()) > len(is_near)
-    # Own blocks of B would be copied beside those that arrive. Most blocks of the result need none
-    # that arrive: they are computed by themselves, and the others again.
-    again = (~is_near).nonzero()[:, 0]
-    needing = plan.only(again) if apart else plan
-    needed, slots_b = needing.slots_b.long().unique(return_inverse=True)
-    values_b = _fetched(needed, right.values, stored, axis)
-    operands = left, maps[1].only(needed)._replace(values=values_b)
-    values, norms = needing._replace(slots_b=slots_b.int()).multiply(*operands, added, **scale)
+    planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes() * (2 if drops else 1))
+    plan, fits = _planned(
+        axis, lambda: make_plan(function, *maps, *planned, may_lack_lists=drops), left
+    )
+    if not fits:
+        strips = Strips(function, plan, left, maps[1], added, **scale)
+        numbers = strips.needed()
+        blocks = _ask(numbers, right.values, stored, axis)()
+        strips.take(maps[1].only(numbers)._replace(values=blocks), numbers)
+        return plan, strips, strips.norms().values
+    first = sum(stored[: axis.rank])
+    arrives = (plan.slots_b < first) | (plan.slots_b >= first + len(right.col))
+    far = (pad(arrives.cumsum(0), (1, 0))[plan.first].diff() > 0).nonzero()[:, 0]
+    if symmetric:  # and their mirror images
+        whole = Blocks(plan.crow, plan.col, plan.col, right.columns)
+        row, columns = whole.row_of(), right.columns
+        images = torch.searchsorted(row * columns + plan.col, plan.col[far] * columns + row[far])
+        far = torch.cat((far, images)).unique()
+    # Most blocks of the result need none that arrive. They are computed where their operands lie,
+    # and with them the others, of whatever blocks: these are replaced, computed from copies.
+    apart = len(right.col) > 0 and len(far) < _MOST_FAR * plan.blocks
+    part, of_a = (plan.only(far) if apart else plan), left
+    needed, slots_b = part.slots_b.long().unique(return_inverse=True)
+    part = part._replace(slots_b=slots_b.int())
+    if apart and left.values.dtype == torch.float32:  # kernels would split all of A again
+        used, slots_a = part.slots_a.long().unique(return_inverse=True)
+        part, of_a = part._replace(slots_a=slots_a.int()), left.only(used)
+    fetched = _ask(needed, right.values, stored, axis)
+    options: dict[str, Any] = {"added": added, "norms": drops, **scale}
     if apart:
-        stays = is_near.repeat_interleave(lengths)
-        near = plan._replace(
-            first=pad((lengths * is_near).cumsum(0), (1, 0)),
-            slots_a=plan.slots_a[stays],
-            slots_b=plan.slots_b[stays] - first,
-        )
-        found, (values, norms) = (values, norms), near.multiply(left, right, **scale)
-        values[again], norms[again] = found
-    return plan, values, norms
+        near = plan._replace(slots_b=(plan.slots_b - first).clamp(0, len(right.col) - 1))
+        found = near.multiply(left, right, **options)
+    of_part = part.multiply(of_a, maps[1].only(needed)._replace(values=fetched()), **options)
+    if not apart:
+        return plan, *of_part
+    for x, of_far in zip(found, of_part, strict=True):
+        x[far[: len(x)]] = of_far  # norms are none where nobody wants them
+    return plan, *found
 
 
-def _together(axis: Axis, own: Blocks, make: Any) -> Any:
-    """The result of ``make``; on all ranks an error where it does not fit in one rank's memory."""
-    problem = found = None
+def _planned(axis: Axis, make: Callable[[], Plan], own: Blocks) -> tuple[Plan, bool]:
+    """A plan, and whether those of all ranks have lists.
+
+    An error on all ranks where one does not fit in its rank's memory.
+    """
+    problem = None
     try:
-        found = make()
+        plan = make()
     except torch.OutOfMemoryError as error:
         problem = error
-    flags = axis.gather_number(problem is not None, own.col.device)
+    state = 2 if problem is not None else int(not plan.has_lists)
+    states = axis.gather_number(state, own.col.device)
     if problem is not None:
         raise problem
-    if any(flags):
-        raise torch.OutOfMemoryError(f"the rows of rank {flags.index(1)} do not fit in its memory")
-    return found
+    if 2 in states:
+        raise torch.OutOfMemoryError(f"the rows of rank {states.index(2)} do not fit in its memory")
+    return plan, not any(states)
 
 
-def _fetched(
+def _ask(
     needed: Tensor, own: Tensor, stored: list[int], axis: Axis, order: Tensor | None = None
-) -> Tensor:
-    """Blocks from the ranks that own them, by their numbers among those of all, ascending;
-    ``order``: the place in the result of each. This rank's own blocks are copied once.
+) -> Callable[[], Tensor]:
+    """Has blocks travel from the ranks that own them, and returns what waits for them.
+
+    ``needed`` are their numbers among those of all, ascending. ``order``: the place in the result
+    of each; None: they stay in order. This rank's own blocks are copied once.
     """
-    ends = torch.tensor(list(accumulate(stored)), device=needed.device)
-    wanted = torch.bincount(torch.searchsorted(ends, needed, right=True), minlength=axis.size)
+    firsts = torch.tensor([0, *accumulate(stored)], device=needed.device)
+    wanted = torch.searchsorted(needed, firsts).diff()
     counts = axis.gather(wanted[None], [1] * axis.size).tolist()
     arrive, leave = counts[axis.rank].copy(), [of[axis.rank] for of in counts]
     begin = sum(arrive[: axis.rank])
@@ -146,16 +170,23 @@ def _fetched(
     numbers = needed.new_empty(sum(leave))
     dist.all_to_all_single(numbers, asked, leave, arrive, group=axis.group)
     arrived = own.new_empty(len(asked), *own.shape[1:])
-    dist.all_to_all_single(arrived, own[numbers - first], arrive, leave, group=axis.group)
-    blocks, kept = own.new_empty(len(needed), *own.shape[1:]), needed[begin:end] - first
-    if order is None:
-        blocks[:begin], blocks[end:] = arrived[:begin], arrived[begin:]
-        torch.index_select(own, 0, kept, out=blocks[begin:end])
+    leaving, group = own[numbers - first], axis.group
+    work = dist.all_to_all_single(arrived, leaving, arrive, leave, group=group, async_op=True)
+
+    def fetched() -> Tensor:
+        work.wait()
+        blocks, kept = own.new_empty(len(needed), *own.shape[1:]), needed[begin:end] - first
+        if order is None:
+            blocks[:begin], blocks[end:] = arrived[:begin], arrived[begin:]
+            torch.index_select(own, 0, kept, out=blocks[begin:end])
+            return blocks
+        blocks[torch.cat((order[:begin], order[end:]))] = arrived
+        places = order[begin:end].split(_AT_ONCE)
+        for place, numbers in zip(places, kept.split(_AT_ONCE), strict=True):
+            blocks[place] = own[numbers]
         return blocks
-    blocks[torch.cat((order[:begin], order[end:]))] = arrived
-    for place, numbers in zip(order[begin:end].split(_AT_ONCE), kept.split(_AT_ONCE), strict=True):
-        blocks[place] = own[numbers]
-    return blocks
+
+    return fetched
 
 
 # ---- Many products of square matrices -----------------------------------------------------------
@@ -192,8 +223,9 @@ class Rows:
     def agreed(
         cls, function: str, a: Tensor, axis: Axis, alike: dict[str, Any], check: Callable[[], Any]
     ) -> Rows:
-        """Of a matrix whose block rows lie on the ranks; all raise what ``check`` raises on one,
-        and where the arguments ``alike`` differ. A collective call.
+        """Of a matrix whose block rows lie on the ranks. A collective call.
+
+        What ``check`` raises, all ranks raise. So they do where the arguments ``alike`` differ.
         """
 
         def read_call(backends: str) -> Call:
@@ -245,11 +277,13 @@ class Rows:
         symmetric: bool,
         **scale: float,
     ) -> tuple[Tensor, Tensor, Callable[[], SparseInfo]]:
-        """As ``addmm`` with ``drop=math.inf``: the product, its norm map, and what counts what was
-        left out. A collective call.
+        """As ``addmm`` with ``drop=math.inf``; ``scale`` is its alpha and beta. A collective call.
 
         Of a symmetric product a rank computes the blocks of its rows on and above the diagonal, and
         gets the others of its rows from their mirror images on the ranks before it.
+
+        Returns:
+            The product, its norm map, and what counts what was left out.
         """
         left, right = read(a, "a", "mm"), read(b, "b", "mm")
         input = None if added is None else read(added, "input", "addmm")
@@ -260,28 +294,53 @@ class Rows:
         stored_b = map_b.crow[list(self.at)].diff().tolist()
         operands = ((of_rows, map_b), (left, right), stored_b)
         options: dict[str, Any] = {"added": input, "symmetric": symmetric, **scale}
-        plan, values, norms = _multiplied("purify", self.axis, *operands, tau, **options)
-        whole, place, stored = self.gathered(Blocks(plan.crow, plan.col, norms, right.columns))
+        plan, made, norms = _multiplied("purify", self.axis, *operands, tau, drops=True, **options)
+        of_rank = Blocks(plan.crow, plan.col, norms, right.columns)
+        whole, place, stored = self._merged(of_rank)
         plan, alpha = plan._replace(norm_a=map_a, norm_b=map_b), scale.get("alpha", 1)
         kept, numbers, drop_bound, _ = dropped(plan, whole, math.inf, max_error, alpha)
-        needed, order = place[numbers[self._slice(kept)]].sort()
-        blocks = _fetched(needed, values, stored, self.axis, order)
+        place = place[numbers]
+        needed, order = place[self._slice(kept)].sort()
+        if isinstance(made, Strips):  # makes those that stay, and counts them alone
+            ends = torch.tensor([0, *accumulate(stored)], device=place.device)
+            place = place.sort().values
+            at = torch.searchsorted(place, ends).tolist()
+            own = place[at[self.axis.rank] : at[self.axis.rank + 1]]
+            made = made.values(of_rank.only(own - ends[self.axis.rank]))
+            needed = torch.searchsorted(place, needed)
+            stored = [end - begin for begin, end in pairwise(at)]
+        blocks = _ask(needed, made, stored, self.axis, order)()
         c = kept.of_rows(*self._own)._replace(values=blocks)
         if input is not None and added is not a and added is not b:  # its bound is of all rows
             input = self.gathered(input.with_norms())[0]
-        made = ((a, b, added), (left, right, input), (map_a, map_b), (alpha, scale.get("beta", 1)))
-        recipe = Recipe.of(*made, symmetric)
-        of = (map_a, map_b, tau, drop_bound, kept.values, recipe)
-        return c.matrix(), kept.matrix(), partial(info_of, *of)
+        of = ((a, b, added), (left, right, input), (map_a, map_b), (alpha, scale.get("beta", 1)))
+        recipe = Recipe.of(*of, symmetric)
+        counted = (map_a, map_b, tau, drop_bound, kept.values, recipe)
+        return c.matrix(), kept.matrix(), partial(info_of, *counted)
 
     def _slice(self, of: Blocks) -> slice:
         """This rank's blocks among those of all."""
         begin, end = (int(of.crow[at]) for at in self._own)
         return slice(begin, end)
 
-    def gathered(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
-        """The norm map of all ranks' blocks, in the order of rows; the place of each among those of
-        the first rank, the second and so on; and the number of each rank's.
+    def gathered(self, own: Blocks) -> tuple[Blocks, list[int]]:
+        """The norm map of all ranks' rows, from this rank's; and the number of each rank's blocks.
+
+        Waits for the device.
+        """
+        rows = [end - begin for begin, end in pairwise(self.at)]
+        counts = own.crow[slice(self._own[0], self._own[1] + 1)].long().diff()
+        crow = pad(self.axis.gather(counts[:, None], rows)[:, 0].cumsum(0), (1, 0))
+        stored = crow[list(self.at)].diff().tolist()
+        own = own._replace(col=own.col.long())
+        col, norms = (self.axis.gather(x[:, None], stored)[:, 0] for x in own[1:3])
+        return Blocks(crow, col, norms, own.columns), stored
+
+    def _merged(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
+        """The norm map of all ranks' blocks, in whatever rows, in the order of rows.
+
+        Also the place of each among those of the first rank, the second and so on, and the number
+        of each rank's.
         """
         keys, norms = own.row_of() * own.columns + own.col, own.values
         stored = self.axis.gather_number(len(keys), keys.device)

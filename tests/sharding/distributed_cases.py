@@ -36,7 +36,7 @@ from torch.distributed.tensor import (
 
 import spamm_torch
 from spamm_torch import _rank_product, distributed, linalg, sparse
-from spamm_torch.sparse import ranks
+from spamm_torch.sparse import maps, ranks, strips
 
 ops = torch.ops.spamm_torch
 S0, S1, R = Shard(0), Shard(1), Replicate()
@@ -405,13 +405,15 @@ def block_sparse_shards(rank):
     knobs = ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"tau": 1e-3})
     for edge, dtype in ((64, torch.float32), (32, torch.float64)):
         a, b = (decaying(12 * edge, 12 * edge, rank, dtype, seed) for seed in (0, 1))
+        a[0, -1] = torch.nan if edge == 32 else 0  # all products with NaN are computed
         whole = [sparse.from_dense(x, edge, drop=norm) for x, norm in ((a, 1e-3), (b, 1e-2))]
-        for at, knob in itertools.product(cuts, knobs):
+        for at, knob, far in itertools.product(cuts, knobs, (0, 1.1)):
             rows = slice(edge * at[rank.number], edge * at[rank.number + 1])
             shards = [rows_of(x, rows, edge) for x in whole]
             # Of one rank, too, what travels there.
             given = dict.fromkeys(("tau", "valid_ratio", "max_error")) | knob
-            found = ranks.multiply(*shards, distributed.axis_of(None), given, edge, False)
+            with mock.patch.object(ranks, "_MOST_FAR", far):
+                found = ranks.multiply(*shards, distributed.axis_of(None), given, edge, False)
             expected = spamm_torch.mm(*whole, **knob)
             assert found.layout == torch.sparse_bsr
             assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
@@ -445,6 +447,15 @@ def purified_shards(rank):
     assert stored < 100, f"expected dropped blocks; got {stored} of 100"
     for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
         own = assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
+        with mock.patch.object(ranks, "_MOST_FAR", 1.1):  # near blocks where they lie, however few
+            assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
+        # The memory of one rank has no room for lists, and so all make strips.
+        made = _without_lists if rank.number == rank.world - 1 else ranks.make_plan
+        with (
+            mock.patch.object(ranks, "make_plan", made),
+            mock.patch.object(strips, "_MOST_BYTES", 20 * 32**2 * 8),
+        ):
+            assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
 
     def purify(electrons=308, a=own, **options):
         return lambda: linalg.purify(a, electrons, group=dist.group.WORLD, **fine | options)
@@ -468,6 +479,11 @@ def purified_shards(rank):
     )  # fmt: skip
     for refusal in refused:
         assert_all_raise(*refusal)
+
+
+def _without_lists(*arguments, **options):
+    plan = maps.make_plan(*arguments, **options)
+    return plan._replace(slots_a=plan.slots_a[:0], slots_b=plan.slots_b[:0])
 
 
 @case()
