@@ -41,6 +41,12 @@ void multiply_part(const at::Tensor& a, const at::Tensor& b, const at::Tensor& n
                    const at::Tensor& out, const std::optional<at::Tensor>& own_rows = std::nullopt,
                    int64_t first_own_row = 0);
 
+// Whether the host knows that no product is skipped. Thread blocks then keep pace
+// (kernels/multiply/sm90/list.cuh), which two multiplies at a time would not let them.
+inline bool skips_nothing(const at::Tensor& tau) {
+  return tau.is_cpu() && tau.item().toDouble() == 0;
+}
+
 // Rows of a matrix, from row `first` on. Its rows are contiguous.
 struct RowShard {
   at::Tensor rows;

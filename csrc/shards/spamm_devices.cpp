@@ -92,7 +92,8 @@ class RemotePart {
     for (int64_t group = 0, turn = 0; group < groups; group += step, ++turn) {
       const int64_t count = std::min(step, groups - group), first = group * kCutRows;
       run_rows(row, first, std::min(rows - first, count * kCutRows),
-               needed.subspan(group * blocks, count * blocks), tau, lanes_.multiply(turn));
+               needed.subspan(group * blocks, count * blocks), tau,
+               lanes_.multiply(skips_nothing(tau) ? 0 : turn));
     }
   }
 
