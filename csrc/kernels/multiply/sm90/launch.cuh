@@ -69,9 +69,11 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
   params.b_has_batch = p.b.batch_stride != 0;
   const int blocks = std::min(params.tiles, most_blocks);
   params.claims_tiles = blocks < params.tiles;
-  constexpr int64_t kMostSteps = 1 << 15;  // of a thread block that drifts little
-  const int64_t steps = ((p.k - 1) / kBlock + 1) * (params.tiles / blocks) >> log2_segments;
-  params.turn = params.claims_tiles && steps > kMostSteps ? blocks : 0;
+  // Of a thread block that drifts little, and of one of its tiles: with a long K few tiles suffice.
+  constexpr int64_t kMostSteps = 1 << 15, kMostOfTile = 383;
+  const int64_t of_tile = ((p.k - 1) / kBlock + 1) >> log2_segments;
+  const bool drifts = of_tile > kMostOfTile || of_tile * (params.tiles / blocks) > kMostSteps;
+  params.turn = params.claims_tiles && drifts ? blocks : 0;
   return blocks;
 }
 
