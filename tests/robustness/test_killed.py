@@ -1,9 +1,10 @@
-"""kill -9 at any moment: what was finished is there, and each file is whole."""
+"""kill -9 at any moment, or a disk that is full: what was finished is there, each file whole."""
 
 import io
 import json
 import os
 import random
+import resource
 import signal
 import stat
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from common.journal import Journal
-from models.files import read_arrays, write_atomically
+from models.files import UserError, read_arrays, write_atomically
 from models.training import load_checkpoint, save_checkpoint
 from spamm_torch import _output
 from spamm_torch._output import Progress, write_text
@@ -97,7 +98,10 @@ def trials(path):
     return lambda step: journal.measured(f"trial {step}", lambda: [step] * 500, list), last
 
 
-@pytest.mark.parametrize("kind", [checkpoint, arrays, settings, results, trials])
+KINDS = [checkpoint, arrays, settings, results, trials]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_finished_is_kept(tmp_path, kind):
     rng = random.Random(0)
     for attempt in range(4):
@@ -106,6 +110,28 @@ def test_what_was_finished_is_kept(tmp_path, kind):
         work, last = kind(folder / "file")
         finished = killed_at_work(work, rng.random() / 20)
         assert last() in (finished - 1, finished)
+
+
+@pytest.mark.parametrize("room", [0, 1000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_keeps_what_was_finished(tmp_path, kind, room):
+    """The limit of a file's size stands for it: the system refuses what goes beyond ``room``."""
+    work, last = kind(tmp_path / "file")
+    work(0)
+    before = os.listdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises((UserError, OSError, ValueError)) as caught:
+            work(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "File too large" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert last() == 0
+    assert os.listdir(tmp_path) == before
+    work(2)
+    assert last() == 2
 
 
 # ---- Files that are written whole or not at all --------------------------------------------------
