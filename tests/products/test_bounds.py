@@ -5,6 +5,7 @@ import json
 import math
 
 import matrices
+import mpmath
 import numpy as np
 import pytest
 import support
@@ -137,6 +138,19 @@ def test_convolutions(dtype, activation, device, exact_reference):
             assert bound < math.inf
 
 
+def test_convolutions_of_float64_and_exact_sums(device):
+    for seed in range(6):
+        x = matrices.normal(2, 5, 7, 6, dtype=torch.float64, device=device, seed=seed)
+        w = matrices.normal(40, 5, 3, 3, dtype=torch.float64, device=device, seed=seed + 1)
+        bias = matrices.normal(40, dtype=torch.float64, device=device)
+        knob = {"max_error": 2.0 ** -(4 * seed)} if seed % 2 else {"tau": 0.0}
+        c, info = spamm_torch.conv2d(x, w, bias, padding=1, **knob, return_info=True)
+        columns = F.unfold(x, 3, padding=1).transpose(0, 1).flatten(1)
+        added = {"input": bias[:, None].expand(40, columns.shape[1]), "alpha": 1.0, "beta": 1.0}
+        error = error_of(c.transpose(0, 1).flatten(1), w.flatten(1), columns, added)
+        assert 0 < error <= info.total_bound
+
+
 def test_torchs_own_convolution_has_no_bound(device):
     x, w = matrices.normal(1, 8, 6, 6, device=device), matrices.normal(8, 4, 3, 3, device=device)
     for tau, expected in ((0.0, True), (torch.zeros(()), True), (1e-6, False)):
@@ -205,6 +219,19 @@ def test_the_error_of_a_purification_is_the_knob(form, error):
     assert (x - _projector(h, 80)).norm() <= found.total_bound <= error
     if error > 1e-6:
         assert any(step.valid_ratio < 1 for step in found.iterations)
+
+
+def test_purifications_and_a_projector_of_more_digits():
+    h = _hamiltonian(64)
+    with mpmath.workdps(30):
+        vectors = mpmath.eigsy(mpmath.matrix(h.tolist()))[1][:, :32]
+        projector = vectors * vectors.T
+        for a, options in _forms(h).values():
+            for knob in ({"max_error": 0.0}, {"error": 1e-6}, {"error": 1e-10}):
+                found = linalg.purify(a, 64, **knob, **options)
+                x = found.matrix if a is h else sparse.to_dense(found.matrix)
+                error = mpmath.mnorm(mpmath.matrix(x.tolist()) - projector, "f")
+                assert 0 < error <= found.total_bound <= knob.get("error", 1e-2)
 
 
 def test_an_error_that_rounding_does_not_allow():
