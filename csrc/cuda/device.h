@@ -18,6 +18,7 @@
 #include <string>
 
 #include "cuda/heuristics.h"
+#include "shards/devices.h"
 
 namespace spamm::cuda {
 
@@ -65,12 +66,7 @@ inline std::string environment(const char* name) {
 }
 
 inline bool force_sm80() {
-  static const bool forced = [] {
-    const std::string value = environment("SPAMM_TORCH_FORCE_SM80");
-    TORCH_CHECK_VALUE(value.empty() || value == "0" || value == "1",
-                      "SPAMM_TORCH_FORCE_SM80 must be 0 or 1; got ", value);
-    return value == "1";
-  }();
+  static const bool forced = is_set("SPAMM_TORCH_FORCE_SM80");
   return forced;
 }
 

@@ -17,10 +17,14 @@ namespace spamm {
 // device guard counts a device once a function has been traced.
 inline int64_t cuda_devices() { return at::detail::getCUDAHooks().getNumGPUs(); }
 
-// Whether a variable that tests set is 1.
+// Whether a variable that tests set is 1. Refuses what is not 0 or 1: a test that sets it would
+// else pass without what it is for.
 inline bool is_set(const char* name) {
   const char* const value = std::getenv(name);
-  return value != nullptr && std::string_view(value) == "1";
+  const std::string_view given = value == nullptr ? "" : value;
+  TORCH_CHECK_VALUE(given.empty() || given == "0" || given == "1", name, " must be 0 or 1; got ",
+                    given);
+  return given == "1";
 }
 
 // Whether sharing pays where one device takes at most `ns` for the whole and `bytes` travel to

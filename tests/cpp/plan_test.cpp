@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <span>
 #include <vector>
 
+#include "shards/devices.h"
 #include "support.h"
 
 namespace spamm::shards {
@@ -214,6 +216,18 @@ TEST(RemoteCuts, GiveNothingToAPartThatStartsTooLate) {
 
 TEST(RemoteCuts, OfNoGroupsAreEmpty) {
   EXPECT_EQ(cut_for_home({}, 2, 0, kDelay), (std::vector<int64_t>{0, 0, 0}));
+}
+
+TEST(Variables, AreZeroOrOne) {
+  const auto is_shared = [](const char* value) {
+    setenv("SPAMM_TORCH_ALL_DEVICES", value, 1);
+    return pays_to_share(1, /*least_ns=*/2, 0);
+  };
+  EXPECT_FALSE(is_shared(""));
+  EXPECT_FALSE(is_shared("0"));
+  EXPECT_TRUE(is_shared("1"));
+  EXPECT_THROW(is_shared("yes"), c10::ValueError);
+  unsetenv("SPAMM_TORCH_ALL_DEVICES");
 }
 
 }  // namespace
