@@ -2,6 +2,7 @@
 
 import math
 
+import matrices
 import pytest
 import torch
 import torch.nn.functional as F
@@ -230,6 +231,21 @@ def test_columns_outside_the_grid_enter_no_norm(device):
     setting = {"block": (32, 32, 64), "pixel_block": (1, 8, 8)}
     assert torch.all(spamm_torch.conv2d(input, weight, tau=skip_norm * 0.999, **setting) == 96)
     assert torch.all(spamm_torch.conv2d(input, weight, tau=skip_norm * 1.001, **setting) == 0)
+
+
+@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
+def test_norms_of_weights_change_nothing_where_nothing_is_skipped(
+    device, dtype, pixel_block, monkeypatch, exact_reference
+):
+    """Blocks of pixels that begin in the padding reach into the input."""
+    monkeypatch.setenv("SPAMM_TORCH_UNSKIPPED", "0")  # by the kernel that reads norms
+    input = matrices.normal(3, 72, 20, 20, dtype=dtype, device=device)
+    weight = matrices.normal(64, 72, 3, 3, dtype=dtype, device=device)
+    options = {"padding": 1, "tau": 0.0, "pixel_block": pixel_block}
+    norms = torch.ops.spamm_torch.conv2d_weight_norm(weight)
+    output = spamm_torch.conv2d(input, weight, norm_weight=norms, **options)
+    expected = F.conv2d(input.double(), weight.double(), padding=1)
+    assert (output.double() - expected).norm() <= 4e-3 * expected.norm()
 
 
 def test_infinities_and_nans_are_never_skipped(device):

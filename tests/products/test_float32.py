@@ -146,6 +146,7 @@ def powers_of_ten(x, dim, most, repeats=1):
     return scales if dim is None else scales.repeat_interleave(repeats)[: x.shape[dim]]
 
 
+@pytest.mark.strength(3)  # blocks of 64 have kernels of their own, and TF32 others
 @pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "every third column"])

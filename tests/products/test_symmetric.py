@@ -53,9 +53,15 @@ def test_two_matrices_that_commute(device):
     c = mm(a, b, tau=0.0, symmetric=True)
     torch.testing.assert_close(c, a @ b, rtol=1e-12, atol=1e-12)
     assert torch.equal(c, mirrored(mm(a, b, tau=0.0)))
-    a, b = a.float(), b.float()  # whose sums below the diagonal round otherwise
-    c, norms = ops.spamm_with_norms(a, b, threshold=0.0, block=[64] * 3, symmetric=True)
-    assert torch.equal(norms, norm_map(c))
+
+
+def test_norms_are_those_of_the_mirror_image(device, dtype):
+    """Where the product itself is another one below the diagonal."""
+    a, b = (matrices.normal(300, 300, dtype=dtype, device=device, seed=seed) for seed in (0, 1))
+    for block in ([32] * 3, [64] * 3):
+        c, norms = ops.spamm_with_norms(a, b, threshold=0.0, block=block, symmetric=True)
+        assert torch.equal(c, mirrored(ops.spamm(a, b, threshold=0.0, block=block)))
+        assert torch.equal(norms, norm_map(c, block[0]))
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.3])

@@ -309,6 +309,12 @@ def search_by_histograms(rank):
                 for ratio in ratios:
                     assert_rows_of_mm(rank, a, b, "odd", "first empty", valid_ratio=ratio)
             assert search.call_count == len(ratios)
+        a, b = operands(rank)  # ranks that count the products of columns
+        mesh = init_device_mesh(rank.device.type, (rank.world,))
+        by_columns = placed(a, mesh, [R]), placed(b, mesh, [S1])
+        for ratio in ratios:
+            c = spamm_torch.mm(*by_columns, valid_ratio=ratio).full_tensor()
+            assert_bits(c, spamm_torch.mm(a, b, valid_ratio=ratio), ratio)
 
 
 @case()
