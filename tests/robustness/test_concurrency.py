@@ -1,6 +1,7 @@
-"""Calls from many threads, after a fork, with any number of threads, and over and over on a CPU."""
+"""Calls from many threads and streams, after a fork, with any number of threads, over and over."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import os
 import threading
@@ -17,22 +18,23 @@ from spamm_torch import sparse
 OPS = torch.ops.spamm_torch
 
 
-def calls():
+def calls(device="cpu"):
     """One call of each pipeline, by name: sizes at which every loop has parts for threads."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator).to(device)
 
     a, b = randn(300, 260), randn(260, 330)
-    square = torch.exp(-(torch.arange(320)[:, None] - torch.arange(320)).abs() / 20.0).double()
+    square = torch.exp(-(torch.arange(320)[:, None] - torch.arange(320)).abs() / 20.0)
+    square = square.double().to(device)
     blocks = sparse.from_dense(square, 32, drop=1e-9)
     x, weight = randn(5, 40, 12, 11), randn(72, 40, 3, 3)
-    apart = x * (torch.arange(11) < 3)
+    apart = x * (torch.arange(11, device=device) < 3)
     base = randn(1, 72, 12, 11)
     torch.manual_seed(0)
     layers = [nn.Conv2d(40, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 8, 3)]
-    model = nn.Sequential(*layers).eval()
+    model = nn.Sequential(*layers).eval().to(device)
     spamm_torch.convert_(model, spamm_torch.SpAMMConfig(tau=1e-3))
 
     def network():
@@ -77,7 +79,7 @@ def digest(result):
     tensors = result if isinstance(result, (list, tuple)) else [result]
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(tensor.reshape(-1).contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return found.hexdigest()
 
 
@@ -85,15 +87,29 @@ def digests(made):
     return {name: digest(call()) for name, call in made.items()}
 
 
-def test_sixteen_threads_at_once():
-    """Calls of other threads, in whatever order, change no bit."""
-    made = calls()
+def own_stream():
+    return torch.cuda.stream(torch.cuda.Stream())
+
+
+@pytest.mark.parametrize(
+    ("device", "place"),
+    [
+        ("cpu", contextlib.nullcontext),
+        pytest.param("cuda", contextlib.nullcontext, marks=pytest.mark.cuda),
+        pytest.param("cuda", own_stream, marks=pytest.mark.cuda),
+    ],
+    ids=["cpu", "one stream", "streams"],
+)
+def test_sixteen_threads_at_once(device, place):
+    """Calls of other threads, in whatever order and on whatever stream, change no bit."""
+    made = calls(device)
     expected, start = digests(made), threading.Barrier(16)
 
     def work(number):
         start.wait()
         names = list(made)[number % len(made) :] + list(made)[: number % len(made)]
-        return {name: digest(made[name]()) for _ in range(3) for name in names}
+        with place():
+            return {name: digest(made[name]()) for _ in range(3) for name in names}
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         for found in pool.map(work, range(16)):
