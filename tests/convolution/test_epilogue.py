@@ -155,7 +155,7 @@ def skipping(*operands, **options):
 @pytest.mark.parametrize("name", ["relu", "relu6"])
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_nan_stays(device, call, dtype, name, with_residual):
-    input, weight, bias, residual = case(device, dtype, channels=(16, 32))
+    input, weight, bias, residual = case(device, dtype, channels=(64, 72))
     input[1, 3, 2, 2] = float("nan")
     options = {"padding": 1, "activation": name, "residual": residual if with_residual else None}
     expected = reference(input, weight, bias, **options).isnan()
