@@ -1,10 +1,15 @@
-// Every schema of the library and nothing else; arguments.h has the long ones as structs.
-// Implementations register themselves in cpu/, cuda/ and the device-free files. Fake kernels are in
-// Python.
+// Every schema of the library; arguments.h has the long ones as structs. Implementations register
+// themselves in cpu/, cuda/ and the device-free files. Fake kernels are in Python. And what else is
+// registered when the library is loaded.
 #include <ATen/core/enum_tag.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/profiler/stubs/base.h>
 #include <torch/library.h>
 
+#include <cstdlib>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace {
@@ -202,3 +207,61 @@ TORCH_LIBRARY(spamm_torch, m) {
   define_sparse("bsr_find_tau", "*, float? valid_ratio=None, float? max_error=None) -> Tensor");
   define_sparse("bsr_error_bound", "Tensor tau) -> (Tensor, Tensor)");
 }
+
+// ---- NVTX ---------------------------------------------------------------------------------------
+
+// Ranges of the library's ops and stages, for Nsight Systems: where SPAMM_TORCH_NVTX is 1 when the
+// library is loaded. Elsewhere nothing is registered, and nothing is asked in any call.
+namespace {
+
+using torch::profiler::impl::cudaStubs;  // torch's way to NVTX; not enabled without CUDA
+
+// That a range was opened, and so is to be closed.
+struct Opened : at::ObserverContext {};
+
+std::unique_ptr<at::ObserverContext> open(const at::RecordFunction& record) {
+  const std::string_view name = record.name();
+  if (!name.starts_with("spamm_torch::") || !cudaStubs()->enabled()) return nullptr;
+  cudaStubs()->rangePush(record.name());
+  return std::make_unique<Opened>();
+}
+
+void close(const at::RecordFunction&, at::ObserverContext* opened) {
+  if (opened != nullptr) cudaStubs()->rangePop();
+}
+
+bool hand_on_where_asked() {
+  const char* const set = std::getenv("SPAMM_TORCH_NVTX");
+  if (set == nullptr || std::string_view(set) != "1") return false;
+  at::addGlobalCallback(at::RecordFunctionCallback(&open, &close)
+                            .scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE}));
+  return true;
+}
+
+const bool hands_on = hand_on_where_asked();
+
+}  // namespace
+
+// ---- A build without CUDA -----------------------------------------------------------------------
+
+#ifndef SPAMM_WITH_CUDA
+namespace {
+
+// Every stage refuses CUDA tensors with a one-line error.
+void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK(
+      false, op.schema().name(),
+      ": this build of spamm_torch is for the CPU only; build it again where nvcc is found; "
+      "got a CUDA tensor");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  for (const char* name : {"norm_map", "find_tau", "product_histogram", "valid_counts",
+                           "error_bound", "spamm", "spamm_with_norms", "spamm_into", "multiply",
+                           "multiply_part", "bsr_plan", "bsr_find_tau", "bsr_error_bound"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_cuda>());
+  }
+}
+#endif

@@ -8,7 +8,6 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/sparse/blocks.cuh"
 #include "kernels/sparse/drop.cuh"
-#include "kernels/sparse/listed_products.cuh"
 #include "kernels/sparse/losses.cuh"
 #include "kernels/sparse/plan.cuh"
 

@@ -1,10 +1,13 @@
-// Convolutions of deviations, of one part or of several along the channels. Where no backend has
-// them, the parts are joined before, and the epilogue and the places of phases follow behind.
+// The ops of deviations: convolutions of one part or of several along the channels, concatenation,
+// max pooling, and the end of a convolution. Where no backend convolves parts, they are joined
+// before, and the epilogue and the places of phases follow behind.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -14,9 +17,97 @@
 #include "threshold.h"
 
 namespace spamm {
+
+using Backend = Backends<ReferenceBackend>;
+
+void check_parts(at::TensorList parts) {
+  TORCH_CHECK(!parts.empty(), "parts must have at least one tensor; got none");
+  const Tensor& first = parts[0];
+  for (const Tensor& x : parts) {
+    check_operand_dtype(x.scalar_type(), "parts");
+    check_same_device(x, first, "all parts", "the first one");
+    TORCH_CHECK_TYPE(x.scalar_type() == first.scalar_type(), "parts must have one dtype; got ",
+                     dtype_of(first), " and ", dtype_of(x));
+    TORCH_CHECK(x.dim() == 4, "parts must be batches (N, C, H, W); got shape ", x.sizes());
+    TORCH_CHECK(
+        x.size(0) == first.size(0) && x.size(2) == first.size(2) && x.size(3) == first.size(3),
+        "parts must be pictures of one size, ", first.size(0), " of ", first.size(2), " x ",
+        first.size(3), "; got ", x.size(0), " of ", x.size(2), " x ", x.size(3));
+  }
+}
+
+void apply_deviation_epilogue_(const Tensor& output, const OptTensor& residual, const Tensor& base,
+                               Activation activation) {
+  const auto done = Backend::run(output.device().type(), &ReferenceBackend::epilogue, output,
+                                 residual, base, activation);
+  if (done) return;
+  if (residual) output.add_(*residual);
+  // One for each image: some activations round by where in memory an element lies.
+  const Tensor of_reference = at::empty_like(output).copy_(base);
+  output.add_(of_reference);
+  apply_epilogue_(output, std::nullopt, activation);
+  apply_epilogue_(of_reference, std::nullopt, activation);
+  output.sub_(of_reference);
+}
+
+// Each pixel is a matrix of one row. Empty ones have norms of zero.
+Tensor pixel_norms(const Tensor& images) {
+  const int64_t count = images.size(0), channels = images.size(1);
+  const auto shape = pixel_norms_shape(count, {images.size(2), images.size(3)}, channels);
+  const Tensor by_pixel = images.permute({0, 2, 3, 1}).reshape({-1, 1, channels});
+  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).view(shape);
+}
+
 namespace {
 
-// ---- Arguments ----------------------------------------------------------------------------------
+std::tuple<Tensor, Tensor> join_deviations(at::TensorList parts) {
+  check_parts(parts);
+  if (const auto found = Backend::run(parts[0].device().type(), &ReferenceBackend::join, parts)) {
+    return {found->output, found->norms};
+  }
+  const Tensor output = at::cat(parts, 1).contiguous(at::MemoryFormat::ChannelsLast);
+  return {output, pixel_norms(output)};
+}
+
+// Norms of the pixels of an input, or of neighbouring columns together.
+void check_norm_input(const Tensor& norms, const Tensor& input) {
+  const int64_t width = input.size(3);
+  const bool divides = norms.dim() == 4 && norms.size(2) > 0 && width % norms.size(2) == 0;
+  const int64_t together = divides ? width / norms.size(2) : 1;
+  check_precomputed_norm_map(
+      norms,
+      pixel_norms_shape(input.size(0), {input.size(2), width / together}, input.size(1) * together),
+      input, input.sizes(), "norm_input");
+}
+
+std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tensor& reference,
+                                                IntArrayRef kernel_size, IntArrayRef stride,
+                                                IntArrayRef padding, IntArrayRef dilation,
+                                                bool ceil_mode, const OptTensor& norm_input) {
+  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+  check_same_device(reference, input, "reference", "input");
+  TORCH_CHECK_TYPE(reference.scalar_type() == input.scalar_type(),
+                   "reference must have the input's dtype ", dtype_of(input), "; got ",
+                   dtype_of(reference));
+  const std::array<int64_t, 4> expected = {1, input.size(1), input.size(2), input.size(3)};
+  TORCH_CHECK(reference.sizes() == expected, "reference must have the shape of one image, ",
+              IntArrayRef(expected), "; got ", reference.sizes());
+  if (norm_input) check_norm_input(*norm_input, input);
+  if (const auto found = Backend::run(input.device().type(), &ReferenceBackend::pool, input,
+                                      reference, norm_input, pool)) {
+    return {found->output, found->norms};
+  }
+  const auto pooled = [&](const Tensor& x) {
+    return pool_by_torch(x, kernel_size, stride, padding, dilation, ceil_mode);
+  };
+  const Tensor of_reference = pooled(reference);
+  const Tensor output = pooled(input + reference).sub_(of_reference);
+  // A window without a pixel has no deviation.
+  output.masked_fill_(of_reference == -std::numeric_limits<double>::infinity(), 0);
+  return {output, pixel_norms(output)};
+}
+
+// ---- Arguments of a convolution -----------------------------------------------------------------
 
 void check_norms_of_pixels(const Tensor& norms, const Tensor& x) {
   check_precomputed_norm_map(norms, pixel_norms_shape(x.size(0), {x.size(2), x.size(3)}, x.size(1)),
@@ -56,7 +147,7 @@ Tensor shape_of_all(at::TensorList parts) {
       .expand({first.size(0), channels, first.size(2), first.size(3)});
 }
 
-// ---- Results ------------------------------------------------------------------------------------
+// ---- Its results --------------------------------------------------------------------------------
 
 // What a plain convolution computes of it.
 Convolution without_base(const Deviation& conv) {
@@ -94,8 +185,8 @@ Tensor norms_of_columns(const Tensor& images, int64_t columns) {
 ConvolutionResult convolve_deviation(const Deviation& conv, const Knob& knob, bool is_dense) {
   const bool is_empty = c10::multiply_integers(conv.output_sizes()) == 0;
   if (!is_empty && !is_dense) {
-    if (auto found = Backends<ReferenceBackend>::run(conv.input.device().type(),
-                                                     &ReferenceBackend::convolve, conv, knob)) {
+    if (auto found =
+            Backend::run(conv.input.device().type(), &ReferenceBackend::convolve, conv, knob)) {
       if (conv.wants_output_norms && !found->norms.defined()) {
         found->norms = pixel_norms(found->output);
       }
@@ -121,7 +212,7 @@ ConvolutionResult convolve_deviation(const Deviation& conv, const Knob& knob, bo
   return {placed, norms_of_columns(placed, columns_of_norms(placed.size(1)))};
 }
 
-// ---- The op -------------------------------------------------------------------------------------
+// ---- Its op -------------------------------------------------------------------------------------
 
 // Batches alone: a deviation is one of many images from one reference.
 std::tuple<Tensor, Tensor> conv2d_deviation(DeviationArguments& x) {
@@ -146,6 +237,8 @@ std::tuple<Tensor, Tensor> conv2d_deviation(DeviationArguments& x) {
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d_deviation", boxed<&conv2d_deviation>());
+  m.impl("join_deviations", &join_deviations);
+  m.impl("max_pool2d_deviation", &max_pool2d_deviation);
 }
 
 }  // namespace spamm

@@ -1,0 +1,187 @@
+// Hopper's convolutions of half types in special cases: of few input channels, and where nothing is
+// skipped. Turns tensors into the parameters of few_channels.cuh and unskipped.cuh. The kernel of
+// boxes (conv_sm90.cpp) serves the layers for which the latter does not pay, and its output norms.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "conv/backend.h"
+#include "cuda/conv/arguments_sm90.h"
+#include "cuda/conv/launch.h"
+#include "cuda/conv/sizes_sm90.h"
+#include "cuda/device.h"
+#include "cuda/forced.h"
+#include "cuda/heuristics.h"
+#include "cuda/operand.h"
+#include "kernels/conv/sm90/few_channels_plan.h"
+#include "stage_range.h"
+#include "threshold.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Tensor;
+using namespace kernels::conv::sm90;
+
+bool fuses_epilogue(const Convolution&) { return true; }
+
+// ---- Few input channels -------------------------------------------------------------------------
+
+// The entries that are copied at a time. Rows of the input start at multiples of as many.
+int entries_together(const Tensor& input) {
+  const auto address = reinterpret_cast<uintptr_t>(input.const_data_ptr());
+  const int64_t row_bytes = input.size(3) * input.size(1) * input.element_size();
+  const auto starts_at_multiples_of = [&](int bytes) {
+    return address % bytes == 0 && row_bytes % bytes == 0;
+  };
+  return starts_at_multiples_of(16) ? 8 : starts_at_multiples_of(4) ? 2 : 1;
+}
+
+bool has_few_channels(const Convolution& conv, const Knob& knob) {
+  const spamm::ConvShape& shape = conv.shape;
+  return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
+         is_half(conv.input.scalar_type()) && skips_nothing(knob) && shape.groups == 1 &&
+         shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
+         // Kernel sizes and offsets within an image are 32 bits wide.
+         std::max({shape.kernel.height, shape.kernel.width, shape.stride.width}) < 256 &&
+         std::max({shape.input.height + 2 * shape.padding.height,
+                   shape.input.width + 2 * shape.padding.width,
+                   shape.dilation.height * shape.kernel.height}) < kMost / 64 &&
+         shape.out_channels < (1 << 20) &&
+         shape.images * shape.output.height * shape.output.width < kMost &&
+         plan_few_channels(kernel_shape(shape, shape.in_channels), /*along_images=*/false,
+                           /*multiprocessors=*/1);
+}
+
+// Output norms are computed on the way if two thread blocks of a multiprocessor have room for their
+// tiles' patches along images: one alone hides nothing, and a norm pass is faster. So it is where
+// there are fewer images than a strip has, which leave most of its products empty.
+bool computes_norms(const Convolution& conv, const kernels::conv::sm90::ConvShape& shape) {
+  if (!conv.wants_output_norms || conv.whole_images < kStripPixels) return false;
+  const auto plan = plan_few_channels(shape, /*along_images=*/true, /*multiprocessors=*/1);
+  return plan && few_channels_blocks(*plan) == 2;
+}
+
+ConvolutionResult run_few_channels(const Convolution& conv, const Knob&) {
+  const OnDevice device(conv.input);
+  const spamm::ConvShape& shape = conv.shape;
+  const Tensor input = conv.input.contiguous(at::MemoryFormat::ChannelsLast);
+  const Tensor weight = conv.weight.contiguous(at::MemoryFormat::ChannelsLast);
+  const Tensor output =
+      at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
+                input.options(), at::MemoryFormat::ChannelsLast);
+  Tensor bias, residual, norms;
+  if (conv.bias) bias = conv.bias->contiguous();
+  if (conv.residual) residual = readable_pixels(*conv.residual);
+  const kernels::conv::sm90::ConvShape sizes = kernel_shape(shape, shape.in_channels);
+  const bool along_images = computes_norms(conv, sizes);
+  if (along_images) {
+    norms = at::empty(layer_norms_shape(shape.images, shape.output, shape.out_channels),
+                      input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+  }
+  const FewChannelsParams p = {
+      .input = input.const_data_ptr(),
+      .weight = weight.const_data_ptr(),
+      .bias = conv.bias ? bias.const_data_ptr() : nullptr,
+      .residual = conv.residual ? residual.const_data_ptr() : nullptr,
+      .output = output.mutable_data_ptr(),
+      .norms = along_images ? norms.mutable_data_ptr<float>() : nullptr,
+      .shape = sizes,
+      .activation = conv.activation,
+      .together = entries_together(input),
+      .plan = *plan_few_channels(sizes, along_images, device.multiprocessors()),
+  };
+  const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
+                                                       : launch_few_channels<__nv_bfloat16>;
+  C10_CUDA_CHECK(launch(p, device.multiprocessors(), device.stream()));
+  return {output, norms};
+}
+
+// ---- Where nothing is skipped -------------------------------------------------------------------
+
+int64_t output_pixels(const spamm::ConvShape& shape) {
+  return shape.images * shape.output.height * shape.output.width;
+}
+
+int64_t steps_of(const spamm::ConvShape& shape) {
+  return shape.kernel_positions() * blocks_of(shape.in_channels, 64);
+}
+
+// The share of positions of a kernel of `kernel` that meet the input, over all outputs.
+double share_inside(int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                    int64_t input, int64_t output) {
+  int64_t inside = 0;
+  for (int64_t position = 0; position < kernel; ++position) {
+    const int64_t first = position * dilation - padding;  // what output 0 reads
+    const int64_t below = first < 0 ? std::min(blocks_of(-first, stride), output) : 0;
+    const int64_t within = first < input ? std::min(blocks_of(input - first, stride), output) : 0;
+    inside += std::max<int64_t>(within - below, 0);
+  }
+  return static_cast<double>(inside) / static_cast<double>(kernel * output);
+}
+
+// The share of products in the padding, if the kernel of boxes leaves them out. It does where a box
+// is one pixel of 64 images and the weight's norms, which tell that it is finite, are given.
+double padding_left_out(const Convolution& conv) {
+  const spamm::ConvShape& shape = conv.shape;
+  if (!conv.norm_weight || shape.images % 64 != 0) return 0;
+  const auto along = [&](int64_t Size2::*d) {
+    return share_inside(shape.kernel.*d, shape.stride.*d, shape.padding.*d, shape.dilation.*d,
+                        shape.input.*d, shape.output.*d);
+  };
+  return 1 - along(&Size2::height) * along(&Size2::width);
+}
+
+bool unskipped_pays(const Convolution& conv) {
+  if (const auto forced = forced_unskipped()) return forced->runs;
+  if (forced_tile()) return false;  // a tile of the kernel of boxes
+  const spamm::ConvShape& shape = conv.shape;
+  return unskipped_conv_pays(shape.out_channels, output_pixels(shape), steps_of(shape),
+                             check_device(conv.input.device()).multiProcessorCount,
+                             forced_segments(), [&] { return padding_left_out(conv); });
+}
+
+bool runs_unskipped(const Convolution& conv, const Knob& knob) {
+  const spamm::ConvShape& shape = conv.shape;
+  const auto aligned = [&](int64_t channels) {
+    return channels * conv.input.element_size() % kAlignment == 0;
+  };
+  return is_half(conv.input.scalar_type()) && skips_nothing(knob) && !conv.wants_output_norms &&
+         aligned(shape.in_channels) && aligned(shape.out_channels) && sizes_fit_hopper(conv) &&
+         takes_unskipped(kernel_shape(shape, shape.in_channels)) && unskipped_pays(conv);
+}
+
+ConvolutionResult run_unskipped(const Convolution& conv, const Knob&) {
+  const StageRange stage(kMultiplyStage);
+  const OnDevice device(conv.input);
+  Arguments arguments(conv, readable_pixels(conv.input), readable_pixels(conv.weight));
+  arguments.set_output(conv.output_sizes());
+  const auto forced = forced_unskipped();
+  const UnskippedChoice choice =
+      forced && forced->choice
+          ? *forced->choice
+          : choose_unskipped_tile(conv.shape.out_channels, output_pixels(conv.shape),
+                                  steps_of(conv.shape), device.multiprocessors());
+  UnskippedParams p{};
+  static_cast<ConvOperands&>(p) = arguments.params;
+  p.shares_weights = choice.shares_weights;
+  const auto launch = conv.input.scalar_type() == at::kHalf ? launch_unskipped<__half>
+                                                            : launch_unskipped<__nv_bfloat16>;
+  C10_CUDA_CHECK(launch(p, arguments.input.const_data_ptr(), arguments.weight.const_data_ptr(),
+                        choice.tile, device.multiprocessors(), device.stream()));
+  return {arguments.output, Tensor()};
+}
+
+const Backends<ConvBackend> few_channels(at::kCUDA, Rank::kSpecial,
+                                         {.convolve = {&has_few_channels, &run_few_channels},
+                                          .fuses_epilogue = &fuses_epilogue});
+const Backends<ConvBackend> unskipped(at::kCUDA, Rank::kSpecial,
+                                      {.convolve = {&runs_unskipped, &run_unskipped},
+                                       .fuses_epilogue = &fuses_epilogue});
+
+}  // namespace
+}  // namespace spamm::cuda
