@@ -269,8 +269,7 @@ __device__ __forceinline__ void held_norms(const PixelNormsJob& job, int number,
   }
 }
 
-// kHoldsEight: threads hold up to eight images, which takes bfloat16 more registers.
-template <class Element, int kLog2Lanes, bool kHoldsEight>
+template <class Element, int kLog2Held, int kLog2Lanes>
 __global__ void __launch_bounds__(kNormThreads)
     pixel_norms(const __grid_constant__ PixelNormsParams p) {
   let_next_kernel_start();
@@ -278,34 +277,31 @@ __global__ void __launch_bounds__(kNormThreads)
     wait_for_previous_kernel();
     if (p.zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
   };
-  // Each branch names its job: an index that is found at run time would cost 0.1 us.
   const int number = blockIdx.x - p.jobs[0].thread_blocks;
-  if (number >= 0) return sliced_norms<Element, kLog2Lanes>(p.jobs[1], number, wait);
-  const PixelNormsJob& job = p.jobs[0];
-  if constexpr (kHoldsEight) {
-    held_norms<Element, 3, kLog2Lanes>(job, blockIdx.x, wait);
-  } else if (job.log2_held < 0) {
-    sliced_norms<Element, kLog2Lanes>(job, blockIdx.x, wait);
-  } else if (job.log2_held == 0) {
-    held_norms<Element, 0, kLog2Lanes>(job, blockIdx.x, wait);
-  } else if (job.log2_held == 1) {
-    held_norms<Element, 1, kLog2Lanes>(job, blockIdx.x, wait);
+  if (number >= 0) {
+    sliced_norms<Element, kLog2Lanes>(p.jobs[1], number, wait);
+  } else if constexpr (kLog2Held < 0) {
+    sliced_norms<Element, kLog2Lanes>(p.jobs[0], blockIdx.x, wait);
   } else {
-    held_norms<Element, 2, kLog2Lanes>(job, blockIdx.x, wait);
+    held_norms<Element, kLog2Held, kLog2Lanes>(p.jobs[0], blockIdx.x, wait);
   }
 }
 
 template <class Element>
 cudaError_t launch_pixel_norms(PixelNormsParams p, cudaStream_t stream) {
+  const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
+  using Kernel = void (*)(PixelNormsParams);
   constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // for 64 channels
+  static constexpr Kernel kKernels[2][5] = {
+      {pixel_norms<Element, -1, kLog2Lanes>, pixel_norms<Element, 0, kLog2Lanes>,
+       pixel_norms<Element, 1, kLog2Lanes>, pixel_norms<Element, 2, kLog2Lanes>,
+       pixel_norms<Element, 3, kLog2Lanes>},
+      {pixel_norms<Element, -1, kLog2Lanes + 1>, pixel_norms<Element, 0, kLog2Lanes + 1>,
+       pixel_norms<Element, 1, kLog2Lanes + 1>, pixel_norms<Element, 2, kLog2Lanes + 1>,
+       pixel_norms<Element, 3, kLog2Lanes + 1>}};
   const bool wide = p.jobs[1].log2_group == 7 || p.jobs[0].log2_group == 7;
-  const auto run = [&]<bool kWide, bool kHoldsEight>(std::bool_constant<kWide>,
-                                                     std::bool_constant<kHoldsEight>) {
-    return launch(pixel_norms<Element, kLog2Lanes + kWide, kHoldsEight>,
-                  p.jobs[0].thread_blocks + p.jobs[1].thread_blocks, kNormThreads, 0,
-                  /*overlap_previous=*/true, stream, p);
-  };
-  return with_constants(run, wide, p.jobs[0].log2_held == 3);
+  const Kernel kernel = kKernels[wide][p.jobs[0].log2_held + 1];
+  return launch(kernel, blocks, kNormThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 
 }  // namespace spamm::kernels::conv::sm90
