@@ -176,6 +176,7 @@ def memory_limit(devices, more_bytes):
     for device in devices:
         torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
+    held = _free_pieces()
     for device in devices:
         total = torch.cuda.mem_get_info(device)[1]
         limit = (torch.cuda.memory_reserved(device) + more_bytes) / total
@@ -185,6 +186,21 @@ def memory_limit(devices, more_bytes):
     finally:
         for device in devices:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
+        del held
+
+
+def _free_pieces():
+    """Takes what is free beside tensors of earlier tests, in memory that torch keeps for them."""
+    sizes = [
+        (segment["device"], min(most, block["size"] - begin))
+        for segment in torch.cuda.memory_snapshot()
+        if segment["stream"] == 0 and segment["segment_pool_id"] == (0, 0)
+        for most in [2**20 if segment["segment_type"] == "small" else segment["total_size"]]
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+        for begin in range(0, block["size"], most)
+    ]
+    return [torch.empty(size, dtype=torch.uint8, device=device) for device, size in sizes]
 
 
 @pytest.fixture(autouse=True, scope="module")

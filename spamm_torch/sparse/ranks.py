@@ -102,17 +102,14 @@ def _multiplied(
         blocks = _ask(numbers, right.values, stored, axis)()
         strips.take(maps[1].only(numbers)._replace(values=blocks), numbers)
         return plan, strips, strips.norms().values
-    first = sum(stored[: axis.rank])
+    first, lengths = sum(stored[: axis.rank]), plan.first.diff()
     arrives = (plan.slots_b < first) | (plan.slots_b >= first + len(right.col))
-    far = (pad(arrives.cumsum(0), (1, 0))[plan.first].diff() > 0).nonzero()[:, 0]
-    if symmetric:  # and their mirror images
-        whole = Blocks(plan.crow, plan.col, plan.col, right.columns)
-        row, columns = whole.row_of(), right.columns
-        images = torch.searchsorted(row * columns + plan.col, plan.col[far] * columns + row[far])
-        far = torch.cat((far, images)).unique()
+    is_far = pad(arrives.cumsum(0), (1, 0))[plan.first].diff() > 0
+    far = is_far.nonzero()[:, 0]
     # Most blocks of the result need none that arrive. They are computed where their operands lie,
-    # and with them the others, of whatever blocks: these are replaced, computed from copies.
-    apart = len(right.col) > 0 and len(far) < _MOST_FAR * plan.blocks
+    # the others from copies.
+    apart = added is None and not symmetric and len(right.col) > 0
+    apart = apart and len(far) < _MOST_FAR * plan.blocks
     part, of_a = (plan.only(far) if apart else plan), left
     needed, slots_b = part.slots_b.long().unique(return_inverse=True)
     part = part._replace(slots_b=slots_b.int())
@@ -122,7 +119,13 @@ def _multiplied(
     fetched = _ask(needed, right.values, stored, axis)
     options: dict[str, Any] = {"added": added, "norms": drops, **scale}
     if apart:
-        near = plan._replace(slots_b=(plan.slots_b - first).clamp(0, len(right.col) - 1))
+        # Kernels merge the lists of neighbours, so those of far blocks must be empty.
+        stays = (~is_far).repeat_interleave(lengths).nonzero()[:, 0]
+        near = plan._replace(
+            first=pad((lengths * ~is_far).cumsum(0), (1, 0)),
+            slots_a=plan.slots_a[stays],
+            slots_b=plan.slots_b[stays] - first,
+        )
         found = near.multiply(left, right, **options)
     of_part = part.multiply(of_a, maps[1].only(needed)._replace(values=fetched()), **options)
     if not apart:

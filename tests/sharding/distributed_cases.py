@@ -453,8 +453,6 @@ def purified_shards(rank):
     assert stored < 100, f"expected dropped blocks; got {stored} of 100"
     for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
         own = assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
-        with mock.patch.object(ranks, "_MOST_FAR", 1.1):  # near blocks where they lie, however few
-            assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
         # The memory of one rank has no room for lists, and so all make strips.
         made = _without_lists if rank.number == rank.world - 1 else ranks.make_plan
         with (
