@@ -18,8 +18,9 @@ inline double host_scalar(const at::Tensor& tau) {
 }
 
 // Whether the host knows that nothing is skipped: tau is on the CPU, and not above 0 (or NaN).
+inline bool skips_nothing(const at::Tensor& tau) { return tau.is_cpu() && !(host_scalar(tau) > 0); }
 inline bool skips_nothing(const Knob& checked) {
-  return checked.tau && checked.tau->is_cpu() && !(host_scalar(*checked.tau) > 0);
+  return checked.tau && skips_nothing(*checked.tau);
 }
 
 // The op find_tau of a device, by its two searches.

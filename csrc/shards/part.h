@@ -10,6 +10,7 @@
 #include "block.h"
 #include "shards/lane.h"
 #include "shards/row_copy.h"
+#include "threshold.h"
 
 namespace spamm::shards {
 
@@ -41,10 +42,10 @@ void multiply_part(const at::Tensor& a, const at::Tensor& b, const at::Tensor& n
                    const at::Tensor& out, const std::optional<at::Tensor>& own_rows = std::nullopt,
                    int64_t first_own_row = 0);
 
-// Whether the host knows that no product is skipped. Thread blocks then keep pace
+// The lane of a multiply. Where nothing is skipped thread blocks keep pace
 // (kernels/multiply/sm90/list.cuh), which two multiplies at a time would not let them.
-inline bool skips_nothing(const at::Tensor& tau) {
-  return tau.is_cpu() && tau.item().toDouble() == 0;
+inline int64_t multiply_lane(const at::Tensor& tau, int64_t turn) {
+  return skips_nothing(tau) ? 0 : turn;
 }
 
 // Rows of a matrix, from row `first` on. Its rows are contiguous.

@@ -93,7 +93,7 @@ class RemotePart {
       const int64_t count = std::min(step, groups - group), first = group * kCutRows;
       run_rows(row, first, std::min(rows - first, count * kCutRows),
                needed.subspan(group * blocks, count * blocks), tau,
-               lanes_.multiply(skips_nothing(tau) ? 0 : turn));
+               lanes_.multiply(multiply_lane(tau, turn)));
     }
   }
 
@@ -149,9 +149,10 @@ class RemotePart {
 
 // What groups of kCutRows rows of A need of B. Rows of C are cut between groups.
 struct NeededByGroups {
-  Tensor stages;  // int32 (groups, KB): the stages in which a group needs a block row, as bits
-  Tensor
-      units;  // int64 (2, groups): how many it needs, and how many that the group before does not
+  // int32 (groups, KB): the stages in which a group needs a block row, as bits.
+  Tensor stages;
+  // int64 (2, groups): how many units it needs, and how many that the group before does not.
+  Tensor units;
 };
 
 // Counted on the device, which takes microseconds where the host would take a millisecond.

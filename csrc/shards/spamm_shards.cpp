@@ -146,8 +146,7 @@ class Part {
   // Copies the needed units of the stage and multiplies. need: for each block row of B.
   void run_stage(int64_t stage, std::span<const bool> need) {
     const int64_t slot = runs_ % kBuffers;
-    const Lane& lane = lanes_.multiply(skips_nothing(tau_) ? 0 : runs_);
-    ++runs_;
+    const Lane& lane = lanes_.multiply(multiply_lane(tau_, runs_++));
     const Tensor buffer = buffers_[slot].narrow(1, 0, whole_.columns(stage));
     lanes_.pull().wait_for(multiplied_[slot]);
     for (const RowShard& shard : b_) {

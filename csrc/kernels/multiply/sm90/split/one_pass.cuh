@@ -44,7 +44,7 @@ struct OnePassConfig : SplitConfig<2, kMajorA_, Major::MN, 32, kRows_, 2, 2, kTe
     int exponents[kStepGranules];
   };
   // What the teams tell each other. A float32 stage has a barrier for each team: loads arrive in
-  // any order, and who waits for every other phase takes one that is late for the one after next.
+  // any order, and a team that waits for every other phase takes a late one for the one after next.
   struct Shared {
     alignas(8) Barrier full[kTeams * kFloatStages];
     int kinds_a[kMostTileRows], terms[2 * kRows_ * kStepColumns];
