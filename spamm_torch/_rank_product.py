@@ -114,7 +114,9 @@ class _Maps:
         """The threshold, with the same bits on all ranks."""
         tau, valid_ratio, max_error = knobs["tau"], knobs["valid_ratio"], knobs["max_error"]
         if tau is not None:
-            return tau
+            # Where tau is 0 thread blocks keep pace with each other, and would wait for those that
+            # NCCL's kernels keep from running. A tau below 0 skips nothing, too.
+            return torch.full_like(tau, -1.0) if tau == 0 else tau
         axes = self._rows.axis, self._columns.axis
         if valid_ratio is not None and axes[0].size * axes[1].size > WHOLE_MAPS_RANKS:
             return self._search_together(valid_ratio)

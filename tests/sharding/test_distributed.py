@@ -66,7 +66,9 @@ def outcomes(world, device):
 
 
 def check(world, device, case):
-    for rank, (record, log) in enumerate(outcomes(world, device)):
+    ranks = enumerate(outcomes(world, device))
+    # A rank that has failed says why the others did not run.
+    for rank, (record, log) in sorted(ranks, key=lambda of: case not in of[1][0]):
         outcome = record.get(case, f"did not run; the rank wrote:\n{log}")
         assert outcome == "passed", f"{case} on rank {rank} of {world}: {outcome}"
 
