@@ -1,10 +1,5 @@
 // The C++ API. Each function calls its op through the dispatcher, so that C++ gets autograd,
 // autocast and both devices as Python does. backend_for, whose arguments hold no tensor, is here.
-#include <ATen/Functions.h>
-#include <torch/library.h>
-
-#include <algorithm>
-
 #include "arguments.h"
 #include "backends.h"
 #include "checks.h"

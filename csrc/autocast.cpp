@@ -2,10 +2,6 @@
 // own ops do. Norm maps and thresholds keep their type, and so do ops that write to memory that is
 // given, as torch's do.
 #include <ATen/autocast_mode.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <string_view>
 
 #include "arguments.h"
 

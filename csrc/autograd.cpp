@@ -2,16 +2,8 @@
 // the convolution) without skipping. It is composed of ATen ops, so that it can be differentiated
 // again. Norms and thresholds have no gradient: they only decide what is skipped.
 #include <ATen/FuncTorchTLS.h>
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <string>
-#include <string_view>
-#include <tuple>
-#include <utility>
 
 #include "activation.h"
 #include "arguments.h"
@@ -34,6 +26,9 @@ bool needs_grad(const Tensor& t) {
   return t.requires_grad();
 }
 bool needs_grad(const OptTensor& t) { return t && needs_grad(*t); }
+bool needs_grad(const std::vector<Tensor>& list) {
+  return std::any_of(list.begin(), list.end(), [](const Tensor& t) { return needs_grad(t); });
+}
 
 void refuse_functorch() {
   const auto& transforms = at::functorch::functorchTLSAccessor();
@@ -253,13 +248,9 @@ void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
 std::vector<Tensor> conv2d_shards_autograd(ConvShardsArguments& x) {
   x.weight = shards::beside(x.input_shards, x.weight, "weight");
   if (!x.bias.empty()) x.bias = shards::beside(x.input_shards, x.bias, "bias");
-  const auto wants = [](const std::vector<Tensor>& tensors) {
-    return std::any_of(tensors.begin(), tensors.end(),
-                       [](const Tensor& t) { return needs_grad(t); });
-  };
   const Activation activation = check_activation(x.activation);
   const bool apart = needs_its_argument(activation) && at::GradMode::is_enabled() &&
-                     (wants(x.input_shards) || wants(x.weight) || wants(x.bias));
+                     (needs_grad(x.input_shards) || needs_grad(x.weight) || needs_grad(x.bias));
   if (apart) x.activation = name_of(Activation::kNone);
   std::vector<Tensor> outputs = [&] {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -279,10 +270,7 @@ std::vector<Tensor> conv2d_shards_autograd(ConvShardsArguments& x) {
 void spamm_shards_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto [a, b, knob, block] = arguments_of<ProductShardsArguments>(op, *stack);
   below_autograd(op, keys, stack);
-  const auto wants = [](const std::vector<Tensor>& shards) {
-    return std::any_of(shards.begin(), shards.end(), [](const Tensor& x) { return needs_grad(x); });
-  };
-  if (!at::GradMode::is_enabled() || !(wants(a) || wants(b))) return;
+  if (!at::GradMode::is_enabled() || !(needs_grad(a) || needs_grad(b))) return;
   std::vector<Tensor> outputs = torch::jit::pop(*stack).toTensorVector();
   const OptTensor no_input;
   for (size_t p = 0; p < outputs.size(); ++p) {
@@ -317,9 +305,7 @@ std::tuple<Tensor, Tensor, Tensor> order_images_autograd(const Tensor& images, i
 
 bool needs_grad(const c10::IValue& argument) {
   if (argument.isTensor()) return needs_grad(argument.toTensor());
-  if (!argument.isTensorList()) return false;
-  const auto list = argument.toTensorList();
-  return std::any_of(list.begin(), list.end(), [](const Tensor& t) { return needs_grad(t); });
+  return argument.isTensorList() && needs_grad(argument.toTensorVector());
 }
 
 // What the results of ops without a gradient would have one of. Norm maps and knobs have none.

@@ -4,13 +4,10 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/profiler/stubs/base.h>
-#include <torch/library.h>
 
-#include <cstdlib>
 #include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
+
+#include "environment.h"
 
 namespace {
 
@@ -231,8 +228,7 @@ void close(const at::RecordFunction&, at::ObserverContext* opened) {
 }
 
 bool hand_on_where_asked() {
-  const char* const set = std::getenv("SPAMM_TORCH_NVTX");
-  if (set == nullptr || std::string_view(set) != "1") return false;
+  if (spamm::environment("SPAMM_TORCH_NVTX") != "1") return false;
   at::addGlobalCallback(at::RecordFunctionCallback(&open, &close)
                             .scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE}));
   return true;

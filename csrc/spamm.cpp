@@ -2,11 +2,6 @@
 // result, products over several devices.
 #include "spamm.h"
 
-#include <ATen/Functions.h>
-
-#include <algorithm>
-#include <optional>
-
 #include "checks.h"
 #include "shards/spamm_devices.h"
 

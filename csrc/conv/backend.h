@@ -17,23 +17,26 @@
 
 namespace spamm {
 
-// A convolution whose arguments have been checked: activation(conv + bias + residual). The input
-// may be a part of a batch, cut where a pixel block ends. The size of the batch then chooses the
-// kernel, because different ones round differently.
-struct Convolution {
+// A dense convolution whose arguments have been checked: activation(conv + bias + residual).
+struct DenseConvolution {
   at::Tensor input, weight;  // a batch, and (out_channels, in_channels / groups, height, width)
   std::optional<at::Tensor> bias, residual;  // residual: of the output's shape
   Activation activation;
   ConvShape shape;
-  Block block;
-  PixelBlocks blocks;
-  std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
-  std::optional<at::Tensor> norm_input;   // output_norms_of() the input
-  bool wants_output_norms;
-  bool weight_is_ready;            // see kernels/common/overlap.cuh
   bool allow_tf32;                 // for float32 on CUDA; read once per call
   at::MemoryFormat output_format;  // channels last or contiguous
-  int64_t whole_images;            // of the batch
+};
+
+// One that may skip. The input may be a part of a batch, cut where a pixel block ends. The size of
+// the batch then chooses the kernel, because different ones round differently.
+struct Convolution : DenseConvolution {
+  Block block = {};
+  PixelBlocks blocks = {};
+  std::optional<at::Tensor> norm_weight = {};  // (groups, MB, KB)
+  std::optional<at::Tensor> norm_input = {};   // output_norms_of() the input
+  bool wants_output_norms = false;
+  bool weight_is_ready = false;  // see kernels/common/overlap.cuh
+  int64_t whole_images = 0;      // of the batch
 
   PixelBlocks whole_blocks() const {
     PixelBlocks all = blocks;
@@ -94,16 +97,7 @@ struct ConvBackend {
 // A max pooling whose arguments have been checked.
 struct MaxPool {
   Size2 kernel, stride, padding, dilation, output;
-};
-
-// A dense convolution whose arguments have been checked: activation(conv + bias + residual).
-struct DenseConvolution {
-  at::Tensor input, weight;  // a batch, and (out_channels, in_channels / groups, height, width)
-  std::optional<at::Tensor> bias, residual;
-  Activation activation;
-  ConvShape shape;
-  bool allow_tf32;  // for float32 on CUDA
-  at::MemoryFormat output_format;
+  bool ceil_mode;
 };
 
 // What skips nothing. The outputs of convolutions are not empty, and in any memory format.

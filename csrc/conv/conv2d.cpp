@@ -7,16 +7,10 @@
 //
 // The product is computed transposed, (pixels x K) @ (K x out_channels), because the im2col rows
 // and the output's channels are then contiguous. The same blocks are skipped.
-#include <ATen/Functions.h>
-#include <torch/library.h>
-
-#include <vector>
-
 #include "checks.h"
 #include "conv/backend.h"
 #include "conv/im2col.h"
 #include "conv/layers.h"
-#include "conv/partial_blocks.h"
 #include "conv/pixel_blocks.h"
 #include "conv/shape.h"
 #include "spamm/spamm.h"
@@ -184,7 +178,7 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
     result.output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
   } else if (conv.shape.groups > 1 && skips_nothing(knob)) {
     // torch's is much faster than blocks that the channels of a group do not fill.
-    result.output = without_skipping(conv);
+    result.output = dense_convolution(conv);
   } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
     result = run_backend(*backend, conv, knob);
   } else {
@@ -208,23 +202,14 @@ Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms,
       .grid = {shape.images, shape.output.height, shape.output.width},
       .edge = x.pixel_block ? check_pixel_block(*x.pixel_block)
                             : default_pixel_block(x.knob.tau.has_value(), images, edges.n)};
-  if (x.residual) check_residual(*x.residual, input, shape);
-  const auto as_batch = [&](const Tensor& t) { return input.dim() == 4 ? t : t.unsqueeze(0); };
-  const Convolution conv = {.input = as_batch(input),
-                            .weight = x.weight,
-                            .bias = x.bias,
-                            .residual = x.residual ? OptTensor(as_batch(*x.residual)) : OptTensor(),
-                            .activation = check_activation(x.activation),
-                            .shape = shape,
-                            .block = edges,
-                            .blocks = blocks,
-                            .norm_weight = x.norm_weight,
-                            .norm_input = x.norm_input,
-                            .wants_output_norms = wants_output_norms,
-                            .weight_is_ready = x.weight_is_ready,
-                            .allow_tf32 = allow_tf32(),
-                            .output_format = conv_output_format(input, x.weight),
-                            .whole_images = images};
+  const Convolution conv = {dense_arguments(x, shape, allow_tf32()),
+                            edges,
+                            blocks,
+                            x.norm_weight,
+                            x.norm_input,
+                            wants_output_norms,
+                            x.weight_is_ready,
+                            images};
   check_norm_weight(conv);
   if (x.norm_input) {
     check_precomputed_norm_map(*x.norm_input,

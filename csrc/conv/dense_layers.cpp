@@ -3,10 +3,8 @@
 // a convolution that skips nothing with max pooling of 2 x 2 pixels behind it. Some devices have
 // kernels for them. Otherwise they are torch's, and norms are a pass of their own.
 #include <ATen/Context.h>
-#include <ATen/Functions.h>
 #include <ATen/native/Pool.h>
 #include <c10/util/accumulate.h>
-#include <torch/library.h>
 
 #include "checks.h"
 #include "conv/layers.h"
@@ -86,20 +84,11 @@ Tensor zeros_and_bias(const DenseConvolution& conv) {
 
 Tensor dense_conv2d_op(DenseConvArguments& x) {
   const ConvShape shape = check_convolution(x);
-  if (x.residual) check_residual(*x.residual, x.input, shape);
-  const bool batched = x.input.dim() == 4;
-  const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
-  const Tensor batch = as_batch(x.input);
-  const Tensor output =
-      dense_convolution({.input = batch,
-                         .weight = x.weight,
-                         .bias = x.bias,
-                         .residual = x.residual ? OptTensor(as_batch(*x.residual)) : OptTensor(),
-                         .activation = check_activation(x.activation),
-                         .shape = shape,
-                         .allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV),
-                         .output_format = conv_output_format(batch, x.weight)});
-  return batched ? output : output.squeeze(0);
+  DenseConvolution conv =
+      dense_arguments(x, shape, at::globalContext().allowTF32CuDNN(at::Float32Op::CONV));
+  conv.output_format = conv_output_format(conv.input, x.weight);
+  const Tensor output = dense_convolution(conv);
+  return x.input.dim() == 4 ? output : output.squeeze(0);
 }
 
 }  // namespace
@@ -133,15 +122,17 @@ Tensor dense_convolution(const DenseConvolution& conv) {
   return output;
 }
 
-Tensor without_skipping(const Convolution& conv) {
-  return dense_convolution({.input = conv.input,
-                            .weight = conv.weight,
-                            .bias = conv.bias,
-                            .residual = conv.residual,
-                            .activation = conv.activation,
-                            .shape = conv.shape,
-                            .allow_tf32 = conv.allow_tf32,
-                            .output_format = conv.output_format});
+DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape, bool allow_tf32) {
+  if (x.residual) check_residual(*x.residual, x.input, shape);
+  const auto as_batch = [&](const Tensor& t) { return x.input.dim() == 4 ? t : t.unsqueeze(0); };
+  return {.input = as_batch(x.input),
+          .weight = x.weight,
+          .bias = x.bias,
+          .residual = x.residual ? OptTensor(as_batch(*x.residual)) : OptTensor(),
+          .activation = check_activation(x.activation),
+          .shape = shape,
+          .allow_tf32 = allow_tf32,
+          .output_format = conv_output_format(x.input, x.weight)};
 }
 
 // ---- Max pooling --------------------------------------------------------------------------------
@@ -164,7 +155,8 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
                .stride = pair_of(stride.empty() ? kernel : stride, "stride"),
                .padding = pair_of(padding, "padding"),
                .dilation = pair_of(dilation, "dilation"),
-               .output = {}};
+               .output = {},
+               .ceil_mode = ceil_mode};
   const auto length = [&](int64_t Size2::*along, int64_t size) {
     return at::native::pooling_output_shape<int64_t>(size, pool.kernel.*along, pool.padding.*along,
                                                      pool.stride.*along, pool.dilation.*along,
@@ -181,14 +173,13 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
-Tensor pool_by_torch(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                     IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {
   // torch 2.11's kernel for channels-last float64 on CUDA writes beyond its shared memory. Strides
   // of one channel may say both; those of a view of one dimension say contiguous.
   const bool copies = input.is_cuda() && input.scalar_type() == at::kDouble;
-  const Tensor output = std::get<0>(
-      at::max_pool2d_with_indices(copies ? input.contiguous().view(-1).view(input.sizes()) : input,
-                                  kernel_size, stride, padding, dilation, ceil_mode));
+  const Tensor output = std::get<0>(at::max_pool2d_with_indices(
+      copies ? input.contiguous().view(-1).view(input.sizes()) : input, pool.kernel.pair(),
+      pool.stride.pair(), pool.padding.pair(), pool.dilation.pair(), pool.ceil_mode));
   if (!copies) return output;
   return at::empty(output.sizes(), output.options(), input.suggest_memory_format()).copy_(output);
 }
@@ -196,23 +187,20 @@ Tensor pool_by_torch(const Tensor& input, IntArrayRef kernel_size, IntArrayRef s
 namespace {
 
 // The result's norms are undefined unless they are wanted.
-ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
-                                 bool wants_output_norms) {
-  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+ConvolutionResult max_pool(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
   if (const auto result = Backends<DenseBackend>::run(input.device().type(), &DenseBackend::pool,
                                                       input, pool, wants_output_norms)) {
     return *result;
   }
-  const Tensor output = pool_by_torch(input, kernel_size, stride, padding, dilation, ceil_mode);
+  const Tensor output = pool_by_torch(input, pool);
   return {output, wants_output_norms ? layer_norms(output) : Tensor()};
 }
 
 std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, IntArrayRef kernel_size,
                                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                                       bool ceil_mode, bool norms) {
-  const auto result =
-      check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode, norms);
+  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+  const auto result = max_pool(input, pool, norms);
   return {result.output, result.norms};
 }
 
@@ -231,10 +219,9 @@ Tensor conv2d_max_pool_op(ConvPoolArguments& x) {
       return output->contiguous(conv.output_format);
     }
   }
-  return check_and_pool(convolve(conv, x.knob).output, /*kernel_size=*/{2, 2}, /*stride=*/{2, 2},
-                        /*padding=*/{0, 0}, /*dilation=*/{1, 1}, /*ceil_mode=*/false,
-                        /*wants_output_norms=*/false)
-      .output;
+  const Tensor output = convolve(conv, x.knob).output;
+  const MaxPool pool = check_pool(output, 2, 2, 0, 1, /*ceil_mode=*/false);
+  return max_pool(output, pool, /*wants_output_norms=*/false).output;
 }
 
 }  // namespace

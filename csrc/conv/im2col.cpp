@@ -1,10 +1,6 @@
 // The pieces of the im2col matrix, copied from a padded channels-last input.
 #include "conv/im2col.h"
 
-#include <ATen/Functions.h>
-
-#include <tuple>
-
 namespace spamm {
 namespace {
 

@@ -26,7 +26,9 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob);
 // The output, a batch in output_format: by the device's backend, or else by torch's convolution and
 // the epilogue after it.
 Tensor dense_convolution(const DenseConvolution& conv);
-Tensor without_skipping(const Convolution& conv);
+
+// The arguments that a layer has without skipping, as a batch.
+DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape, bool allow_tf32);
 
 // The end of a convolution, for backends that do not compute all of it: adds the residual, if there
 // is one, and applies the activation, in place. Each step rounds to the output's type. ReLU keeps
@@ -44,7 +46,6 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
 Tensor conv2d_on_devices(const ConvArguments& x);
 
 // torch's max pool of a batch, in the input's memory format.
-Tensor pool_by_torch(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                     IntArrayRef padding, IntArrayRef dilation, bool ceil_mode);
+Tensor pool_by_torch(const Tensor& input, const MaxPool& pool);
 
 }  // namespace spamm

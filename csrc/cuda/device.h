@@ -14,11 +14,8 @@
 #include <c10/util/Exception.h>
 #include <cuda_runtime.h>
 
-#include <cstdlib>
-#include <string>
-
 #include "cuda/heuristics.h"
-#include "shards/devices.h"
+#include "environment.h"
 
 namespace spamm::cuda {
 
@@ -59,11 +56,6 @@ constexpr bool kHasHopperKernels = true;
 #else
 constexpr bool kHasHopperKernels = false;
 #endif
-
-inline std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 inline bool force_sm80() {
   static const bool forced = is_set("SPAMM_TORCH_FORCE_SM80");

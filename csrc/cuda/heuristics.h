@@ -15,7 +15,6 @@
 
 #include "block.h"
 #include "cuda/tiles.h"
-#include "kernels/multiply/sm90/f64/segments.h"
 
 namespace spamm::cuda {
 
@@ -177,10 +176,8 @@ struct Chip {
   std::optional<int> forced_segments = std::nullopt;
 };
 
-inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& chip,
-                           bool upper_only = false) {
-  const TileSize tile = choose_tile(kernel, size.batch, size.m, size.n, chip.multiprocessors,
-                                    chip.forced_tile, upper_only);
+inline Choice choose_segments(Kernel kernel, TileSize tile, const ProductSize& size,
+                              const Chip& chip) {
   // Large tiles have no segments; only SPAMM_TORCH_TILE takes them where small ones would have.
   const int segments =
       tile == TileSize::kSmall
@@ -193,14 +190,21 @@ inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& c
   return {kernel, tile, config, segments, meetings};
 }
 
+inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& chip,
+                           bool upper_only = false) {
+  const TileSize tile = choose_tile(kernel, size.batch, size.m, size.n, chip.multiprocessors,
+                                    chip.forced_tile, upper_only);
+  return choose_segments(kernel, tile, size, chip);
+}
+
 // Whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once pays
 // (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
 inline bool one_pass_pays(Kernel kernel, const Block& block, int64_t m, int64_t n,
                           int multiprocessors) {
-  constexpr int64_t kEdge = 128, kMostRows = 2, kMostTilesOfBlock = 64;
+  constexpr int64_t kEdge = 128;
   const int64_t rows = blocks_of(m, kEdge), tiles = rows * blocks_of(n, kEdge);
-  return kernel == Kernel::kSm90F32x3 && block.k == 32 && block.n == 32 && rows <= kMostRows &&
-         tiles <= kMostTilesOfBlock * multiprocessors;
+  return kernel == Kernel::kSm90F32x3 && block.k == 32 && block.n == 32 &&
+         rows <= kernels::kOnePassRows && tiles <= kernels::kOnePassTiles * multiprocessors;
 }
 
 // `size`: of the whole product, if this one is a part of another, because kernels and tiles round
@@ -211,12 +215,11 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
   const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper, size);
   // What reads B once has large tiles, and pays from three quarters of a turn of them on.
   const int64_t areas = blocks_of(size.m, 128) * blocks_of(size.n, 128);
-  Chip with_tile = chip;
-  if (!chip.forced_tile && size.batch == 1 && 4 * areas >= 3 * chip.multiprocessors &&
-      one_pass_pays(kernel, block, size.m, size.n, chip.multiprocessors)) {
-    with_tile.forced_tile = TileSize::kLarge;
-  }
-  return choose_tiles(kernel, size, with_tile, upper_only);
+  const bool one_pass = !chip.forced_tile && size.batch == 1 &&
+                        4 * areas >= 3 * chip.multiprocessors &&
+                        one_pass_pays(kernel, block, size.m, size.n, chip.multiprocessors);
+  return one_pass ? choose_segments(kernel, TileSize::kLarge, size, chip)
+                  : choose_tiles(kernel, size, chip, upper_only);
 }
 
 // The number of tile rows that a Hopper product computes together, so that they share columns of B

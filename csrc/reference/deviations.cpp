@@ -2,14 +2,8 @@
 // max pooling, and the end of a convolution. Where no backend convolves parts, they are joined
 // before, and the epilogue and the places of phases follow behind.
 #include <ATen/Context.h>
-#include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/util/accumulate.h>
-#include <torch/library.h>
-
-#include <limits>
-#include <tuple>
-#include <vector>
 
 #include "checks.h"
 #include "conv/layers.h"
@@ -97,11 +91,8 @@ std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tenso
                                       reference, norm_input, pool)) {
     return {found->output, found->norms};
   }
-  const auto pooled = [&](const Tensor& x) {
-    return pool_by_torch(x, kernel_size, stride, padding, dilation, ceil_mode);
-  };
-  const Tensor of_reference = pooled(reference);
-  const Tensor output = pooled(input + reference).sub_(of_reference);
+  const Tensor of_reference = pool_by_torch(reference, pool);
+  const Tensor output = pool_by_torch(input + reference, pool).sub_(of_reference);
   // A window without a pixel has no deviation.
   output.masked_fill_(of_reference == -std::numeric_limits<double>::infinity(), 0);
   return {output, pixel_norms(output)};
@@ -195,7 +186,7 @@ ConvolutionResult convolve_deviation(const Deviation& conv, const Knob& knob, bo
   }
   if (conv.is_whole()) {
     const Convolution plain = without_base(conv);
-    return with_base(is_dense ? without_skipping(plain) : convolve(plain, knob).output, conv);
+    return with_base(is_dense ? dense_convolution(plain) : convolve(plain, knob).output, conv);
   }
   Deviation whole = conv;
   whole.in_phases = false;

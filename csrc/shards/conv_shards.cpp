@@ -13,7 +13,7 @@
 #include "arguments.h"
 #include "checks.h"
 #include "conv/layers.h"
-#include "conv/partial_blocks.h"
+#include "conv/pixel_blocks.h"
 #include "shards/copies.h"
 #include "shards/devices.h"
 #include "threshold.h"

@@ -5,27 +5,16 @@
 #include <c10/core/Device.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 #include <vector>
 
 #include "backends.h"
+#include "environment.h"
 
 namespace spamm {
 
 // The number of CUDA devices that torch finds. Its hooks count them: on a machine without one, the
 // device guard counts a device once a function has been traced.
 inline int64_t cuda_devices() { return at::detail::getCUDAHooks().getNumGPUs(); }
-
-// Whether a variable that tests set is 1. Refuses what is not 0 or 1: a test that sets it would
-// else pass without what it is for.
-inline bool is_set(const char* name) {
-  const char* const value = std::getenv(name);
-  const std::string_view given = value == nullptr ? "" : value;
-  TORCH_CHECK_VALUE(given.empty() || given == "0" || given == "1", name, " must be 0 or 1; got ",
-                    given);
-  return given == "1";
-}
 
 // Whether sharing pays where one device takes at most `ns` for the whole and `bytes` travel to
 // others, at 375 bytes a ns (NVLink between two H200 or H100). It does so from `least_ns` on:

@@ -4,20 +4,7 @@
 //
 // Input and output are channels last. Contiguous tensors are transposed on the way in and out: the
 // extra copies take less time than reading elements that are far apart.
-#include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <type_traits>
-#include <utility>
-
 #include "conv/backend.h"
-#include "conv/partial_blocks.h"
 #include "conv/shape.h"
 #include "cpu/common/large_pages.h"
 #include "cpu/common/transpose.h"
@@ -209,20 +196,6 @@ void convolve(const Convolution& conv, const std::optional<Tensor>& base, const 
   ImplicitProduct<T, P>(conv, base, source.pixels(), panels, norms, output).run();
 }
 
-// Calls run<T, P>() with the types for tensors of `dtype`.
-template <class Run>
-void with_types(at::ScalarType dtype, const Run& run) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "conv2d", [&] {
-    if constexpr (sizeof(scalar_t) == 2) {
-      if (!multiplies_natively(dtype)) {
-        run.template operator()<scalar_t, float>();
-        return;
-      }
-    }
-    run.template operator()<scalar_t, scalar_t>();
-  });
-}
-
 bool is_channels_last(const Tensor& images) {
   return images.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
@@ -272,8 +245,8 @@ ConvolutionResult run(const Convolution& conv, const std::optional<Tensor>& base
                       const Knob& knob) {
   const Tensor output =
       with_large_pages(at::empty(conv.output_sizes(), conv.input.options(), conv.output_format));
-  with_types(output.scalar_type(),
-             [&]<class T, class P>() { convolve_to<T, P>(output, conv, base, knob); });
+  with_panel_types(output.scalar_type(),
+                   [&]<class T, class P>() { convolve_to<T, P>(output, conv, base, knob); });
   return {output, Tensor()};
 }
 
@@ -295,7 +268,7 @@ ConvolutionResult run_deviations(const Deviation& conv, const Knob& knob) {
 
 ConvNormMaps norm_maps(const Convolution& conv) {
   Tensor columns;
-  with_types(conv.input.scalar_type(), [&]<class T, class P>() {
+  with_panel_types(conv.input.scalar_type(), [&]<class T, class P>() {
     PixelNorms<NormOf<T>> pixel_norms(conv.shape, conv.blocks.edge[0], conv.block.k);
     const Source<T, P> source(conv, &pixel_norms);
     columns = column_norms(conv, pixel_norms, ColumnNorms::kPlain);

@@ -7,8 +7,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/accumulate.h>
 
-#include <string_view>
-
 #include "conv/layers.h"
 
 namespace spamm::cpu {

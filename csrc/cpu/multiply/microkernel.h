@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/Dispatch.h>
 #include <ATen/Version.h>
 #include <ATen/native/CPUBlas.h>
 
@@ -211,6 +212,17 @@ void gemm_rows(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int6
 // that, and B in VNNI layout: rows in pairs, [K/2][N][2]. Otherwise their panels are float32.
 inline bool multiplies_natively(at::ScalarType dtype) {
   return !at::isReducedFloatingType(dtype) || at::native::cpublas::could_pack(dtype);
+}
+
+// Calls run<T, P>() with the types of tensors of `dtype` and of their panels.
+template <class Run>
+void with_panel_types(at::ScalarType dtype, const Run& run) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "spamm_torch", [&] {
+    if constexpr (sizeof(scalar_t) == 2) {
+      if (!multiplies_natively(dtype)) return run.template operator()<scalar_t, float>();
+    }
+    run.template operator()<scalar_t, scalar_t>();
+  });
 }
 
 // Whether ATen's brgemm generates kernels for float32 on this machine. Otherwise it calls BLAS.

@@ -6,20 +6,11 @@
 // thread's cache until the tile is written, rounded once. Runs are cut into short pieces of K,
 // because one long sum would be less accurate. Of a symmetric C only blocks on and above the
 // diagonal are computed. Norms of C's blocks are computed while the blocks are in cache.
-#include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
 #include <numeric>
-#include <optional>
-#include <vector>
 
 #include "backends.h"
 #include "checks.h"
@@ -408,15 +399,7 @@ void write_product(const Tensor& result, const MultiplyArguments& x, const Block
                             x.alpha,
                             x.beta,
                             symmetric};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.a.scalar_type(), "multiply", [&] {
-    if constexpr (sizeof(scalar_t) == 2) {
-      if (!multiplies_natively(x.a.scalar_type())) {
-        Product<scalar_t, float>(arguments).run();
-        return;
-      }
-    }
-    Product<scalar_t, scalar_t>(arguments).run();
-  });
+  with_panel_types(x.a.scalar_type(), [&]<class T, class P> { Product<T, P>(arguments).run(); });
 }
 
 Tensor empty(IntArrayRef shape, at::ScalarType dtype, at::Device) {

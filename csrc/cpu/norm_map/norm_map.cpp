@@ -1,13 +1,4 @@
 // Norm maps on the CPU, in one pass over the matrix.
-#include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <type_traits>
-
 #include "checks.h"
 #include "cpu/norm_map/strip_norms.h"
 

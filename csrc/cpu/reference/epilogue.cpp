@@ -1,12 +1,6 @@
 // The epilogue of deviations in one pass over an output that is complete.
 #include "cpu/reference/epilogue.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
-
-#include <algorithm>
-#include <optional>
-
 #include "reference/reference.h"
 
 namespace spamm::cpu {

@@ -6,14 +6,7 @@
 // It serves a tau that only a product of norms of zero is less than. Other backends would skip
 // single blocks of a window; their products are zeros, which change no sum. For pictures of few
 // channels, norms of blocks cost more than the convolution.
-#include <ATen/Dispatch.h>
-#include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-
-#include <algorithm>
-#include <limits>
-#include <vector>
 
 #include "cpu/common/large_pages.h"
 #include "cpu/conv/pixels.h"

@@ -4,22 +4,9 @@
 // packs the blocks of A that it needs. It then goes through its block columns, and through K in
 // slices: a block of B is packed once for all of its rows. Slices, runs and sums are those of dense
 // storage (cpu/multiply/slice_kernel.h), and so are the bits.
-#include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cstdint>
-#include <limits>
 #include <numeric>
-#include <optional>
-#include <tuple>
-#include <type_traits>
-#include <vector>
 
 #include "block.h"
 #include "checks.h"
@@ -317,16 +304,8 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
                             x.beta,
                             x.alpha,
                             x.symmetric};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, values_a.scalar_type(), "bsr_multiply",
-                                  [&] {
-                                    if constexpr (sizeof(scalar_t) == 2) {
-                                      if (!multiplies_natively(values_a.scalar_type())) {
-                                        ListProduct<scalar_t, float>(arguments).run();
-                                        return;
-                                      }
-                                    }
-                                    ListProduct<scalar_t, scalar_t>(arguments).run();
-                                  });
+  with_panel_types(values_a.scalar_type(),
+                   [&]<class T, class P> { ListProduct<T, P>(arguments).run(); });
   return {values, norms};
 }
 

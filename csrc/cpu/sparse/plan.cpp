@@ -2,17 +2,6 @@
 //
 // Each block row of C is built by itself: a first pass over its products counts the valid ones of
 // each column, a second writes them to their places. Both visit k in ascending order.
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <tuple>
-#include <vector>
-
 #include "checks.h"
 #include "cpu/threshold/maps.h"
 #include "sparse/csr.h"

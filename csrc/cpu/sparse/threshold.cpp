@@ -1,23 +1,5 @@
 // Thresholds and error bounds of block-sparse products, over the products of stored blocks, and
 // which blocks of a result are dropped.
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <optional>
-#include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
 #include "checks.h"
 #include "cpu/threshold/bound.h"
 #include "cpu/threshold/maps.h"

@@ -2,22 +2,8 @@
 // For a maximum error, a faster search is tried first and its result checked.
 #include "threshold.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
-
-#include <algorithm>
 #include <bit>
 #include <functional>
-#include <limits>
-#include <optional>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "checks.h"
 #include "cpu/common/clones.h"

@@ -1,13 +1,9 @@
 // The parameters of a Hopper convolution's kernel, and which pixels share a box of it.
 #include "cuda/conv/arguments_sm90.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
-#include <algorithm>
-#include <utility>
-
-#include "conv/partial_blocks.h"
+#include "conv/pixel_blocks.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/forced.h"

@@ -1,12 +1,8 @@
 // The portable convolution without an im2col matrix: turns tensors into kernel parameters.
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
-
-#include <algorithm>
 
 #include "conv/backend.h"
 #include "conv/im2col.h"
-#include "conv/partial_blocks.h"
 #include "cuda/conv/launch.h"
 #include "cuda/device.h"
 #include "cuda/forced.h"

@@ -2,7 +2,6 @@
 //
 // The kernels read and write channels-last memory in which the channels of a pixel are a multiple
 // of 16 bytes. Other inputs are copied. The output's channels must be such a multiple.
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -10,7 +9,6 @@
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch.h"
-#include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"

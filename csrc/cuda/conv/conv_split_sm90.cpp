@@ -1,16 +1,11 @@
 // Hopper's convolution of float32 at full accuracy: turns tensors into kernel parameters.
 //
 // Input and weight are split into split parts. Where possible, the same pass computes their norms.
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
-
-#include <algorithm>
-#include <optional>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch.h"
-#include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/heuristics.h"

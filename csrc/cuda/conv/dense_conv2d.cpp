@@ -1,12 +1,7 @@
 // Dense convolutions with ReLU: cuDNN adds bias and residual and rectifies in the convolution's own
 // kernel. It is torch's call (ATen/native/cudnn/ConvShared.cpp), which torch.compile cannot trace.
 #include <ATen/Context.h>
-#include <ATen/ops/cudnn_convolution_add_relu.h>
-#include <ATen/ops/cudnn_convolution_relu.h>
 #include <c10/util/accumulate.h>
-
-#include <algorithm>
-#include <limits>
 
 #include "conv/backend.h"
 

@@ -1,14 +1,11 @@
 // The norms of a Hopper convolution, one launch for input and weight; and Hopper's max pooling,
 // with output norms or by single pixels.
-#include "cuda/conv/norms_sm90.h"
-
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <array>
 
 #include "conv/backend.h"
-#include "cuda/conv/pool_sm90.h"
+#include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"

@@ -1,12 +1,9 @@
 // Hopper's convolutions of half types in special cases: of few input channels, and where nothing is
 // skipped. Turns tensors into the parameters of few_channels.cuh and unskipped.cuh. The kernel of
 // boxes (conv_sm90.cpp) serves the layers for which the latter does not pay, and its output norms.
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-
-#include <algorithm>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"

@@ -7,7 +7,6 @@
 #include "kernels/common/tile.h"
 #include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
-#include "kernels/multiply/sm90/f64/segments.h"
 #include "kernels/norm_map/split_params.h"
 
 namespace spamm::cuda {

@@ -1,11 +1,8 @@
 // From a product's tensors to the parameters of its kernel.
 #include "cuda/multiply/multiply.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
-
-#include <string>
 
 #include "backends.h"
 #include "cuda/device.h"

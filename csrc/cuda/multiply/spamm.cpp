@@ -3,14 +3,8 @@
 // counter to zero, which saves a launch.
 #include "spamm.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/cuda/EmptyTensor.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <optional>
 
 #include "checks.h"
 #include "cuda/multiply/multiply.h"

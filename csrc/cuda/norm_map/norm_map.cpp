@@ -1,13 +1,6 @@
 // The ops of norm maps on CUDA.
 #include "cuda/norm_map/norm_map.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <limits>
-#include <tuple>
-
 #include "checks.h"
 #include "cuda/device.h"
 #include "stage_range.h"

@@ -1,22 +1,15 @@
 // Hopper's convolution of deviations in pixel blocks of one image, of half types and of float32 as
 // TF32; their concatenation; and their max pooling. Turns tensors into kernel parameters.
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
 #include <bit>
-#include <limits>
-#include <utility>
-#include <vector>
 
 #include "block.h"
 #include "conv/layers.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch.h"
-#include "cuda/conv/norms_sm90.h"
-#include "cuda/conv/pool_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"

@@ -4,11 +4,8 @@
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/PeerToPeerAccess.h>
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
-
-#include <vector>
 
 #include "cuda/device.h"
 #include "shards/devices.h"

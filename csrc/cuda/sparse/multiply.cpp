@@ -1,15 +1,6 @@
 // bsr_multiply on CUDA, by Hopper's multiply kernels over lists (kernels/multiply/lists.h).
 #include "cuda/multiply/multiply.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
-
-#include <limits>
-#include <optional>
-#include <tuple>
-
 #include "cuda/device.h"
 #include "cuda/norm_map/norm_map.h"
 #include "cuda/sparse/maps.h"

@@ -1,13 +1,6 @@
 // The threshold ops on CUDA: turns tensors into kernel parameters.
 #include "threshold.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
-
-#include <limits>
-
 #include "checks.h"
 #include "cuda/device.h"
 #include "cuda/tau_argument.h"
@@ -60,14 +53,17 @@ void with_pointers(const Maps& maps, const Run& run) {
   }
 }
 
+Tensor bytes_beside(const Tensor& norms, size_t bytes) {
+  return at::empty({static_cast<int64_t>(bytes)}, norms.options().dtype(at::kByte));
+}
+
 Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio) {
   const OnDevice device(norm_a);
   const Maps maps(norm_a, norm_b, std::nullopt);
   if (maps.empty()) return at::zeros({}, norm_a.options());
   const Tensor tau = at::empty({}, norm_a.options());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const auto bytes = static_cast<int64_t>(ThresholdKernels<Norm>::find_tau_workspace());
-    const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
+    const Tensor workspace = bytes_beside(norm_a, ThresholdKernels<Norm>::find_tau_workspace());
     ThresholdKernels<Norm>::find_tau(pointers, valid_ratio, workspace.mutable_data_ptr(),
                                      tau.mutable_data_ptr<Norm>(), device.properties(),
                                      device.stream());
@@ -119,9 +115,8 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
   const Tensor bound = at::empty({}, norm_a.options());
   const Tensor threshold = tau_as(tau, norm_a.scalar_type());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const auto bytes =
-        static_cast<int64_t>(ThresholdKernels<Norm>::error_bound_workspace(pointers));
-    const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
+    const Tensor workspace =
+        bytes_beside(norm_a, ThresholdKernels<Norm>::error_bound_workspace(pointers));
     workspace.narrow(0, 0, kErrorStateBytes).zero_();
     ThresholdKernels<Norm>::error_bound(pointers, tau_argument<Norm>(threshold),
                                         workspace.mutable_data_ptr(),
@@ -137,8 +132,8 @@ Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max
   if (maps.empty()) return at::zeros({}, norm_a.options());
   const Tensor tau = at::empty({}, norm_a.options());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const auto bytes = static_cast<int64_t>(ThresholdKernels<Norm>::find_tau_for_error_workspace());
-    const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
+    const Tensor workspace =
+        bytes_beside(norm_a, ThresholdKernels<Norm>::find_tau_for_error_workspace());
     ThresholdKernels<Norm>::find_tau_for_error(pointers, max_error, workspace.mutable_data_ptr(),
                                                tau.mutable_data_ptr<Norm>(), device.properties(),
                                                device.stream());

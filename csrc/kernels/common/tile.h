@@ -45,6 +45,21 @@ struct Tiles {
   TileConfig small, large, narrow;
 };
 
+// Limits of the product that reads B once (multiply/sm90/split/one_pass.cuh): rows of tiles, and
+// tiles of a thread block, which has a bit for each.
+constexpr int kOnePassRows = 2, kOnePassTiles = 64;
+
+// The memory in which thread blocks meet that share the steps of a tile of float64, of one product.
+// With one segment nothing of it is used. A piece is what one warp computes of a tile.
+struct SegmentMemory {
+  int log2_segments;  // 0 or 1
+  int pieces;
+  unsigned* meetings;  // one for each piece. Follow next_tile, and begin as zeros
+};
+
+// The pieces of a tile with this edge.
+constexpr int pieces_of_tile(int edge) { return edge / 16; }
+
 struct Launch {
   TileSize tile;
   int multiprocessors;

@@ -1,15 +1,58 @@
-// What Hopper's multiply kernels read of a block-sparse product in place of norm maps.
+// Patterns of block-sparse matrices in device memory, and what Hopper's multiply kernels read of a
+// block-sparse product in place of norm maps.
 //
-// Its matrices are 2-D: stored block e begins at row e * edge, and all have as many columns as a
-// block. They are counted in cells of 64 x 64, from left to right and then downwards. Blocks of 128
-// are four cells. Of blocks of 32, up to four neighbours are a cell (kernels/sparse/blocks.cuh).
+// A product's matrices are 2-D: stored block e begins at row e * edge, and all have as many columns
+// as a block. They are counted in cells of 64 x 64, from left to right and then downwards. Blocks
+// of 128 are four cells. Of blocks of 32, up to four neighbours are a cell
+// (kernels/sparse/blocks.cuh).
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "kernels/sparse/pattern.h"
-
 namespace spamm::kernels {
+
+// int32 or int64, below 2^31 once they are checked.
+struct Indices {
+  const void* data;
+  bool wide;
+
+  __device__ int64_t unchecked(int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+
+  // The lower half of an int64 comes first.
+  __device__ int operator[](int64_t i) const {
+    return static_cast<const int32_t*>(data)[wide ? 2 * i : i];
+  }
+};
+
+// Stored block e of row i, for e from crow[i] to crow[i + 1] - 1, is in column col[e]; ascending.
+struct Pattern {
+  Indices crow, col;
+  int rows;
+
+  // The first stored block of a row that is not before `column`.
+  __device__ int lower_bound(int row, int64_t column) const {
+    int begin = crow[row], end = crow[row + 1];
+    while (begin < end) {
+      const int middle = begin + (end - begin) / 2;
+      if (col[middle] < column) {
+        begin = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return begin;
+  }
+
+  // The stored block of a row in `column`; -1 if there is none.
+  __device__ int find(int row, int column) const {
+    const int found = lower_bound(row, column);
+    return found < crow[row + 1] && col[found] == column ? found : -1;
+  }
+};
 
 // A tile of C, in tile rows and columns.
 struct TilePlace {

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/multiply/lists.h"
 #include "kernels/sparse/losses.cuh"
-#include "kernels/sparse/pattern.h"
 
 namespace spamm::kernels {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/common/tau.h"
-#include "kernels/sparse/pattern.h"
+#include "kernels/multiply/lists.h"
 
 namespace spamm::kernels {
 

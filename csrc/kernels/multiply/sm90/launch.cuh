@@ -121,13 +121,7 @@ struct MultiplyRoles : ListAndLoad<Config, ParamsOf<Config, Params>> {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_sm90(const __grid_constant__ ParamsOf<Config, Params> params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  run_roles<Config>(MultiplyRoles<Config>{{params, storage}});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
+  run<Config, MultiplyRoles>(params);
 }
 
 template <class Config>

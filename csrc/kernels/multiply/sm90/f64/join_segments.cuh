@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "kernels/multiply/params.h"
-#include "kernels/multiply/sm90/f64/segments.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 
 namespace spamm::kernels::multiply::sm90 {

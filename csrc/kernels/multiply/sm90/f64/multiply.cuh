@@ -416,13 +416,7 @@ struct DoubleRoles : ListAndLoad<Config, ParamsOf<Config, DoubleProduct>> {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_dmma_sm90(const __grid_constant__ ParamsOf<Config, DoubleProduct> params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  run_roles<Config>(DoubleRoles<Config>{{params, storage}});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
+  run<Config, DoubleRoles>(params);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -176,13 +176,7 @@ struct SplitRoles : ListAndLoad<Config, ParamsOf<Config, SplitProduct>> {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     multiply_split_sm90(const __grid_constant__ ParamsOf<Config, SplitProduct> params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  run_roles<Config>(SplitRoles<Config>{{params, storage}});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
+  run<Config, SplitRoles>(params);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -24,7 +24,6 @@ struct OnePassProduct : SplitProduct {
 };
 
 constexpr int kTeamThreads = 128, kTeams = 2;
-constexpr int kMostTileRows = 2, kMostTilesOfBlock = 64;  // of a thread block: one bit each
 constexpr int kFloatStages = 3;
 
 // Tiles are two blocks wide: each granule of a step then has kGranuleThreads threads of a team.
@@ -47,8 +46,8 @@ struct OnePassConfig : SplitConfig<2, kMajorA_, Major::MN, 32, kRows_, 2, 2, kTe
   // any order, and a team that waits for every other phase takes a late one for the one after next.
   struct Shared {
     alignas(8) Barrier full[kTeams * kFloatStages];
-    int kinds_a[kMostTileRows], terms[2 * kRows_ * kStepColumns];
-    uint32_t kinds_b[kMostTilesOfBlock / 4];
+    int kinds_a[kOnePassRows], terms[2 * kRows_ * kStepColumns];
+    uint32_t kinds_b[kOnePassTiles / 4];
   };
   struct Stage {
     OperandBlock a[2][kRows_], b[2][2];
@@ -99,7 +98,7 @@ class Producers {
 
   __device__ void run() {
     const int own = (p_.tiles - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
-    const uint64_t tiles = ~uint64_t{0} >> (kMostTilesOfBlock - own);
+    const uint64_t tiles = ~uint64_t{0} >> (kOnePassTiles - own);
     wait_for_previous_kernel();
     begin(tiles);
     for (int i = team_; i < own; i += kTeams) write_term(tile(i), kNoTerms);
@@ -519,7 +518,7 @@ inline cudaError_t multiply_in_one_pass(const MultiplyParams<float>& p, const Sp
     const int blocks = cut_into_tiles<Chosen>(params, p, how.group_rows, how.multiprocessors);
     params.claims_tiles = false;
     // cuda/heuristics.h does not choose it then.
-    if (params.tile_rows > kMostTileRows || params.tiles > kMostTilesOfBlock * blocks) {
+    if (params.tile_rows > kOnePassRows || params.tiles > kOnePassTiles * blocks) {
       return cudaErrorInvalidValue;
     }
     return start<Chosen>(multiply_one_pass_sm90<Chosen>, params, blocks, how.stream);
