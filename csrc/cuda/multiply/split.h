@@ -47,7 +47,8 @@ class SplitTensor {
     auto* const data = static_cast<std::byte*>(memory_.get());
     std::byte* const headers = data + blocks * block_bytes;
     params_.split = {data, headers, headers + blocks * header_bytes, extent, depth};
-    params_.lines_along_k = lines_are_rows(source) == (k_dim == 2);
+    params_.turned = !lines_are_rows(source);
+    params_.lines_along_k = params_.turned == (k_dim == 1);
     const int64_t granule = kernels::kSplitBlock / granules;
     params_.matrix = norm_map_params<float>(source, granule, granule, norms);
     strides_[0] = step(source, extent_dim), strides_[1] = step(source, k_dim);
@@ -60,7 +61,7 @@ class SplitTensor {
 
   const kernels::SplitParams& params() const { return params_; }
   kernels::SplitSource source() const { return {params_.split, strides_[0], strides_[1]}; }
-  kernels::Operand operand() const { return {nullptr, has_batch_, 0, params_.lines_along_k}; }
+  kernels::Operand operand() const { return {.batch_stride = has_batch_}; }
 
  private:
   // A copy if strides are so long that kernels would multiply in another way: bits must not depend

@@ -145,13 +145,10 @@ __device__ inline uint16_t below_bound(const SplitScale& scale, uint32_t largest
              : kNothingAtK;
 }
 
-// Scales the entries of a chunk by 2^shift and writes its split parts. part(i) is part `i` of the
-// block, and `chunk` counts chunks of the line.
-template <int kSplitParts, class Part>
-__device__ inline void write_split_chunk(const Chunk<float>& entries, int shift, int line,
-                                         int chunk, const Part& part) {
+// Scales the entries of a chunk by 2^shift and calls write(i, two pairs) with its split parts.
+template <int kSplitParts, class Write>
+__device__ inline void cut_chunk(const Chunk<float>& entries, int shift, const Write& write) {
   const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
-  const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
   float2 x[2];
 #pragma unroll
   for (int e = 0; e < 4; e += 2)
@@ -159,11 +156,57 @@ __device__ inline void write_split_chunk(const Chunk<float>& entries, int shift,
 #pragma unroll
   for (int i = 0; i < kSplitParts; ++i) {
     const __half2 rounded[2] = {__float22half2_rn(x[0]), __float22half2_rn(x[1])};
-    *reinterpret_cast<uint2*>(part(i) + at) = reinterpret_cast<const uint2&>(rounded);
+    write(i, reinterpret_cast<const uint2&>(rounded));
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const float2 high = __half22float2(rounded[pair]);
       x[pair] = {x[pair].x - high.x, x[pair].y - high.y};
+    }
+  }
+}
+
+// Writes a chunk to its place. part(i) is part `i` of the block; `chunk` counts chunks of the line.
+template <int kSplitParts, class Part>
+__device__ inline void write_split_chunk(const Chunk<float>& entries, int shift, int line,
+                                         int chunk, const Part& part) {
+  const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
+  cut_chunk<kSplitParts>(entries, shift, [&](int i, const uint2& pairs) {
+    *reinterpret_cast<uint2*>(part(i) + at) = pairs;
+  });
+}
+
+// Columns of the matrix become rows in shared memory, some at a time. The parts of an entry share a
+// word, and a row has a word more, against bank conflicts.
+constexpr int kTurnedLines = 16;
+using TurnedLines = uint32_t[kSplitBlock][kTurnedLines + 1];
+
+template <int kSplitParts>
+__device__ inline void put_turned(const Chunk<float>& entries, int shift, int line, int chunk,
+                                  TurnedLines& turned) {
+  uint2 parts[2] = {};
+  cut_chunk<kSplitParts>(entries, shift, [&](int i, const uint2& pairs) { parts[i] = pairs; });
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    turned[chunk * 4 + e][line] =
+        __byte_perm(e < 2 ? parts[0].x : parts[0].y, e < 2 ? parts[1].x : parts[1].y,
+                    e % 2 == 0 ? 0x5410 : 0x7632);
+  }
+}
+
+// Stores what kThreads threads have put there: lines from `first` on, a multiple of kTurnedLines.
+template <int kSplitParts, int kThreads>
+__device__ inline void store_turned(const TurnedLines& turned, int thread, int first,
+                                    SplitBlock<kSplitParts>& to) {
+#pragma unroll
+  for (int i = thread; i < kSplitBlock * kTurnedLines / 8; i += kThreads) {
+    const int row = i / 2, at = row * 128 + (first / 8 + i % 2 ^ row % 8) * 16;
+    const uint32_t* const from = &turned[row][i % 2 * 8];
+#pragma unroll
+    for (int part = 0; part < kSplitParts; ++part) {
+      const auto pair = [&](int e) {
+        return __byte_perm(from[e], from[e + 1], part == 0 ? 0x5410 : 0x7632);
+      };
+      *reinterpret_cast<uint4*>(to.parts[part] + at) = {pair(0), pair(2), pair(4), pair(6)};
     }
   }
 }
@@ -180,6 +223,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ uint32_t largest[kOperands][kSplitGroups][kSplitBlock];
+  __shared__ TurnedLines turned[kOperands == 1 ? kSplitGroups : 1];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
   const NormGroup group(kSplitThreads);
@@ -216,12 +260,31 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     const int64_t at = (place.batch * split.extent + i) * split.depth + k;
     if (x == 0) {
       auto& to = static_cast<SplitBlock<kSplitParts>*>(split.blocks)[at];
+      const int line = group.thread / kSplitLineChunks, chunk = group.thread % kSplitLineChunks;
+      constexpr int kStep = kSplitThreads / kSplitLineChunks;  // from a thread's chunk to its next
+      if (kOperands == 1 && p.turned) {
+        const auto meet = [&] {
+          asm volatile("bar.sync %0, %1;" ::"r"(1 + group.index), "n"(kSplitThreads) : "memory");
+        };
+        constexpr int kLoads = kTurnedLines / kStep;
 #pragma unroll
-      for (int j = 0; j < kSplitLoads; ++j) {
-        const int index = SplitShare::index(j, group.thread);
-        write_split_chunk<kSplitParts>(share.chunks[j], -scale.exponent, index / kSplitLineChunks,
-                                       index % kSplitLineChunks,
-                                       [&](int part) { return to.parts[part]; });
+        for (int first = 0; first < kSplitLoads; first += kLoads) {
+          meet();
+#pragma unroll
+          for (int j = 0; j < kLoads; ++j) {
+            put_turned<kSplitParts>(share.chunks[first + j], -scale.exponent, line + j * kStep,
+                                    chunk, turned[group.index]);
+          }
+          meet();
+          store_turned<kSplitParts, kSplitThreads>(turned[group.index], group.thread, first * kStep,
+                                                   to);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kSplitLoads; ++j) {
+          write_split_chunk<kSplitParts>(share.chunks[j], -scale.exponent, line + j * kStep, chunk,
+                                         [&](int part) { return to.parts[part]; });
+        }
       }
     }
     if (group.thread < 32) {
@@ -233,8 +296,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
       split.header<1>(at) = {block.data,
                              {static_cast<int16_t>(scale.exponent)},
                              {static_cast<uint8_t>(scale.kinds)},
-                             edge_inside(block.lines_left),
-                             edge_inside(block.length_left)};
+                             edge_inside(along_k ? block.lines_left : block.length_left),
+                             edge_inside(inside)};
     }
   }
 #else

@@ -137,7 +137,7 @@ __device__ inline void write_chunk(const Chunk<float>& chunk, int i, int thread,
 // One granule of a matrix: the norm, the split parts, the profile and its part of the header.
 template <bool kAlongK>
 __device__ inline void split_granule(const SplitParams& p, const NormPlace& block_place,
-                                     int number_in_block) {
+                                     int number_in_block, TurnedLines& turned) {
   const GranuleGroup group;
   const int line = number_in_block / 2, entry = number_in_block % 2;
   NormPlace place = block_place;
@@ -167,10 +167,25 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
   const int64_t k = kAlongK ? block_place.entry : block_place.line;
   const int64_t at = (block_place.batch * p.split.extent + i) * p.split.depth + k;
   auto& to = static_cast<SplitBlock<2>*>(p.split.blocks)[at];
+  if (p.turned) {  // the two granules of a warp beside each other
+    constexpr int kLoads = kTurnedLines / 2;
 #pragma unroll
-  for (int j = 0; j < kGranuleLoads; ++j) {
-    write_chunk(chunks[j], j, group.thread, scale.exponent, line * kGranuleEdge,
-                entry * kGranuleLineChunks, to.parts[0], to.parts[1]);
+    for (int first = 0; first < kGranuleLoads; first += kLoads) {
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        put_turned<2>(chunks[first + j], -scale.exponent, granule_line(j, group.thread),
+                      entry * kGranuleLineChunks + group.thread % kGranuleLineChunks, turned);
+      }
+      __syncwarp();
+      store_turned<2, 32>(turned, threadIdx.x % 32, line * kGranuleEdge + first * 2, to);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kGranuleLoads; ++j) {
+      write_chunk(chunks[j], j, group.thread, scale.exponent, line * kGranuleEdge,
+                  entry * kGranuleLineChunks, to.parts[0], to.parts[1]);
+    }
   }
   const int along = kAlongK ? line : entry, along_k = kAlongK ? entry : line;
   auto& below = p.split.profile<2>(at).below[along];
@@ -184,8 +199,9 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
     header.flags[number] = static_cast<uint8_t>(scale.kinds);
     if (number == 0) {
       header.source = granule.data;
-      header.lines = edge_inside(p.matrix.lines - place.line * kGranuleEdge);
-      header.length = edge_inside(p.matrix.length - place.entry * kGranuleEdge);
+      const uint8_t lines = edge_inside(p.matrix.lines - place.line * kGranuleEdge);
+      const uint8_t length = edge_inside(p.matrix.length - place.entry * kGranuleEdge);
+      header.extent = kAlongK ? lines : length, header.depth = kAlongK ? length : lines;
     }
   }
 }
@@ -194,6 +210,7 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
 static __global__ void __launch_bounds__(kNormThreads, 2)
     split_granules(const __grid_constant__ MatrixPair<SplitParams> pair) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ TurnedLines turned[kNormWarps];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
   if (p.zeroed != nullptr && pair.thread_block() == 0 && threadIdx.x == 0) *p.zeroed = 0;
@@ -202,10 +219,11 @@ static __global__ void __launch_bounds__(kNormThreads, 2)
   blocks.log2_block_lines = blocks.log2_block_length = 6;
   const NormPlace place(blocks, NormGroup(kBlockThreads), pair.thread_block());
   const int number = threadIdx.x % kBlockThreads / kGranuleThreads;
+  TurnedLines& own = turned[threadIdx.x / 32];
   if (p.lines_along_k) {
-    split_granule<true>(p, place, number);
+    split_granule<true>(p, place, number, own);
   } else {
-    split_granule<false>(p, place, number);
+    split_granule<false>(p, place, number, own);
   }
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten

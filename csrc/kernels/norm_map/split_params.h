@@ -13,7 +13,7 @@ namespace spamm::kernels {
 constexpr int kSplitBlock = 64;  // lines of a block, and entries of each line
 
 // The split parts of a block. Each part has 64 lines of 128 bytes in TMA's 128-byte swizzle, with
-// zeros beyond the edges of the matrix.
+// zeros beyond the edges of the matrix. Lines are its rows, however the matrix lies in memory.
 template <int kSplitParts>
 struct alignas(128) SplitBlock {
   uint8_t parts[kSplitParts][kSplitBlock * 128];
@@ -40,7 +40,7 @@ struct alignas(16) SplitHeaderOf {
   const float* source;  // the block in the original operand
   int16_t exponents[kGranules * kGranules];
   uint8_t flags[kGranules * kGranules];
-  uint8_t lines, length;  // the part of the block inside the matrix, 1 to 64
+  uint8_t extent, depth;  // the part of the block inside the matrix, 1 to 64
 
   static constexpr __host__ __device__ int number(int extent, int k) {
     return extent * kGranules + k;
@@ -84,6 +84,7 @@ struct SplitParams {
   NormMapParams<float> matrix;  // in blocks of a granule; norms may be null
   SplitOperand split;
   bool lines_along_k;  // the entries of a line are neighbours along K
+  bool turned;         // the lines are columns of the matrix
   int* zeroed;         // the kernel sets it to 0; may be null
 };
 

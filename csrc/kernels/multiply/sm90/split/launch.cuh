@@ -26,27 +26,6 @@ cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource&
   return start<Config>(multiply_split_sm90<Config>, params, blocks, how.stream);
 }
 
-// Computes p from the split operands a and b. Of p.a and p.b it only uses k_major, which is the
-// order of the split blocks, and whether the batch stride is 0. `terms` is room for a number for
-// each granule of the whole blocks of C. One split part takes block edges of 64 and more.
-template <int kSplitParts, Tiles kTiles>
-cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
-                           const SplitSource& b, int16_t* terms, const Launch& how) {
-  const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
-                       std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
-                       std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
-    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    constexpr int kGranule = kSplitParts == 2 && kEdgeOf32 ? 32 : kBlock;
-    using Chosen =
-        SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kGranule, kTile.rows / kBlock,
-                    kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
-    static_assert(kHasTile<Chosen, kTile>);
-    return multiply_split_in<Chosen>(p, a, b, terms, how);
-  };
-  return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
-                        how.tile == TileSize::kLarge);
-}
-
 template <class Config>
 cudaError_t multiply_listed_split_in(const MultiplyParams<float>& p, const ProductLists& lists,
                                      const SplitSource& a, const SplitSource& b, int16_t* terms,
@@ -61,21 +40,43 @@ cudaError_t multiply_listed_split_in(const MultiplyParams<float>& p, const Produ
   return start_listed<Config>(multiply_split_sm90<Config>, params, p, lists, how);
 }
 
-// As multiply_split(). One split part takes no blocks of 32. `terms` is room for a number for each
-// granule of C's cells.
+// Calls run(Config) with that of the product.
+template <int kSplitParts, Tiles kTiles, class Run>
+cudaError_t with_split_config(const MultiplyParams<float>& p, const Launch& how, const Run& run) {
+  return with_tile(
+      [&]<bool kEdgeOf32, bool kLarge>(std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
+        constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
+        constexpr int kGranule = kSplitParts == 2 && kEdgeOf32 ? 32 : kBlock;
+        using Chosen =
+            SplitConfig<kSplitParts, kGranule, kTile.rows / kBlock, kTile.columns / kBlock,
+                        kTile.warp_columns / kBlock, kTile.stages>;
+        static_assert(kHasTile<Chosen, kTile>);
+        return run(std::type_identity<Chosen>());
+      },
+      p, how);
+}
+
+// Computes p from the split operands a and b. Of p.a and p.b it only uses whether the batch stride
+// is 0. `terms` is room for a number for each granule of the whole blocks of C. One split part
+// takes block edges of 64 and more.
+template <int kSplitParts, Tiles kTiles>
+cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
+                           const SplitSource& b, int16_t* terms, const Launch& how) {
+  return with_split_config<kSplitParts, kTiles>(
+      p, how, [&]<class Config>(std::type_identity<Config>) {
+        return multiply_split_in<Config>(p, a, b, terms, how);
+      });
+}
+
+// The same over lists. `terms` is room for a number for each granule of C's cells.
 template <int kSplitParts, Tiles kTiles>
 cudaError_t multiply_listed_split(const MultiplyParams<float>& p, const ProductLists& lists,
                                   const SplitSource& a, const SplitSource& b, int16_t* terms,
                                   const Launch& how) {
-  const auto run = [&]<bool kEdgeOf32, bool kLarge>(std::bool_constant<kEdgeOf32>,
-                                                    std::bool_constant<kLarge>) {
-    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    constexpr int kGranule = kSplitParts == 2 && kEdgeOf32 ? 32 : kBlock;
-    using Dense = SplitConfig<kSplitParts, Major::K, Major::MN, kGranule, kTile.rows / kBlock,
-                              kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
-    return multiply_listed_split_in<Listed<Dense>>(p, lists, a, b, terms, how);
-  };
-  return with_tile(run, p, how);
+  return with_split_config<kSplitParts, kTiles>(
+      p, how, [&]<class Config>(std::type_identity<Config>) {
+        return multiply_listed_split_in<Listed<Config>>(p, lists, a, b, terms, how);
+      });
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -27,9 +27,8 @@ constexpr int kTeamThreads = 128, kTeams = 2;
 constexpr int kFloatStages = 3;
 
 // Tiles are two blocks wide: each granule of a step then has kGranuleThreads threads of a team.
-template <Major kMajorA_, int kRows_>
-struct OnePassConfig : SplitConfig<2, kMajorA_, Major::MN, 32, kRows_, 2, 2, kTeams> {
-  using Base = SplitConfig<2, kMajorA_, Major::MN, 32, kRows_, 2, 2, kTeams>;
+struct OnePassConfig : SplitConfig<2, 32, 2, 2, 2, kTeams> {
+  using Base = SplitConfig<2, 32, 2, 2, 2, kTeams>;
   static constexpr int kListCapacity = 1;  // there are no lists
   static constexpr int kThreads = kTeams * kTeamThreads + 128 * Base::kWarpgroups;
   // The teams need registers. So each half of a step is promoted before the next is multiplied.
@@ -46,12 +45,12 @@ struct OnePassConfig : SplitConfig<2, kMajorA_, Major::MN, 32, kRows_, 2, 2, kTe
   // any order, and a team that waits for every other phase takes a late one for the one after next.
   struct Shared {
     alignas(8) Barrier full[kTeams * kFloatStages];
-    int kinds_a[kOnePassRows], terms[2 * kRows_ * kStepColumns];
+    int kinds_a[kOnePassRows], terms[2 * kRows * kStepColumns];
     uint32_t kinds_b[kOnePassTiles / 4];
   };
   struct Stage {
-    OperandBlock a[2][kRows_], b[2][2];
-    typename Base::Header a_header[kRows_], b_header[2];
+    OperandBlock a[2][kRows], b[2][2];
+    typename Base::Header a_header[kRows], b_header[2];
     Measured measured;
     Shared shared;  // of the first stage
   };
@@ -62,7 +61,7 @@ struct OnePassConfig : SplitConfig<2, kMajorA_, Major::MN, 32, kRows_, 2, 2, kTe
     };
   };
   static_assert(kStepGranules * kGranuleThreads == kTeamThreads);
-  static_assert(OnePassConfig::kMaskBits == 16 * kRows_);
+  static_assert(kMaskBits == 16 * kRows);
 };
 
 // Two teams of four warps fill the stages, each every other one. All threads of both teams call
@@ -456,8 +455,8 @@ class Producers {
     header.flags[number] = static_cast<uint8_t>(scale.kinds);
     if (number == 0) {
       header.source = source;
-      header.lines = edge_inside(p_.product.k - int64_t{step} * kBlock);
-      header.length = edge_inside(p_.product.n - int64_t{tile.column + column_ / 2} * kBlock);
+      header.extent = edge_inside(p_.product.n - int64_t{tile.column + column_ / 2} * kBlock);
+      header.depth = edge_inside(p_.product.k - int64_t{step} * kBlock);
     }
   }
 
@@ -513,17 +512,13 @@ inline cudaError_t multiply_in_one_pass(const MultiplyParams<float>& p, const Sp
   const cudaError_t error =
       encode<float>(params.map_b, {b.data, b.length, b.lines, b.line_stride, 1, 0}, kBlock);
   if (error != cudaSuccess) return error;
-  const auto run = [&]<bool kAlongA>(std::bool_constant<kAlongA>) {
-    using Chosen = OnePassConfig<major(kAlongA), 2>;
-    const int blocks = cut_into_tiles<Chosen>(params, p, how.group_rows, how.multiprocessors);
-    params.claims_tiles = false;
-    // cuda/heuristics.h does not choose it then.
-    if (params.tile_rows > kOnePassRows || params.tiles > kOnePassTiles * blocks) {
-      return cudaErrorInvalidValue;
-    }
-    return start<Chosen>(multiply_one_pass_sm90<Chosen>, params, blocks, how.stream);
-  };
-  return with_constants(run, p.a.k_major);
+  const int blocks = cut_into_tiles<OnePassConfig>(params, p, how.group_rows, how.multiprocessors);
+  params.claims_tiles = false;
+  // cuda/heuristics.h does not choose it then.
+  if (params.tile_rows > kOnePassRows || params.tiles > kOnePassTiles * blocks) {
+    return cudaErrorInvalidValue;
+  }
+  return start<OnePassConfig>(multiply_one_pass_sm90<OnePassConfig>, params, blocks, how.stream);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -20,10 +20,9 @@ struct SplitProduct : TiledProduct<float> {
 };
 
 // kSplitParts: 2 (high and low) or 1 (high alone).
-template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kGranule_, int kRows_,
-          int kColumns_, int kOwn_, int kStages_>
+template <int kSplitParts_, int kGranule_, int kRows_, int kColumns_, int kOwn_, int kStages_>
 struct SplitConfig
-    : Config<__half, kMajorA_, kMajorB_, kGranule_, kRows_, kColumns_, kOwn_, kStages_> {
+    : Config<__half, Major::K, Major::MN, kGranule_, kRows_, kColumns_, kOwn_, kStages_> {
   using Header = SplitHeaderOf<kBlock / kGranule_>;
   static constexpr int kSplitParts = kSplitParts_, kLastWidth = kBlock;
   struct Stage {
@@ -193,11 +192,8 @@ __device__ __forceinline__ bool needs_exact(const GranulePair<Header>&, PlainTer
 }
 
 // A pair of blocks in the original operands.
-template <class Config>
 __device__ __forceinline__ OperandPair operand_pair(const SplitHeader& a, const SplitHeader& b) {
-  constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
-  return {a.source, b.source, kAlongA ? a.lines : a.length, kAlongB ? b.lines : b.length,
-          kAlongA ? a.length : a.lines};
+  return {a.source, b.source, a.extent, b.extent, a.depth};
 }
 
 template <class Params>
@@ -225,7 +221,7 @@ __device__ __forceinline__ bool keep_for_later(const Params& params,
     constexpr int kMostExponent = 127 - 2 * (kSplitBits + 1) - 6;  // 64 products below 2^127
     if (((pair.kinds_a() | pair.kinds_b()) & (kSplitSpecial | kSplitTiny)) != 0) return false;
     if (pair.exponent() > kMostExponent || !strides_are_short(params)) return false;
-    later.keep(pair.column, operand_pair<Config>(pair.a, pair.b));
+    later.keep(pair.column, operand_pair(pair.a, pair.b));
     return true;
   }
 }
@@ -240,7 +236,6 @@ template <class Config, int kFirst, int kCount, int kValue = 0, int kDepth = 0,
           int kDepths = kSplitBlock, class Params, class Header, int kSums>
 __device__ __forceinline__ void add_exact(const Params& params, const Header& a, const Header& b,
                                           float (&sum)[kSums]) {
-  constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
   const auto load = [](const float* from, bool inside) {
     float value = 0;
     cutlass::arch::global_load<float, sizeof(float)>(value, from, inside);
@@ -251,13 +246,12 @@ __device__ __forceinline__ void add_exact(const Params& params, const Header& a,
   const int row = thread / 32 * 16 + thread % 32 / 4;
   const int column = thread % 4 * 2 + kValue / 4 * 8;
   // Those inside the operand from here on.
-  const int rows = (kAlongA ? a.lines : a.length) - row;
-  const int columns = (kAlongB ? b.lines : b.length) - column;
+  const int rows = a.extent - row, columns = b.extent - column;
   const int64_t stride_a = params.a.extent_stride, stride_b = params.b.extent_stride;
   const float* at_a = a.source + row * stride_a + kDepth * params.a.k_stride;
   const float* at_b = b.source + column * stride_b + kDepth * params.b.k_stride;
   // One of the blocks may be padded with zeros beyond its operand.
-  const int inside = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
+  const int inside = min(a.depth, b.depth);
 #pragma unroll Config::kExactDepths
   for (int k = min(inside - kDepth, kDepths); k > 0; --k) {
     const float x[2] = {load(at_a, rows > 0), load(at_a + 8 * stride_a, rows > 8)};
