@@ -14,7 +14,7 @@
 namespace spamm::cuda {
 
 using c10::ScalarType;
-using kernels::CsrFindings, kernels::CsrPattern;
+using kernels::CsrFindings;
 using kernels::PlanParams, kernels::DropParams, kernels::SweepRoom, kernels::Tau;
 
 namespace {
@@ -70,23 +70,21 @@ constexpr int kTogether = 16;  // blocks of a row that are copied at a time
 
 }  // namespace
 
-template <class Index, class Norm>
-void CsrKernels<Index, Norm>::check_patterns(const Maps& maps, const CsrPattern<Index>& added,
-                                             CsrFindings* findings, cudaStream_t stream) {
-  const int64_t warps = int64_t{blocks_of_rows(maps.a.rows)} + blocks_of_rows(maps.b.rows) +
-                        blocks_of_rows(added.rows);
-  launch(kernels::check_patterns<Index>,
-         static_cast<unsigned>((warps - 1) / kernels::kCheckWarps + 1), kernels::kCheckThreads,
-         stream, maps.a, maps.b, added, findings);
+void launch_check_patterns(const kernels::GivenPattern (&patterns)[3], CsrFindings* findings,
+                           cudaStream_t stream) {
+  int64_t warps = 0;
+  for (const auto& pattern : patterns) warps += blocks_of_rows(pattern.rows);
+  launch(kernels::check_patterns, static_cast<unsigned>((warps - 1) / kernels::kCheckWarps + 1),
+         kernels::kCheckThreads, stream, patterns[0], patterns[1], patterns[2], findings);
 }
 
 // A kernel takes as many block columns at a time as shared memory holds with `bytes` for each.
-template <class Index, class Norm>
-void CsrKernels<Index, Norm>::plan(PlanStep step, PlanParams<Index, Norm> params,
-                                   const cudaDeviceProp& device, cudaStream_t stream) {
+template <class Norm>
+void CsrKernels<Norm>::plan(PlanStep step, PlanParams<Norm> params, const cudaDeviceProp& device,
+                            cudaStream_t stream) {
   constexpr int kStaticBytes = 4096;  // that kernels declare, at most
   const bool counts = step == PlanStep::kCount;
-  const auto kernel = counts ? kernels::count_rows<Index, Norm> : kernels::write_rows<Index, Norm>;
+  const auto kernel = counts ? kernels::count_rows<Norm> : kernels::write_rows<Norm>;
   const int bytes = counts ? kernels::kCountBytes : kernels::kWriteBytes;
   const auto most = static_cast<int>(device.sharedMemPerBlockOptin - kStaticBytes) / bytes;
   C10_CUDA_CHECK(
@@ -122,31 +120,30 @@ size_t sparse_search_workspace() {
                    sizeof(kernels::Selection<float, Count>), sizeof(kernels::ErrorSearch<double>)});
 }
 
-template <class Index, class Norm>
-void CsrKernels<Index, Norm>::find_tau(const Maps& maps, bool of_ratio, double limit,
-                                       const CsrFindings* findings, void* workspace, Norm* tau,
-                                       const cudaDeviceProp& device, cudaStream_t stream) {
+template <class Norm>
+void CsrKernels<Norm>::find_tau(const Maps& maps, bool of_ratio, double limit,
+                                const CsrFindings* findings, void* workspace, Norm* tau,
+                                const cudaDeviceProp& device, cudaStream_t stream) {
   if (of_ratio) {
-    launch_search(kernels::select_sparse_tau<Index, Norm>, maps.a.stored / 64, 1,
+    launch_search(kernels::select_sparse_tau<Norm>, maps.a.stored / 64, 1,
                   kernels::kSelectThreads<Norm>, kernels::kSelectSharedBytes<Norm>, device, stream,
                   maps, limit, findings, static_cast<kernels::Selection<Norm, Count>*>(workspace),
                   tau);
   } else {
     const auto room = sweep_room<Norm>(maps.b.columns, device);
-    launch_search(kernels::find_sparse_tau_for_error<Index, Norm>, maps.a.rows,
-                  kernels::kSweepsTogether, kernels::kSweepThreads, room.template bytes<Norm>(),
-                  device, stream, maps, limit, room, findings,
-                  static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau);
+    launch_search(kernels::find_sparse_tau_for_error<Norm>, maps.a.rows, kernels::kSweepsTogether,
+                  kernels::kSweepThreads, room.template bytes<Norm>(), device, stream, maps, limit,
+                  room, findings, static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau);
   }
 }
 
-template <class Index, class Norm>
-void CsrKernels<Index, Norm>::error_bound(const Maps& maps, const Tau<Norm>& tau,
-                                          const CsrFindings* findings, void* workspace,
-                                          Count* largest, Count* products, Norm* bound,
-                                          const cudaDeviceProp& device, cudaStream_t stream) {
+template <class Norm>
+void CsrKernels<Norm>::error_bound(const Maps& maps, const Tau<Norm>& tau,
+                                   const CsrFindings* findings, void* workspace, Count* largest,
+                                   Count* products, Norm* bound, const cudaDeviceProp& device,
+                                   cudaStream_t stream) {
   const auto room = sweep_room<Norm>(maps.b.columns, device);
-  launch_search(kernels::sparse_error_bound<Index, Norm>, maps.a.rows, kernels::kSweepsTogether,
+  launch_search(kernels::sparse_error_bound<Norm>, maps.a.rows, kernels::kSweepsTogether,
                 kernels::kSweepThreads, room.template bytes<Norm>(), device, stream, maps, tau,
                 room, findings, static_cast<kernels::ErrorSearch<Norm>*>(workspace), largest,
                 products, bound);
@@ -176,10 +173,8 @@ void launch_mirror_blocks(const kernels::Pattern& pattern, void* values, ScalarT
   });
 }
 
-template struct CsrKernels<int32_t, float>;
-template struct CsrKernels<int32_t, double>;
-template struct CsrKernels<int64_t, float>;
-template struct CsrKernels<int64_t, double>;
+template struct CsrKernels<float>;
+template struct CsrKernels<double>;
 template size_t drop_workspace<float>();
 template size_t drop_workspace<double>();
 template void launch_drop(const DropParams<float>&, int, cudaStream_t);

@@ -18,15 +18,16 @@ namespace spamm::cuda {
 // are sorted into the pattern if params.mirrors is not null.
 enum class PlanStep { kCount, kWrite };
 
-template <class Index, class Norm>
-struct CsrKernels {
-  using Maps = kernels::CsrMaps<Index, Norm>;
+// Checks up to three patterns and counts the products of the first two. `findings` are zeros.
+void launch_check_patterns(const kernels::GivenPattern (&patterns)[3],
+                           kernels::CsrFindings* findings, cudaStream_t stream);
 
-  // Checks up to three patterns and counts the products of the maps. `findings` are zeros.
-  static void check_patterns(const Maps& maps, const kernels::CsrPattern<Index>& added,
-                             kernels::CsrFindings* findings, cudaStream_t stream);
-  static void plan(PlanStep step, kernels::PlanParams<Index, Norm> params,
-                   const cudaDeviceProp& device, cudaStream_t stream);
+template <class Norm>
+struct CsrKernels {
+  using Maps = kernels::CsrMaps<Norm>;
+
+  static void plan(PlanStep step, kernels::PlanParams<Norm> params, const cudaDeviceProp& device,
+                   cudaStream_t stream);
   // Of a valid ratio, or of an error bound. These two need sparse_search_workspace() bytes.
   static void find_tau(const Maps& maps, bool of_ratio, double limit,
                        const kernels::CsrFindings* findings, void* workspace, Norm* tau,

@@ -2,13 +2,8 @@
 // once for the sizes of a plan, and for the number of blocks that stay.
 #include "cuda/sparse/maps.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
-#include <torch/library.h>
 
 #include "cuda/tau_argument.h"
 
@@ -66,13 +61,13 @@ class PlanWorkspace {
   Tensor zeros_;
 };
 
-template <class Index, class Norm>
-BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> params,
+template <class Norm>
+BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Norm> params,
                 const OnDevice& device) {
   const int64_t rows = params.maps.a.rows;
   const HostResult<kernels::PlanTotals> totals;
   params.totals = totals.on_device();
-  CsrKernels<Index, Norm>::plan(PlanStep::kCount, params, device.properties(), device.stream());
+  CsrKernels<Norm>::plan(PlanStep::kCount, params, device.properties(), device.stream());
   const auto [all, findings] = totals.wait(device.stream());
   if (findings.is_bad) refuse(x);
   const auto products = static_cast<int64_t>(all.products);
@@ -97,7 +92,7 @@ BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> para
   }
   const Tensor unsorted = at::empty({all.mirrored > 0 ? all.stored() : 0}, options.dtype(at::kInt));
   params.mirrors = unsorted.mutable_data_ptr<int32_t>();
-  CsrKernels<Index, Norm>::plan(PlanStep::kWrite, params, device.properties(), device.stream());
+  CsrKernels<Norm>::plan(PlanStep::kWrite, params, device.properties(), device.stream());
   return {crow, col, first, slots_a, slots_b};
 }
 
@@ -112,9 +107,9 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
   const PlanWorkspace workspace(tensors.rows(), x.norm_a.options());
   BsrPlan plan;
   tensors.checked(workspace.findings(), device.stream(),
-                  [&]<class Index, class Norm>(const CsrMaps<Index, Norm>& maps) {
-                    kernels::PlanParams<Index, Norm> params{};
-                    params.maps = maps, params.added = tensors.added<Index>();
+                  [&]<class Norm>(const CsrMaps<Norm>& maps) {
+                    kernels::PlanParams<Norm> params{};
+                    params.maps = maps, params.added = tensors.added();
                     params.tau = tau_argument<Norm>(threshold), params.symmetric = x.symmetric;
                     params.findings = workspace.findings();
                     params.counts = workspace.counts(), params.before = workspace.before();
@@ -151,14 +146,13 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
   const CsrTensors tensors(x);
   const Tensor tau = at::empty({}, x.norm_a.options());
   const SearchWorkspace workspace(x.norm_a.options());
-  tensors.checked(workspace.findings(), device.stream(),
-                  [&]<class Index, class Norm>(const CsrMaps<Index, Norm>& maps) {
-                    CsrKernels<Index, Norm>::find_tau(maps, x.valid_ratio.has_value(),
-                                                      x.valid_ratio ? *x.valid_ratio : *x.max_error,
-                                                      workspace.findings(), workspace.rest(),
-                                                      tau.mutable_data_ptr<Norm>(),
-                                                      device.properties(), device.stream());
-                  });
+  tensors.checked(
+      workspace.findings(), device.stream(), [&]<class Norm>(const CsrMaps<Norm>& maps) {
+        CsrKernels<Norm>::find_tau(
+            maps, x.valid_ratio.has_value(), x.valid_ratio ? *x.valid_ratio : *x.max_error,
+            workspace.findings(), workspace.rest(), tau.mutable_data_ptr<Norm>(),
+            device.properties(), device.stream());
+      });
   return tau;
 }
 
@@ -172,8 +166,8 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
   const Tensor products = at::zeros({2}, x.norm_a.options().dtype(at::kLong));
   const SearchWorkspace workspace(x.norm_a.options());
   tensors.checked(workspace.findings(), device.stream(),
-                  [&]<class Index, class Norm>(const CsrMaps<Index, Norm>& maps) {
-                    CsrKernels<Index, Norm>::error_bound(
+                  [&]<class Norm>(const CsrMaps<Norm>& maps) {
+                    CsrKernels<Norm>::error_bound(
                         maps, tau_argument<Norm>(threshold), workspace.findings(), workspace.rest(),
                         workspace.zero(),
                         reinterpret_cast<unsigned long long*>(products.mutable_data_ptr<int64_t>()),

@@ -4,8 +4,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "cuda/device.h"
 #include "cuda/sparse/launch.h"
@@ -31,76 +34,73 @@ class HostResult {
                                  at::TensorOptions(at::kByte).pinned_memory(true));
 };
 
-// A pattern that kernels read in these tensors, which hold it.
-inline kernels::Pattern pattern_of(const at::Tensor& crow, const at::Tensor& col) {
-  const auto indices = [](const at::Tensor& x) {
-    return kernels::Indices{x.const_data_ptr(), x.scalar_type() == at::kLong};
-  };
-  return {indices(crow), indices(col), static_cast<int>(crow.numel() - 1)};
+inline kernels::Indices indices_of(const at::Tensor& x) {
+  return {x.const_data_ptr(), x.scalar_type() == at::kLong};
 }
 
-// Indices of one type, contiguous.
-struct CsrTensors {
-  at::Tensor crow_a, col_a, norm_a, crow_b, col_b, norm_b, crow_added, col_added;
-  int64_t columns;
+// A pattern that kernels read in these tensors, which hold it.
+inline kernels::Pattern pattern_of(const at::Tensor& crow, const at::Tensor& col) {
+  return {indices_of(crow), indices_of(col), static_cast<int>(crow.numel() - 1)};
+}
 
+// The patterns and norms of two matrices, and the pattern of what is added, as kernels read them.
+class CsrTensors {
+ public:
   explicit CsrTensors(const BsrMaps& x, const OptTensor& crow = {}, const OptTensor& col = {})
-      : norm_a(x.norm_a.contiguous()), norm_b(x.norm_b.contiguous()), columns(x.columns) {
-    const auto is_narrow = [&](const at::Tensor& index, const char* name) {
-      check_same_device(x.norm_a, index, "norm_a", name);
-      return index.scalar_type() == at::kInt;
-    };
+      : norm_a_(x.norm_a.contiguous()), norm_b_(x.norm_b.contiguous()) {
     check_same_device(x.norm_a, x.norm_b, "norm_a", "norm_b");
-    bool narrow = is_narrow(x.crow_a, "a's indices") & is_narrow(x.col_a, "a's indices") &
-                  is_narrow(x.crow_b, "b's indices") & is_narrow(x.col_b, "b's indices");
-    if (crow) narrow &= is_narrow(*crow, "input's indices") & is_narrow(*col, "input's indices");
-    const auto read = [&](const at::Tensor& index) {
-      return index.to(narrow ? at::kInt : at::kLong).contiguous();
+    add(x.crow_a, x.col_a, x.crow_b.numel() - 1, "a's indices");
+    add(x.crow_b, x.col_b, x.columns, "b's indices");
+    if (crow) add(*crow, *col, x.columns, "input's indices");
+    TORCH_CHECK(
+        std::max({rows(), x.crow_b.numel(), x.columns}) <= std::numeric_limits<int32_t>::max(),
+        "norm maps must have at most 2^31 - 1 block rows and columns; got ", rows(), " x ",
+        x.crow_b.numel() - 1, " x ", x.columns);
+    // One piece of memory for all copies.
+    int64_t copied = 0;
+    const auto for_each_copy = [&](const auto& use) {
+      for (kernels::GivenPattern& p : patterns_) {
+        if (p.given_crow.wide) use(p.crow, p.rows + 1);
+        if (p.given_col.wide) use(p.col, p.stored);
+      }
     };
-    crow_a = read(x.crow_a), col_a = read(x.col_a);
-    crow_b = read(x.crow_b), col_b = read(x.col_b);
-    if (crow) crow_added = read(*crow), col_added = read(*col);
-    TORCH_CHECK(std::max({rows(), crow_b.numel(), columns}) <= std::numeric_limits<int32_t>::max(),
-                "norm maps must have at most 2^31 - 1 block rows and columns; got ", rows(), " x ",
-                crow_b.numel() - 1, " x ", columns);
+    for_each_copy([&](const int32_t*, int64_t count) { copied += count; });
+    if (copied == 0) return;
+    copies_ = at::empty({copied}, norm_a_.options().dtype(at::kInt));
+    auto* next = copies_.mutable_data_ptr<int32_t>();
+    for_each_copy(
+        [&](const int32_t*& to, int64_t count) { to = std::exchange(next, next + count); });
   }
 
-  int64_t rows() const { return crow_a.numel() - 1; }
+  int64_t rows() const { return patterns_[0].rows; }
+  const kernels::CsrPattern& added() const { return patterns_[2]; }
 
-  template <class Index, class Norm>
-  kernels::CsrMaps<Index, Norm> pointers() const {
-    return {pattern<Index>(crow_a, col_a, crow_b.numel() - 1),
-            pattern<Index>(crow_b, col_b, columns), norm_a.const_data_ptr<Norm>(),
-            norm_b.const_data_ptr<Norm>()};
-  }
-  template <class Index>
-  kernels::CsrPattern<Index> added() const {
-    if (!crow_added.defined()) return {};
-    return pattern<Index>(crow_added, col_added, columns);
-  }
-
-  // run(maps) with pointers of the tensors' types, when `findings`, which are zero, are filled.
+  // run(maps) with pointers of the norms' type, when `findings`, which are zero, are filled.
   template <class Run>
   void checked(kernels::CsrFindings* findings, cudaStream_t stream, const Run& run) const {
-    const auto with = [&]<class Index, class Norm>(Index, Norm) {
-      const auto maps = pointers<Index, Norm>();
-      const auto added = this->added<Index>();
-      CsrKernels<Index, Norm>::check_patterns(maps, added, findings, stream);
-      run(maps);
+    launch_check_patterns(patterns_, findings, stream);
+    const auto with = [&]<class Norm>(Norm) {
+      run(kernels::CsrMaps<Norm>{patterns_[0], patterns_[1], norm_a_.const_data_ptr<Norm>(),
+                                 norm_b_.const_data_ptr<Norm>()});
     };
-    const auto with_index = [&](auto index) {
-      norm_a.scalar_type() == at::kDouble ? with(index, double{}) : with(index, float{});
-    };
-    crow_a.scalar_type() == at::kInt ? with_index(int32_t{}) : with_index(int64_t{});
+    norm_a_.scalar_type() == at::kDouble ? with(double{}) : with(float{});
   }
 
  private:
-  template <class Index>
-  static kernels::CsrPattern<Index> pattern(const at::Tensor& crow, const at::Tensor& col,
-                                            int64_t columns) {
-    return {crow.const_data_ptr<Index>(), col.const_data_ptr<Index>(), crow.numel() - 1, columns,
-            col.numel()};
+  void add(const at::Tensor& crow, const at::Tensor& col, int64_t columns, const char* name) {
+    for (const at::Tensor* index : {&crow, &col})
+      check_same_device(norm_a_, *index, "norm_a", name);
+    kernels::GivenPattern& p = patterns_[indices_.size() / 2];
+    p.given_crow = indices_of(indices_.emplace_back(crow.contiguous()));
+    p.given_col = indices_of(indices_.emplace_back(col.contiguous()));
+    p.crow = static_cast<const int32_t*>(p.given_crow.data);
+    p.col = static_cast<const int32_t*>(p.given_col.data);
+    p.rows = crow.numel() - 1, p.columns = columns, p.stored = col.numel();
   }
+
+  at::Tensor norm_a_, norm_b_, copies_;
+  c10::SmallVector<at::Tensor, 6> indices_;
+  kernels::GivenPattern patterns_[3] = {};
 };
 
 }  // namespace spamm::cuda

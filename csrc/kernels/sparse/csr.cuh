@@ -12,29 +12,34 @@ constexpr int kCheckThreads = 256, kCheckWarps = kCheckThreads / 32;
 
 // Checks up to three patterns and counts the products of the first two. Rows of b follow those of
 // a, and the addend's follow them. A warp for each row; for each matrix at least one.
-template <class Index>
-__global__ void __launch_bounds__(kCheckThreads)
-    check_patterns(CsrPattern<Index> a, CsrPattern<Index> b, CsrPattern<Index> added,
-                   CsrFindings* findings) {
+static __global__ void __launch_bounds__(kCheckThreads)
+    check_patterns(GivenPattern a, GivenPattern b, GivenPattern added, CsrFindings* findings) {
   const int lane = threadIdx.x % 32;
   int64_t row = int64_t{blockIdx.x} * kCheckWarps + threadIdx.x / 32;
-  CsrPattern<Index> x = a;
+  GivenPattern x = a;
   bool is_a = true;
-  for (const CsrPattern<Index>& next : {b, added}) {
+  for (const GivenPattern& next : {b, added}) {
     if (row < max(x.rows, int64_t{1})) break;
     row -= max(x.rows, int64_t{1});
     x = next, is_a = false;
   }
   if (x.crow == nullptr || row >= max(x.rows, int64_t{1})) return;
-  bool fits = (row > 0 || x.crow[0] == 0) && (row < x.rows - 1 || x.crow[x.rows] == x.stored);
+  const auto copy = [](const Indices& given, const int32_t* copies, int64_t i, int64_t index) {
+    if (given.wide) const_cast<int32_t*>(copies)[i] = static_cast<int32_t>(index);
+  };
+  const Indices &crow = x.given_crow, &col = x.given_col;
+  bool fits = (row > 0 || crow.unchecked(0) == 0) &&
+              (row < x.rows - 1 || crow.unchecked(x.rows) == x.stored);
   unsigned long long products = 0;
   if (row < x.rows) {
-    const int64_t first = x.crow[row], last = x.crow[row + 1];
+    const int64_t first = crow.unchecked(row), last = crow.unchecked(row + 1);
+    if (lane < 2) copy(crow, x.crow, row + lane, lane == 0 ? first : last);
     fits = fits && 0 <= first && first <= last && last <= x.stored;
     for (int64_t e = first + lane; fits && e < last; e += 32) {
-      const int64_t j = x.col[e];
-      fits = j >= 0 && j < x.columns && (e == first || x.col[e - 1] < j);
-      if (is_a && fits) products += b.crow[j + 1] - b.crow[j];
+      const int64_t j = col.unchecked(e);
+      copy(col, x.col, e, j);
+      fits = j >= 0 && j < x.columns && (e == first || col.unchecked(e - 1) < j);
+      if (is_a && fits) products += b.given_crow.unchecked(j + 1) - b.given_crow.unchecked(j);
     }
     if (is_a && lane == 0 && last > first) {
       atomicMax(&findings->longest, static_cast<unsigned long long>(last - first));
@@ -50,8 +55,8 @@ __global__ void __launch_bounds__(kCheckThreads)
 
 // Calls visit(stored block of A, stored block of B, column, norm of A, norm of B) for the products
 // of A's stored blocks from `from` to `to` - 1, over the thread block, in no order.
-template <class Index, class Norm, class Visit>
-__device__ void each_product(const CsrMaps<Index, Norm>& maps, int64_t from, int64_t to,
+template <class Norm, class Visit>
+__device__ void each_product(const CsrMaps<Norm>& maps, int64_t from, int64_t to,
                              const Visit& visit) {
   constexpr int kAhead = 4;  // blocks of A whose rows of B are read together
   const int warps = blockDim.x / 32;
@@ -72,7 +77,7 @@ __device__ void each_product(const CsrMaps<Index, Norm>& maps, int64_t from, int
       longest = max(longest, length[i]);
     }
     for (int at = threadIdx.x % 32; at < longest; at += 32) {
-      Index column[kAhead];
+      int column[kAhead];
       Norm norm_b[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {

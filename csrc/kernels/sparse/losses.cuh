@@ -87,9 +87,9 @@ __device__ inline int number_columns(uint16_t* columns, int width) {
 
 // One sweep over all products, see Sweep. `scale` is from losses to units. All warps of all thread
 // blocks get the same result.
-template <class Index, class Norm>
-__device__ Sweep sweep_rows(const CsrMaps<Index, Norm>& maps, const SearchInterval& interval,
-                            double scale, double most_units, const SweepRoom& room, int half,
+template <class Norm>
+__device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& interval, double scale,
+                            double most_units, const SweepRoom& room, int half,
                             ErrorSearch<Norm>* global, unsigned char* memory) {
   auto& shared = *reinterpret_cast<ErrorSearchShared<Norm>*>(memory);
   auto* const bins = reinterpret_cast<Units*>(memory + sizeof(ErrorSearchShared<Norm>));
@@ -154,9 +154,9 @@ constexpr int kSweepThreads = 256, kSweepsTogether = 2;
 static_assert(kSweepThreads <= kMostSearchThreads);
 
 // Grids of both kernels are cooperative, of at most kMostSearchBlocks thread blocks.
-template <class Index, class Norm>
+template <class Norm>
 __global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
-    find_sparse_tau_for_error(const __grid_constant__ CsrMaps<Index, Norm> maps, double max_error,
+    find_sparse_tau_for_error(const __grid_constant__ CsrMaps<Norm> maps, double max_error,
                               SweepRoom room, const CsrFindings* findings,
                               ErrorSearch<Norm>* global, Norm* tau) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -190,9 +190,9 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
 }
 
 // `products`: how many are valid, and of stored blocks. `largest` is zero at first, as are they.
-template <class Index, class Norm>
+template <class Norm>
 __global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
-    sparse_error_bound(const __grid_constant__ CsrMaps<Index, Norm> maps, Tau<Norm> threshold,
+    sparse_error_bound(const __grid_constant__ CsrMaps<Norm> maps, Tau<Norm> threshold,
                        SweepRoom room, const CsrFindings* findings, ErrorSearch<Norm>* global,
                        unsigned long long* largest, unsigned long long* products, Norm* bound) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -245,10 +245,10 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
 // The products of stored blocks for select_tau.cuh.
 //
 // Thread blocks take stored blocks of A in turn.
-template <class Index, class Norm>
+template <class Norm>
 struct ListedProducts {
   using Key = typename Bits<Norm>::Type;
-  const CsrMaps<Index, Norm>& maps;
+  const CsrMaps<Norm>& maps;
 
   // Calls visit(key) for this thread block's products.
   template <class Visit>
@@ -270,9 +270,9 @@ struct ListedProducts {
 };
 
 // Cooperative. See select_tau().
-template <class Index, class Norm>
+template <class Norm>
 __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
-    select_sparse_tau(const __grid_constant__ CsrMaps<Index, Norm> maps, double valid_ratio,
+    select_sparse_tau(const __grid_constant__ CsrMaps<Norm> maps, double valid_ratio,
                       const CsrFindings* findings, Selection<Norm, unsigned long long>* global,
                       Norm* tau) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
   if (blockIdx.x == 0) global->clear();
   Meeting<true> meeting;
   meeting.arrive();
-  const ListedProducts<Index, Norm> listed{maps};
+  const ListedProducts<Norm> listed{maps};
   const auto interval =
       sample_interval<Norm>(listed.sample(), SampleRanks::of(share, kSelectThreads<Norm>), shared);
   meeting.wait();

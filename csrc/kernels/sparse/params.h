@@ -9,15 +9,19 @@
 namespace spamm::kernels {
 
 // Stored block e of row i, for e from crow[i] to crow[i + 1] - 1, is in column col[e].
-template <class Index>
 struct CsrPattern {
-  const Index *crow, *col;
+  const int32_t *crow, *col;
   int64_t rows, columns, stored;
 };
 
-template <class Index, class Norm>
+// As callers give it. Of int64 indices the others are copies, which check_patterns() writes.
+struct GivenPattern : CsrPattern {
+  Indices given_crow, given_col;
+};
+
+template <class Norm>
 struct CsrMaps {
-  CsrPattern<Index> a, b;
+  CsrPattern a, b;
   const Norm *norm_a, *norm_b;
 };
 
@@ -44,10 +48,10 @@ struct PlanTotals {
   CsrFindings findings;
 };
 
-template <class Index, class Norm>
+template <class Norm>
 struct PlanParams {
-  CsrMaps<Index, Norm> maps;
-  CsrPattern<Index> added;  // crow is null: nothing is added
+  CsrMaps<Norm> maps;
+  CsrPattern added;  // crow is null: nothing is added
   Tau<Norm> tau;
   bool symmetric;
   int window;  // block columns that shared memory holds

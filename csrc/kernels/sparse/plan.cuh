@@ -20,9 +20,9 @@ constexpr int kRowThreads = 512;
 constexpr int kCountBytes = 1, kWriteBytes = 8;  // of shared memory for each column
 
 // One row of C in one window of columns.
-template <class Index, class Norm>
+template <class Norm>
 struct RowWindow {
-  const PlanParams<Index, Norm>& params;
+  const PlanParams<Norm>& params;
   int64_t row, begin;
   int width;
   Norm tau;
@@ -56,11 +56,11 @@ struct RowWindow {
 // Calls visit(window) for the windows of the thread block's row, which start at the diagonal of a
 // symmetric C; for none of a row without a block of A or of what is added. `memory` then has
 // `bytes` for each column, zero.
-template <class Index, class Norm, class Visit>
-__device__ void each_window(const PlanParams<Index, Norm>& params, unsigned* memory, int bytes,
+template <class Norm, class Visit>
+__device__ void each_window(const PlanParams<Norm>& params, unsigned* memory, int bytes,
                             const Visit& visit) {
   const int64_t row = blockIdx.x, columns = params.maps.b.columns;
-  const auto is_empty = [&](const Index* crow) {
+  const auto is_empty = [&](const int32_t* crow) {
     return crow == nullptr || crow[row] == crow[row + 1];
   };
   if (is_empty(params.maps.a.crow) && is_empty(params.added.crow)) return;
@@ -70,17 +70,17 @@ __device__ void each_window(const PlanParams<Index, Norm>& params, unsigned* mem
     const int words = (width * bytes + 3) / 4;
     for (int i = threadIdx.x; i < words; i += kRowThreads) memory[i] = 0;
     __syncthreads();
-    visit(RowWindow<Index, Norm>{params, row, begin, width, tau});
+    visit(RowWindow<Norm>{params, row, begin, width, tau});
     __syncthreads();
   }
 }
 
 // Counts the blocks and products of the thread block's row.
-template <class Index, class Norm>
-__device__ void count_row(const PlanParams<Index, Norm>& params, unsigned* memory) {
+template <class Norm>
+__device__ void count_row(const PlanParams<Norm>& params, unsigned* memory) {
   auto* const is_stored = reinterpret_cast<unsigned char*>(memory);
   unsigned blocks = 0, products = 0;  // fewer than 2^31 in a row
-  each_window(params, memory, kCountBytes, [&](const RowWindow<Index, Norm>& window) {
+  each_window(params, memory, kCountBytes, [&](const RowWindow<Norm>& window) {
     window.each_valid([&](int64_t, int64_t, int place) {
       is_stored[place] = 1;
       ++products;
@@ -105,8 +105,8 @@ __device__ void count_row(const PlanParams<Index, Norm>& params, unsigned* memor
 }
 
 // The sums of the rows before each, and of all, by one thread block.
-template <class Index, class Norm>
-__device__ void sum_rows(const PlanParams<Index, Norm>& params) {
+template <class Norm>
+__device__ void sum_rows(const PlanParams<Norm>& params) {
   using Scan = cub::BlockScan<RowCounts, kRowThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ typename Scan::TempStorage memory;
   const int64_t rows = params.maps.a.rows;
@@ -123,17 +123,17 @@ __device__ void sum_rows(const PlanParams<Index, Norm>& params) {
 }
 
 // A thread block for each row, and at least one.
-template <class Index, class Norm>
+template <class Norm>
 __global__ void __launch_bounds__(kRowThreads)
-    count_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
+    count_rows(const __grid_constant__ PlanParams<Norm> params) {
   extern __shared__ unsigned row_memory[];
   if (blockIdx.x < params.maps.a.rows && !params.findings->is_bad) count_row(params, row_memory);
   if (is_last_block(params.arrived)) sum_rows(params);
 }
 
-template <class Index, class Norm>
+template <class Norm>
 __global__ void __launch_bounds__(kRowThreads)
-    write_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
+    write_rows(const __grid_constant__ PlanParams<Norm> params) {
   using Scan = cub::BlockScan<unsigned long long, kRowThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ typename Scan::TempStorage scan_memory;
   extern __shared__ unsigned row_memory[];
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int64_t c = threadIdx.x; c < mirrored; c += kRowThreads) params.first[next + c] = product;
   next += mirrored;
 
-  each_window(params, row_memory, kWriteBytes, [&](const RowWindow<Index, Norm>& window) {
+  each_window(params, row_memory, kWriteBytes, [&](const RowWindow<Norm>& window) {
     // Of each column: products twice, plus 1 for a block that is added; then where the next product
     // goes. And the mask.
     unsigned* const places = row_memory;
