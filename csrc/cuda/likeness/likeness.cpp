@@ -1,14 +1,7 @@
 // The op order_images: one launch, nothing waits for the device.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/index_select.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <torch/library.h>
-
-#include <limits>
-#include <tuple>
 
 #include "cuda/device.h"
 #include "kernels/likeness/params.h"
@@ -24,14 +17,6 @@ auto launcher_of(at::ScalarType dtype) {
     case at::kBool:
     case at::kByte:
       return launch_order<uint8_t>;
-    case at::kChar:
-      return launch_order<int8_t>;
-    case at::kShort:
-      return launch_order<int16_t>;
-    case at::kInt:
-      return launch_order<int32_t>;
-    case at::kLong:
-      return launch_order<int64_t>;
     case at::kHalf:
       return launch_order<__half>;
     case at::kBFloat16:
@@ -107,13 +92,18 @@ bool are_pieces(const Tensor& images) {
 std::tuple<Tensor, Tensor, Tensor> order_images(const Tensor& images, int64_t bands, bool copies) {
   check(images, bands);
   const OnDevice device(images);
+  // Signed integers are rare. Only the first channel counts.
+  const at::ScalarType dtype = images.scalar_type();
+  const bool is_rare =
+      c10::isIntegralType(dtype, /*includeBool=*/false) && c10::isSignedType(dtype);
+  const Tensor pixels = is_rare ? images.narrow(1, 0, 1).to(at::kDouble) : images;
   if (!copies) {
-    const auto [order, places] = find_order(images, bands, Tensor(), device);
+    const auto [order, places] = find_order(pixels, bands, Tensor(), device);
     return {at::empty({0}, images.options()), order, places};
   }
   Tensor ordered = at::empty_like(images);
-  const bool in_kernel = are_pieces(images) && ordered.strides() == images.strides();
-  const auto [order, places] = find_order(images, bands, in_kernel ? ordered : Tensor(), device);
+  const bool in_kernel = !is_rare && are_pieces(images) && ordered.strides() == images.strides();
+  const auto [order, places] = find_order(pixels, bands, in_kernel ? ordered : Tensor(), device);
   if (!in_kernel) at::index_select_out(ordered, images, 0, order);
   return {ordered, order, places};
 }
