@@ -14,8 +14,6 @@ with torch.mm and with eigenvectors. Shows a table and writes a page, all number
 docs/density_matrix.md explains the method.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib.util

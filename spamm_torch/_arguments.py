@@ -4,8 +4,6 @@ Each function checks an argument and returns it in the form that the ops take. P
 ``raise`` rather than ``torch._check_value``: it costs a tenth, and torch.compile can trace it.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 import sys

@@ -1,7 +1,5 @@
 """Finds the line of the user's code in which a forward does more than compute its result."""
 
-from __future__ import annotations
-
 import linecache
 import operator
 import os

@@ -4,8 +4,6 @@ The op itself says what is wrong with its arguments. These kernels refuse argume
 is no shape or a wrong one, and tensors on several devices, of which some may be on meta.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 All come from norm maps, by tensor operations on the operands' device. Nothing waits for it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

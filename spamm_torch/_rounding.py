@@ -4,8 +4,6 @@ docs/error_bound.md has the proof. All follows from norm maps and the norm of th
 operations on their device, and nothing waits for it. Numbers are 0-d float64, rounded up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

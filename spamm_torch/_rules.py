@@ -5,8 +5,6 @@ knows how much of it is skipped. ``SkipInfo.valid_ratio`` tells the share that w
 maps and thresholds count nothing, as torch counts nothing but products.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Leaving a model as it was: all that a forward may change is remembered, compared and put back."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

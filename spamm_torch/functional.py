@@ -48,8 +48,6 @@ Common to all functions:
   a ``tau`` that requires a gradient.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

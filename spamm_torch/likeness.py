@@ -6,8 +6,6 @@ images that are alike is dark or bright as a whole, and skipping it loses little
 subject is somewhere else in each picture.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ for tau = 1e-10, 1e-6 and 1e-2: 0.35, 0.19 and 0.05 in :func:`spatial_order` wit
 molecule, 0.46, 0.27 and 0.09 without groups, 0.92, 0.67 and 0.16 with the molecules at random.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 S^(-1/2) is the orthogonal basis closest to the given one (Löwdin), so it decays as S does.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One problem by several methods: times, errors, and the rows of the tables."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Container

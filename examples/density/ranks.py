@@ -1,7 +1,5 @@
 """Block-sparse matrices over the processes that torchrun started: each has some block rows."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Where F and S come from: a chain, a file, data/ergo, or a model of a water cluster."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """calibrate: each layer's setting, to save the most time within an accuracy drop."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

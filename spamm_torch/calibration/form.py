@@ -1,7 +1,5 @@
 """The form in which calibrate looks at a model: as convert_ makes it from a settings file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace

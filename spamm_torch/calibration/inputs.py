@@ -1,7 +1,5 @@
 """Reads a loader, its halves and inputs, and calls ``evaluate``; refuses bad ones."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The measurements of a calibration on disk, so that a stopped one can go on."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

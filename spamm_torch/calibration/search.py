@@ -9,8 +9,6 @@ A move from one valid ratio to the next changes a layer much. Between two of one
 ratio will do, so a move is made in three parts, with time and squared error on the straight line.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

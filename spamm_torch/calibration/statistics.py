@@ -10,8 +10,6 @@ change the inputs of those behind them. So errors at the output are measured, to
 are found again front to back.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

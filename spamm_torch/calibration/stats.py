@@ -1,7 +1,5 @@
 """record_stats: each SpAMM layer's tau, valid ratio and error bound in the calls made meanwhile."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

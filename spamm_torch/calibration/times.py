@@ -1,7 +1,5 @@
 """How long the model takes, and each layer by each of its settings where it stands in the model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

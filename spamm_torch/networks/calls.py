@@ -4,8 +4,6 @@ A compiler gets torch's own calls, since Inductor joins these with their neighbo
 that wants a gradient.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable, Sequence

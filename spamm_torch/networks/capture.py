@@ -9,8 +9,6 @@ stays as it is, since generated code would do nothing of this. Parameters and bu
 in each call, whatever values they had when they were traced.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import operator

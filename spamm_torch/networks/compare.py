@@ -1,7 +1,5 @@
 """Compares two results of a model: tells a difference from rounding."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass

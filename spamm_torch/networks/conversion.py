@@ -1,7 +1,5 @@
 """The steps of one conversion: capture, compare, choose, install, report."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar

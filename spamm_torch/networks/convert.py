@@ -1,7 +1,5 @@
 """convert_, revert_ and refresh_: a trained network computes with SpAMM, in place and undoably."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Mapping

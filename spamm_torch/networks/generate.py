@@ -1,7 +1,5 @@
 """The forward that is generated for an island: the code that ``torch.fx`` prints for its graph."""
 
-from __future__ import annotations
-
 import itertools
 import linecache
 import operator

@@ -4,8 +4,6 @@ A module with a generated forward stays the same object and gets a subclass of i
 convolution that skips by itself becomes a :class:`SpAMMConv2d`.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -2,8 +2,6 @@
 does more than its class's ``forward`` (hooks, a forward of its own) is none of these.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """A part of a model that was traced, its calls of convolutions, and the engine of each call."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping, Sequence

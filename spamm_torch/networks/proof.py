@@ -5,8 +5,6 @@ once for the whole network. So functions of C compare numbers: no loop in Python
 of modules.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import operator

@@ -1,7 +1,5 @@
 """Reads the arguments of convert_: overrides and settings files, layer by layer."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -1,7 +1,5 @@
 """Shapes and dtypes of the values of a traced graph, for arguments that were seen or made up."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ From the call of a convolution single users are followed, in this order. Whateve
 computed in the convolution's own call, in one rounding where the device has a kernel for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

@@ -11,8 +11,6 @@ average pools and resampling are linear: they take deviations as they are. Every
 x = d + M, and what it returns is a deviation again once a convolution asks for one.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """convert_ with a reference picture: convolutions compute deviations from their values for it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The reference form of a module: a generated forward that works on deviations from a reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

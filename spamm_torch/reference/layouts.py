@@ -15,8 +15,6 @@ one convolution with four times the output channels, and zeros in its weight (Sh
 deconvolution layer the same as a convolutional layer?", 2016).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

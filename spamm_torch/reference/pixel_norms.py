@@ -7,8 +7,6 @@ Nearest upsampling repeats them. From other layers a convolution takes norms its
 Norms may be those of columns that are together (layouts.py): of f columns' channels as one pixel's.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

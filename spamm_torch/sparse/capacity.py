@@ -1,7 +1,5 @@
 """Plans of a stated capacity, of which no step waits for the device: a CUDA graph may hold them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

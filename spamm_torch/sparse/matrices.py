@@ -1,7 +1,5 @@
 """The functions of spamm_torch.sparse."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -5,8 +5,6 @@ blocks stay; then these blocks alone. So the result has the bits of a product in
 memory holds no more than it and a strip. It takes up to twice as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 
