@@ -67,14 +67,8 @@ class Digits:
 
 
 def load_digits(root=None, full=False):
-    """Loads MNIST.
-
-    Args:
-        root: directory that holds MNIST/raw; None takes SPAMM_MNIST_ROOT, else the embedded files.
-        full: all 70,000 images, downloaded where files are missing, instead of the 10,000 of t10k.
-
-    Raises:
-        UserError: no such directory, missing files (with ``full``: and no download), or damage.
+    """MNIST's t10k, or in ``full``, downloaded where files are missing. ``root``: directory that
+    holds MNIST/raw. UserError: no such directory, missing or damaged files, no download.
     """
     root = root or os.environ.get(ROOT_VARIABLE) or None
     if root is not None and not Path(root).is_dir():
@@ -93,13 +87,8 @@ def load_digits(root=None, full=False):
 def to_pictures(images, shifts=None):
     """Places images on black pictures: (n, 28, 28) uint8 -> (n, 3, 32, 32) float32 in [0, 1].
 
-    Args:
-        images: uint8 images.
-        shifts: (n, 2) rows and columns by which each image leaves the centre, at most MAX_SHIFT
-            either way; what leaves the picture is lost. None: all centred.
-
-    Returns:
-        Pictures in channels_last, the three channels equal, on the images' device.
+    ``shifts``: (n, 2) rows and columns by which each image leaves the centre, at most MAX_SHIFT
+    either way; None: none. Pictures are channels last, their three channels equal.
     """
     margin = (PICTURE_SIZE - IMAGE_SIZE) // 2
     if shifts is None:
@@ -122,13 +111,10 @@ def draw_shifts(count, generator, share=1.0):
 
 
 def read_idx(path):
-    """The uint8 tensor in an IDX file, packed with gzip if its name ends in .gz.
+    """The uint8 tensor in an IDX file, packed with gzip if its name ends in .gz; or UserError.
 
     Format: two zero bytes, the type (8 for uint8), the number of dimensions, their sizes as
     big-endian 32-bit integers, the elements in row-major order.
-
-    Raises:
-        UserError: unreadable, truncated, or not such a file.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:

@@ -12,24 +12,15 @@ class UserError(Exception):
 
 
 def first_line(error):
-    """What an exception says, cut to one line; the name of its type where it says nothing.
-
-    A line that ends in a colon only announces the next one, as in ``backend='inductor' raised:``.
-    """
+    """What an exception says, in one line, and the next if that ends in a colon; else its type."""
     first, *more = (str(error).strip() or type(error).__name__).splitlines()
     said = next((line.strip() for line in more if line.strip()), "")
     return f"{first} {said}" if first.endswith(":") and said else first
 
 
 def write_atomically(path, write):
-    """Replaces the file at ``path`` by what ``write`` writes into a binary file.
-
-    The content goes to a file beside it, to the disk, and takes the name at last: whoever reads the
-    name, even after a crash, gets the old content or the new. Whatever ``write`` raises, nothing
-    stays beside it. Two writers of one path do not share that file.
-
-    Raises:
-        UserError: the folder or file cannot be written (OSError, RuntimeError).
+    """Replaces the file at ``path`` by what ``write`` writes into a binary file beside it: readers
+    get the old content or the new, even after a crash. UserError: it cannot be written.
     """
     path = Path(path)
     unfinished = path.with_name(f"{path.name[:200]}.{secrets.token_hex(4)}.tmp")
@@ -60,12 +51,8 @@ def _removed_on_failure(path):
 
 
 def read_arrays(path, names=None):
-    """The arrays in an .npz file, or those of these ``names`` that are there, by name.
-
-    Nothing in the file is run: pickled objects are refused.
-
-    Raises:
-        UserError: there is no such file, it cannot be read, or it is none or damaged.
+    """The arrays in an .npz file, or those of these ``names`` that are there, by name; pickled
+    objects are refused. UserError: it cannot be read, or is none or damaged.
     """
     import numpy as np  # not above: files are written where there is no numpy
 
@@ -79,11 +66,7 @@ def read_arrays(path, names=None):
 
 
 def require_writable(folder):
-    """Makes the folder, and a file in it that is gone at once: a long job fails before it starts.
-
-    Raises:
-        UserError: neither can be done.
-    """
+    """Makes the folder, and a file in it that is gone at once; UserError: that cannot be done."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

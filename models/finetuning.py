@@ -55,13 +55,8 @@ class FineTuneConfig:
 
 
 def with_skipping(model, settings, **options):
-    """A copy of a VGG13 whose convolutions skip.
-
-    Args:
-        model: it stays as it is.
-        settings: of layers by name, as of a FineTuneConfig.
-        options: of :func:`spamm_torch.convert_`. By default the network's own forward skips, in
-            training too.
+    """A copy of a VGG13 whose convolutions skip by these settings, as of a FineTuneConfig.
+    ``options``: of :func:`spamm_torch.convert_`; else its own forward skips, in training too.
     """
     model = copy.deepcopy(model)
     overrides = {
@@ -72,17 +67,8 @@ def with_skipping(model, settings, **options):
 
 
 def fine_tune(config, model, digits, path, device, report):
-    """Fine-tunes a copy of a trained model, from the checkpoint at ``path`` where there is one.
-
-    Args:
-        config: a FineTuneConfig.
-        model: the VGG13 to start from, whose digest the configuration has.
-        digits, path, device, report: as of :func:`models.training.train`, which says what is
-            raised, too.
-
-    Returns:
-        The fine-tuned model in eval mode, with skipping on. Its state dict fits the
-        VGG13 that it was made from.
+    """Fine-tunes a copy of a trained model, whose digest the FineTuneConfig has; else as
+    :func:`models.training.train`. The result is in eval mode, with skipping on.
     """
     start = with_skipping(model, config.settings)
     teacher = copy.deepcopy(model).to(device).eval()

@@ -59,11 +59,8 @@ class TrainConfig:
 
 
 def resolve_config(path, given):
-    """The configuration to train or load: the options given, else the checkpoint's, else defaults.
-
-    Raises:
-        UserError: the checkpoint at ``path`` was made with other options than those given, or
-            holds options that a TrainConfig has not.
+    """The configuration to train or load: the options given, else the checkpoint's, else defaults;
+    UserError: the checkpoint at ``path`` has other options.
     """
     checkpoint = load_checkpoint(path)
     if checkpoint is None:
@@ -79,7 +76,7 @@ def resolve_config(path, given):
 
 
 def _stored_config(values, path):
-    """The TrainConfig in a checkpoint, which another version of this file may have written."""
+    """The TrainConfig in a checkpoint; another version of this file may have written it."""
     expected = {name: type(value) for name, value in asdict(TrainConfig()).items()}
     found = {name: type(value) for name, value in values.items()}
     if found != expected:
@@ -97,23 +94,14 @@ def train(config, digits, path, device, report, start=None, teacher=None):
     Ctrl-C ends it after the step at hand: the checkpoint is written first.
 
     Args:
-        config: a TrainConfig that fits the checkpoint, as from :func:`resolve_config`; or a
-            FineTuneConfig.
-        digits: the images, split here.
+        config: as from :func:`resolve_config`, or a FineTuneConfig. digits: are split here.
         path: checkpoint, written after each epoch and once a minute.
-        device: torch.device.
         report: called with (step, number of steps, what happened or None) after each step.
         start: the model to train; None: a fresh one.
-        teacher: a model on the device, in eval mode, whose answers the model is to learn beside the
-            labels, both softened by the configuration's temperature.
+        teacher: a model in eval mode whose softened answers are to be learned beside the labels.
 
-    Returns:
-        The trained model on the device, in eval mode.
-
-    Raises:
-        UserError: a damaged checkpoint, one of other images or options, or one that cannot be
-            written.
-        KeyboardInterrupt: after Ctrl-C; it says where the training goes on.
+    Returns the trained model on the device, in eval mode. UserError: a checkpoint that is damaged,
+    of other images or options, or cannot be written.
     """
     training, validation = (part.to(device) for part in digits.split(config.seed))
     model = config.build() if start is None else start
@@ -278,25 +266,16 @@ def accuracy(model, batches):
 
 
 def distillation_loss(answers, taught, temperature):
-    """How far answers are from a teacher's: the divergence of both softened by a temperature.
-
-    Distilling the Knowledge in a Neural Network (Hinton, Vinyals, Dean 2015): how sure the teacher
-    is of the wrong answers says more than a label. Times the temperature squared, so that its
-    gradients have the size of cross entropy's.
-
-    Args:
-        answers, taught: logits (images, classes).
-        temperature: above 0.
+    """How far logits are from a teacher's: the divergence of both softened by a temperature, times
+    its square, so that gradients have the size of cross entropy's. Source: Hinton, Vinyals and
+    Dean, "Distilling the Knowledge in a Neural Network" (2015).
     """
     own, other = (log_softmax(x.float() / temperature, 1) for x in (answers, taught))
     return temperature**2 * kl_div(own, other, log_target=True, reduction="batchmean")
 
 
 def _has_fast_bfloat16(tensor):
-    """Whether the tensor's device is a processor with matrix instructions for bfloat16.
-
-    There a step takes a third of its time in float32; a GPU needs no such help.
-    """
+    """Whether it is on a processor with matrix instructions for it: a third of float32's time."""
     return tensor.device.type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16", False)
 
 
@@ -329,10 +308,8 @@ def save_checkpoint(path, content):
 
 
 def load_checkpoint(path):
-    """What :func:`save_checkpoint` wrote, on the CPU; None if there is no such file.
-
-    Raises:
-        UserError: unreadable, damaged, or a file of something else.
+    """What :func:`save_checkpoint` wrote, on the CPU; None if there is no such file. UserError: it
+    cannot be read, is damaged, or of something else.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums

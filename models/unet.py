@@ -27,17 +27,10 @@ class UNet(nn.Module):
     "transposed" is what the authors' own program does: a transposed 2x2 convolution of stride 2.
 
     Args:
-        in_channels: channels of the picture.
-        classes: number of outputs a pixel.
-        width: channels of the first level.
-        depth: number of poolings; 4 is the paper's.
-        upsampling: "nearest" or "transposed".
+        width: channels of the first level. depth: number of poolings; 4 is the paper's.
+        upsampling: "nearest" or "transposed"; else ValueError.
 
-    Shapes: (N, in_channels, H, W) -> (N, classes, H, W). H and W must be multiples of 2**depth;
-    torch.cat raises RuntimeError for others.
-
-    Raises:
-        ValueError: another ``upsampling``.
+    Shapes: (N, in_channels, H, W) -> (N, classes, H, W), multiples of 2**depth.
     """
 
     def __init__(self, in_channels=3, classes=11, width=64, depth=4, upsampling="nearest"):

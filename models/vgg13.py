@@ -4,7 +4,6 @@ The network of Simonyan and Zisserman, "Very Deep Convolutional Networks for Lar
 Recognition" (2015), column B, as used on small pictures: ten 3x3 convolutions in five stages of
 two, a 2x2 max pooling after each, then three linear layers on what is left, one pixel of 512
 channels.
-With ``batch_norm`` a batch normalisation follows each convolution.
 """
 
 from collections import OrderedDict
@@ -21,14 +20,8 @@ CONVOLUTIONS = tuple(f"conv{stage}{i}" for stage in range(1, 6) for i in (1, 2))
 class VGG13(nn.Sequential):
     """A plain chain of named layers: conv11, relu11, conv12, relu12, pool1, conv21, ..., fc3.
 
-    ``model.conv21`` is a layer; ``model.split("conv21")`` gives what comes before and after it.
-
-    Args:
-        batch_norm: put bn11, bn12, ... behind the convolutions.
-        width: channels of the first stage; 64 is VGG's.
-        classes: number of outputs.
-
-    Shapes: (N, 3, 32, 32) -> (N, classes).
+    ``batch_norm``: bn11, bn12, ... behind the convolutions. ``width``: channels of the first stage;
+    64 is VGG's. Shapes: (N, 3, 32, 32) -> (N, classes).
     """
 
     def __init__(self, batch_norm=False, width=64, classes=10):
@@ -69,11 +62,7 @@ def _initialise(layer):
 
 
 def fold_batch_norm(model):
-    """The plain VGG13 that computes what ``model`` does in eval mode, as one would deploy it.
-
-    Each normalisation becomes part of its convolution's weight and bias. A model without batch norm
-    is copied. The result is in eval mode, on the model's device, in its dtype.
-    """
+    """A plain VGG13, in eval mode, that computes what ``model`` does there, batch norms folded."""
     weight = model.conv11.weight
     folded = VGG13(batch_norm=False, width=model.width, classes=model.classes)
     folded = folded.to(weight.device, weight.dtype, memory_format=torch.channels_last).eval()

@@ -21,16 +21,9 @@ _SMALL = {"cpu": 8192, "cuda": 1024}
 def inverse_root(
     overlap: Tensor, *, max_error: float = 1e-13, block: int = 32, size: int | None = None
 ) -> Tensor:
-    """S^(-1/2), symmetric: by eigenvectors where S is small, by products where it is large.
-
-    Args:
-        overlap: (N, N), symmetric and positive definite, float64, dense or block-sparse.
-        max_error: as of ``spamm_torch.mm``, of each product.
-        block: edge of the blocks: 32, 64 or 128.
-        size: the true number of rows, where block-sparse ones are padded.
-
-    Raises:
-        UserError: ``overlap`` is not positive definite, or so nearly not that it does not show.
+    """S^(-1/2), symmetric: by eigenvectors where S is small, by products where it is large, of which
+    each may lose ``max_error``. ``size``: the true number of rows, where block-sparse ones are
+    padded. UserError: ``overlap`` is not positive definite, as far as that shows.
     """
     if is_sparse(overlap):
         return by_products(overlap, max_error=max_error, size=size, group=group(overlap))
@@ -52,11 +45,7 @@ def by_eigenvectors(overlap: Tensor) -> Tensor:
 
 
 def by_products(overlap: Tensor, *, max_error: float = 1e-13, **options: Any) -> Tensor:
-    """S^(-1/2), of one that is positive definite.
-
-    Raises:
-        UserError: no convergence.
-    """
+    """S^(-1/2), of one that is positive definite; UserError: no convergence."""
     try:
         return linalg.inverse_sqrt(overlap, max_error=max_error, **options).matrix
     except linalg.NotConverged as error:

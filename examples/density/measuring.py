@@ -48,11 +48,8 @@ def name_of(method: dict) -> str:
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the picture, and a point on it.
-
-    Attributes:
-        series: one of the names above.
-        schedule: of the purification; None for eigenvectors, which need none.
+    """A line of the picture, by one of the names above, and a point on it; eigenvectors need no
+    schedule.
     """
 
     series: str
@@ -79,13 +76,9 @@ def methods(
     blocks: bool = False,
     states: int = 0,
 ) -> list[Method]:
-    """All that are compared, peers first and the most accurate schedule last.
-
-    Args:
-        max_errors: budgets of the last iterations.
-        loose, last_iterations, states: as of ``loose_then_tight``.
-        without: series to leave out.
-        blocks: matrices are block-sparse; the most accurate schedule in dense storage is a peer.
+    """All that are compared, ``without`` some series, peers first and the most accurate schedule
+    last. ``loose``, ``last_iterations``, ``states``: as of ``loose_then_tight``. With ``blocks`` the
+    most accurate schedule in dense storage is a peer.
     """
     errors = sorted(max_errors, reverse=True)
     options = {"loose": loose, "last_iterations": last_iterations, "states": states}
@@ -116,18 +109,10 @@ def measure(
     block: int,
     progress: Callable[[str], None],
 ) -> tuple[list[dict], Tensor]:
-    """Measures the methods in turns, ``repeats`` times; the median of each time counts.
+    """Measures the methods in turns, ``repeats`` times; the median of each time counts. The energy
+    of the first peer counts as right, else that of the last method. UserError: there is no gap.
 
-    Args:
-        fock: in an orthogonal basis.
-        compared: the energy of the first peer counts as right, or that of the last.
-        progress: called with a line when a method has been measured for the first time.
-
-    Returns:
-        A row a method with its "iterations", and the projector of the last method.
-
-    Raises:
-        UserError: there is no gap.
+    Returns a row a method with its "iterations", and the projector of the last method.
     """
     # Peers converge as far as the most accurate schedule, and no further.
     tolerance = min((method.max_error for method in compared if method.max_error), default=0.0)
@@ -191,11 +176,7 @@ def _result(run: Result, fock: Tensor, problem: Problem) -> dict:
 
 
 def _by_eigenvectors(fock: Tensor, occupied: int) -> Result:
-    """The same projector: the occupied eigenvectors times their transposes.
-
-    Raises:
-        UserError: there is no gap.
-    """
+    """The same projector: the occupied eigenvectors times their transposes; UserError: no gap."""
     start = time.perf_counter()
     energies, vectors = torch.linalg.eigh(fock)
     projector = vectors[:, :occupied] @ vectors[:, :occupied].mT

@@ -157,16 +157,9 @@ def as_blocks(problem: Problem, block: int, are_whole: bool) -> Problem:
 
 
 def from_file(path: Path, electrons: int | None) -> Problem:
-    """An .npz file as in data/ergo, or one of plain arrays.
-
-    Plain arrays are fock (N x N) and electrons, and where they are there overlap and density
-    (N x N) and atoms (a number; else 1, so that energies are not divided).
-
-    Args:
-        electrons: instead of the file's.
-
-    Raises:
-        UserError: the file is missing, damaged, or lacks what is needed.
+    """An .npz file as in data/ergo, or one of plain arrays: fock (N x N) and electrons (or those
+    given), and where they are there overlap and density (N x N) and atoms (a number; else 1, so
+    that energies are not divided). UserError: it is missing, damaged, or lacks something.
     """
     require_numpy()
     arrays = read_arrays(path, (*_ARRAYS, "format"))
@@ -215,11 +208,7 @@ def _of_ergo(matrices: Any, name: str, electrons: int | None = None) -> Problem:
 
 
 def require_numpy() -> Any:
-    """The module numpy, which the library itself does without.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The module numpy, which the library itself does without; UserError: it is missing."""
     try:
         import numpy
     except ImportError as error:

@@ -36,12 +36,9 @@ class Scene:
 
 
 def draw_scene(digits, count, size, digits_each, seed, textured=False):
-    """Draws canvases; the same arguments give the same ones.
-
-    Args:
-        digits: models.data.Digits to take from. count: number of canvases. size: their sides.
-        digits_each: how many digits lie on each; a pair (least, most) is drawn from.
-        seed: an integer. textured: noise in the place of a black background.
+    """Draws ``count`` canvases of this size; the same arguments give the same ones.
+    ``digits_each``: how many lie on each; a pair (least, most) is drawn from. ``textured``: noise
+    in the place of a black background.
     """
     generator = torch.Generator().manual_seed(seed)
     scene = Scene(
@@ -119,15 +116,9 @@ class Config:
 
 
 def train(config, digits, path, device, report):
-    """The trained network in eval mode, from the checkpoint at ``path`` where it was trained.
-
-    Args:
-        config: a Config. digits: to draw canvases from. path: checkpoint, written once a minute.
-        device: torch.device. report: called with (step, steps, message or None).
-
-    Raises:
-        UserError: a checkpoint of another configuration or other digits, or a damaged one.
-        KeyboardInterrupt: after Ctrl-C; the checkpoint is written first, and it says so.
+    """The trained network in eval mode, from the checkpoint at ``path`` where it was trained, which
+    is written once a minute and after Ctrl-C. ``report`` gets (step, steps, message or None).
+    UserError: a checkpoint of another configuration or other digits, or a damaged one.
     """
     model = config.build().to(device)
     optimizer = torch.optim.Adam(model.parameters(), _LEARNING_RATE)
@@ -197,10 +188,7 @@ def _painters(device):
 
 
 def _batches(config, digits, first, painters):
-    """The batches of the steps from ``first`` on, the same for any number of painters.
-
-    Those that are ready lie in shared memory, of which there may be little.
-    """
+    """The batches from step ``first`` on; those ready lie in shared memory, which may be little."""
     canvases = _Canvases(config, digits, first)
     painters = min(painters, len(canvases))
     return DataLoader(

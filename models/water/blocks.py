@@ -26,15 +26,8 @@ def block_sparse(
 ):
     """S and the model of F, without blocks whose entries are all below ``drop``.
 
-    Args:
-        cluster: a WaterCluster. basis: a name of ergo.basis.BASES. block: 32, 64 or 128.
-        device: where they are, and where they are computed.
-        matrices: which of them.
-        molecules: those whose rows are made, from and to a multiple of the block or the end.
-
-    Returns:
-        The matrices as torch.sparse_bsr, float64, exactly symmetric, padded with zeros to whole
-        blocks.
+    ``molecules``: those whose rows are made, from and to a multiple of the block or the end.
+    Returns some ``matrices`` as torch.sparse_bsr, float64, exactly symmetric, padded with zeros.
     """
     atoms = torch.from_numpy(cluster.positions).to(device).view(-1, len(ATOMS), 3)
     far = min(FAR, math.log(1e3 / drop)) if drop else FAR
@@ -70,10 +63,7 @@ def block_sparse(
 
 
 def _products(a, b):
-    """a @ b of many small matrices, with bits that do not depend on a matrix's place among them.
-
-    ``torch.bmm`` does not promise that, and a pair and its mirror image must be equal.
-    """
+    """a @ b of many small matrices; bits do not depend on their places, as ``torch.bmm``'s may."""
     found = torch.zeros_like(b)
     for k in range(b.shape[1]):
         found += a[:, :, k, None] * b[:, None, k]

@@ -54,12 +54,7 @@ def water_cluster(molecules, seed=0):
     """A drop of water: molecules on a jittered grid, turned at random, in spatial order.
 
     Takes the places of a cubic grid that are nearest to its middle. The order of the molecules is
-    that of ``spamm_torch.spatial_order``, so their basis functions, molecule by molecule, need no
-    other.
-
-    Args:
-        molecules: how many, >= 1. seed: of the jitter and the turns. The same numbers give the same
-            cluster.
+    that of ``spamm_torch.spatial_order``. The same numbers give the same cluster.
     """
     random = np.random.default_rng(seed)
     oxygens = SPACING * _grid(molecules) + JITTER * (2 * random.random((molecules, 3)) - 1)

@@ -23,14 +23,8 @@ _MOLECULE = {"STO-3G": "water STO-3G", "6-31G": "water 6-31G", "6-31G**": "water
 
 
 def model_fock(cluster, basis, s):
-    """A model of the Fock matrix F.
-
-    Args:
-        cluster: a WaterCluster. basis: a name of ergo.basis.BASES.
-        s: its (N, N) overlap matrix, float64 on any device, as from :func:`overlap`.
-
-    Returns:
-        (N, N) float64 on the device of ``s``, symmetric, in hartree.
+    """A model of the Fock matrix F, (N, N) float64, symmetric, in hartree, on the device of ``s``,
+    the overlap matrix as from :func:`overlap`. ``basis``: a name of BASES.
     """
     own = molecule_focks(cluster, basis).to(s.device)
     molecules, functions = own.shape[:2]
@@ -43,14 +37,8 @@ def model_fock(cluster, basis, s):
 
 
 def model_density(fock, s, electrons):
-    """The density matrix of a Fock matrix, by its eigenvectors.
-
-    Args:
-        fock, s: (N, N) float64 on one device: F and the overlap matrix S. electrons: even.
-
-    Returns:
-        (N, N) float64: D with the eigenvalues 2 (for the lowest energies) and 0 against S, so
-        trace(D S) is the number of electrons.
+    """The density matrix of F and S, (N, N) float64, by eigenvectors: it has the eigenvalues 2, for
+    the lowest energies, and 0 against S, so that trace(D S) is the number of electrons.
     """
     lower = torch.linalg.cholesky(s)
     half = torch.linalg.solve_triangular(lower, fock, upper=False)

@@ -102,14 +102,8 @@ _CHUNK = 1 << 21  # numbers of a table that are computed at once
 
 
 def overlap(cluster, basis):
-    """The overlap matrix S.
-
-    Args:
-        cluster: a WaterCluster. basis: a name of ergo.basis.BASES.
-
-    Returns:
-        (N, N) float64 on the CPU, symmetric, ones on its diagonal. Functions stand atom by atom in
-        the cluster's order, on each atom in the order of the basis set.
+    """The overlap matrix S, (N, N) float64 on the CPU, symmetric, ones on its diagonal. Functions
+    stand atom by atom in the cluster's order, on each atom in the order of the basis set.
     """
     atoms = torch.from_numpy(cluster.positions).view(-1, len(ATOMS), 3)
     i, j = near_pairs(atoms, basis)
@@ -127,12 +121,10 @@ def near_pairs(atoms, basis, rows=slice(None), far=FAR):
     """The pairs (i, j) of molecules with an overlap above exp(-far) or so, by a list of cells.
 
     Args:
-        atoms: (molecules, 3, 3) positions in bohr. basis: a name of ergo.basis.BASES.
-        rows: the molecules i that count, a slice. far: see above.
+        atoms: (molecules, 3, 3) positions in bohr. rows: the molecules i that count, a slice.
 
-    Returns:
-        Two int64 tensors on the device of ``atoms``; each pair in both orders, and those of a
-        molecule with itself. By i, and in no order of j.
+    Returns two int64 tensors on the device of ``atoms``; each pair in both orders, and those of a
+    molecule with itself. By i, and in no order of j.
     """
     centre, reach = atoms[:, 0], _reach(basis, far) + 2 * (atoms[0] - atoms[0, 0]).norm(dim=1).max()
     cell = ((centre - centre.min(0).values) / reach).long() + 1  # an empty cell at each end
@@ -157,11 +149,8 @@ def near_pairs(atoms, basis, rows=slice(None), far=FAR):
 
 
 def pair_overlaps(atoms, basis, i, j, far=FAR):
-    """Overlaps (pairs, f, f) of the f functions of molecules ``i`` with those of molecules ``j``.
-
-    Args:
-        atoms: (molecules, 3, 3) positions in bohr, float64, on any device; the rest is as of
-            near_pairs. What it gives for (j, i) is the transpose but for rounding.
+    """Overlaps (pairs, f, f) of the f functions of molecules ``i`` with those of molecules ``j``;
+    the rest is as of near_pairs. Of (j, i) they are the transpose but for rounding.
     """
     shells = _shells(basis)
     functions = shells[-1].places.stop

@@ -14,7 +14,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -39,32 +39,24 @@ _LEAVES = (
 )
 
 
-@dataclass
-class Captured:
-    """The islands that tracing found, and by name why other modules could not be traced."""
-
-    islands: list[Island]
-    problems: dict[str, str]
-
-
 def capture(
     model: nn.Module, before: Snapshot, forms: Mapping[nn.Module, Signature] = {}
-) -> Captured:
+) -> "Capture":
     """Traces a model that is in eval mode, and leaves it as it was (``before``). ``forms``: how its
     modules are called, where that is known.
     """
-    captured = Captured([], {})
-    _Capture(captured, before, forms).visit("", model)
+    captured = Capture(before, forms)
+    captured.visit("", model)
     return captured
 
 
-class _Capture:
-    """The walk over a model."""
+class Capture:
+    """The walk over a model: the islands that it finds, and by name why others are none."""
 
-    def __init__(
-        self, captured: Captured, before: Snapshot, forms: Mapping[nn.Module, Signature]
-    ) -> None:
-        self._captured, self._before, self._forms = captured, before, forms
+    def __init__(self, before: Snapshot, forms: Mapping[nn.Module, Signature]) -> None:
+        self.islands: list[Island] = []
+        self.problems: dict[str, str] = {}
+        self._before, self._forms = before, forms
         self._visited: set[int] = set()
 
     def visit(self, name: str, module: nn.Module) -> None:
@@ -78,7 +70,7 @@ class _Capture:
             children = module.named_children()
             inside = {f"{name}.{child}" if name else child: m for child, m in children}
         else:
-            self._captured.islands.append(island)
+            self.islands.append(island)
             nodes = [node for node in island.graph.nodes if node.op == "call_module"]
             inside = {
                 island.full_name(str(node.target)): module.get_submodule(str(node.target))
@@ -120,7 +112,7 @@ class _Capture:
             if culprit is not None:  # it becomes a node, and may have its own problem
                 opaque |= set(map(id, found))
                 problem = None
-        self._captured.problems[name] = problem
+        self.problems[name] = problem
         return None
 
 

@@ -3,7 +3,7 @@ does more than its class's ``forward`` (hooks, a forward of its own) is none of 
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -42,6 +42,15 @@ def plain_module(node: fx.Node, root: nn.Module) -> nn.Module | None:
     return module if reason_not_plain(module) is None else None
 
 
+def _settings(node: fx.Node, root: nn.Module) -> Mapping[str, Any]:
+    """The arguments of a function, or the attributes of a plain module, by name; or none."""
+    if node.op == "call_module":
+        module = plain_module(node, root)
+        return {} if module is None else vars(module)
+    given = node.normalized_arguments(root, normalize_to_only_use_kwargs=True)
+    return {} if given is None else given.kwargs
+
+
 def is_frozen_batch_norm(module: nn.Module) -> bool:
     """Whether it is a batch norm whose statistics and scales are buffers, as detectors have it."""
     return type(module).__name__ == "FrozenBatchNorm2d" and hasattr(module, "running_var")
@@ -55,18 +64,10 @@ def activation_of(node: fx.Node, root: nn.Module) -> str | None:
     if node.op == "call_method":
         known = len(node.args) == 1 and not node.kwargs
         return _METHODS.get(str(node.target)) if known else None
-    if node.op != "call_function" or node.target not in _FUNCTIONS:
-        return None
-    name = _FUNCTIONS[node.target]
-    options = dict(node.kwargs)
-    options.pop("inplace", None)
-    options.pop("input", None)
-    slope = options.pop("negative_slope", _SLOPE)
-    rest = list(node.args[1:])
-    if name == "leaky_relu" and rest:
-        slope = rest.pop(0)
-    plain = not options and all(isinstance(value, bool) for value in rest)
-    return name if plain and slope == _SLOPE else None
+    is_known = node.op == "call_function" and node.target in _FUNCTIONS
+    given = _settings(node, root) if is_known else {}
+    is_plain = bool(given) and given.get("negative_slope", _SLOPE) == _SLOPE
+    return _FUNCTIONS[node.target] if is_plain else None
 
 
 def activation_of_module(module: nn.Module) -> str | None:
@@ -110,36 +111,23 @@ def find_linear_relus(graph: fx.Graph, root: nn.Module) -> dict[fx.Node, fx.Node
     return found
 
 
-_OF_POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-
 # Kernel size, stride, padding, dilation, ceil mode.
 Pooling: TypeAlias = tuple[Any, Any, Any, Any, bool]
-_UPSAMPLINGS = (nn.Upsample, nn.UpsamplingNearest2d)
-_OF_UPSAMPLING = ("size", "scale_factor")
-_DEFAULTS = {"align_corners": None, "recompute_scale_factor": None, "antialias": False}
-
 # Size, scale factor: one of them None. Values or, of functions, nodes of the graph.
 Upsampling: TypeAlias = tuple[Any, Any]
+_UPSAMPLINGS = (nn.Upsample, nn.UpsamplingNearest2d)
 
 
 def pooling_of(node: fx.Node, root: nn.Module) -> Pooling | None:
     """The windows of a node that is a max pool and returns no indices; None for other nodes."""
-    if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
-        pool: Any = root.get_submodule(str(node.target))
-        is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
-        if not is_pool or reason_not_plain(pool) is not None:
-            return None
-        return (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
-    if node.op == "call_function" and node.target is F.max_pool2d:
-        given: dict[str, Any] = dict(zip(_OF_POOL, node.args[1:], strict=False))
-        given |= node.kwargs
-        if given.pop("return_indices", False) or given.keys() - set(_OF_POOL):
-            return None
-        kernel = given["kernel_size"]
-        stride = given.get("stride")
-        rest = (given.get("padding", 0), given.get("dilation", 1), given.get("ceil_mode", False))
-        return (kernel, kernel if stride is None else stride, *rest)
-    return None
+    if node.target is not F.max_pool2d and type(plain_module(node, root)) is not nn.MaxPool2d:
+        return None
+    given = _settings(node, root)
+    if given.get("return_indices", True):
+        return None
+    kernel, stride = given["kernel_size"], given["stride"]
+    rest = (given["padding"], given["dilation"], given["ceil_mode"])
+    return (kernel, kernel if stride is None else stride, *rest)
 
 
 def is_of_pairs(pooling: Pooling) -> bool:
@@ -158,30 +146,14 @@ def pair_of(value: Any) -> tuple[Any, Any] | None:
 
 def upsampling_of(node: fx.Node, root: nn.Module) -> Upsampling | None:
     """The nearest upsampling that a node computes, if it computes one."""
-    if not is_nearest(node, root):
+    is_function = node.target is F.interpolate
+    if not is_function and type(plain_module(node, root)) not in _UPSAMPLINGS:
         return None
-    if node.op == "call_module":
-        upsample: Any = root.get_submodule(str(node.target))
-        is_plain = len(node.args) == 1 and not node.kwargs and reason_not_plain(upsample) is None
-        if not is_plain or upsample.recompute_scale_factor:
-            return None
-        return (upsample.size, upsample.scale_factor)
-    given: dict[str, Any] = dict(zip(_OF_UPSAMPLING, node.args[1:], strict=False))
-    given |= node.kwargs
-    is_plain = all(given.get(name, usual) == usual for name, usual in _DEFAULTS.items())
-    if not node.args or not is_plain:
+    given = _settings(node, root)
+    others = map(given.get, ("align_corners", "recompute_scale_factor", "antialias"))
+    if given.get("mode") != "nearest" or any(others):
         return None
-    return (given.get("size"), given.get("scale_factor"))
-
-
-def is_nearest(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a node is torch's nearest upsampling, by whatever factors."""
-    if node.op == "call_module":
-        module = root.get_submodule(str(node.target))
-        return type(module) in _UPSAMPLINGS and module.mode == "nearest"
-    if node.op != "call_function" or node.target is not F.interpolate or len(node.args) > 3:
-        return False
-    return node.kwargs.get("mode", "nearest") == "nearest"
+    return (given["size"], given["scale_factor"])
 
 
 def may_write(node: fx.Node, root: nn.Module) -> bool:
