@@ -8,7 +8,6 @@ missing. The options of a benchmark: python scripts/bench.py BENCHMARK --help
     python scripts/bench.py mm --sizes 4096 8192 --ratios 1 0.3 0.05
 """
 
-import argparse
 import sys
 
 import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
@@ -34,12 +33,11 @@ CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
 
 
 def parse(arguments):
-    as_it_is = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(description=__doc__, **as_it_is)
+    parser = cli.make_parser(__doc__)
+    as_it_is = {"formatter_class": parser.formatter_class, "allow_abbrev": False}
     kinds = parser.add_subparsers(dest="case", metavar="BENCHMARK", required=True)
     for name, case in CASES.items():
-        said = {"help": case.TITLE, "description": case.__doc__}
-        of_case = kinds.add_parser(name, **said, **as_it_is, allow_abbrev=False)
+        of_case = kinds.add_parser(name, help=case.TITLE, description=case.__doc__, **as_it_is)
         case.add_options(of_case)
         cli.add_output_options(of_case, name)
     options = parser.parse_args(arguments)

@@ -25,7 +25,7 @@ from common.machine import describe_machine, peer_libraries
 from common.measuring import close, tables_of
 from common.training import add_training_options
 from models.files import UserError, require_writable
-from tables import Run, table_1, table_2, table_3, table_4, table_5
+from tables import table_1, table_2, table_3, table_4, table_5
 
 TABLES = {1: table_1, 2: table_2, 3: table_3, 4: table_4, 5: table_5}
 DEFAULTS = {"cpu": {"repeats": 3}, "cuda": {"repeats": 7}}
@@ -104,18 +104,18 @@ def main(arguments=None):
     page_at(path)  # a damaged file is found before an hour's work, not after it
     name = options.name or device.type
     count = torch.cuda.device_count() if device.type == "cuda" else 0
-    gpus = tuple(torch.device("cuda", index) for index in range(count))
-    run = Run(device, gpus, options.repeats, options, console)
+    options.gpus = tuple(torch.device("cuda", index) for index in range(count))
+    options.console = console
     machine = describe_machine(device) | {"libraries": peer_libraries(device)}
     header = results.run_header(machine, "reproduce.py", arguments)
-    settings = {number: TABLES[number].settings(run) for number in options.tables}
+    settings = {number: TABLES[number].settings(options) for number in options.tables}
     tables = {f"table {number}": of for number, of in settings.items()}
-    decided = run_settings(header, repeats=run.repeats, gpus=count, **tables)
+    decided = run_settings(header, repeats=options.repeats, gpus=count, **tables)
     with Journal(options.out, f"tables_{name}", decided, fresh=options.fresh) as journal:
         found = {}
         for number, of in settings.items():
             about = {"name": f"table_{number}_{name}", "header": header | {"settings": of}}
-            found |= measure(number, run, about, journal, path)
+            found |= measure(number, options, about, journal, path)
         close(journal, found, console)
 
 

@@ -21,9 +21,9 @@ _SMALL = {"cpu": 8192, "cuda": 1024}
 def inverse_root(
     overlap: Tensor, *, max_error: float = 1e-13, block: int = 32, size: int | None = None
 ) -> Tensor:
-    """S^(-1/2), symmetric: by eigenvectors where S is small, by products where it is large, of which
-    each may lose ``max_error``. ``size``: the true number of rows, where block-sparse ones are
-    padded. UserError: ``overlap`` is not positive definite, as far as that shows.
+    """S^(-1/2), symmetric: by eigenvectors where S is small, else by products, of which each may
+    lose ``max_error``. ``size``: the true number of rows, where block-sparse ones are padded.
+    UserError: ``overlap`` is not positive definite, as far as that shows.
     """
     if is_sparse(overlap):
         return by_products(overlap, max_error=max_error, size=size, group=group(overlap))

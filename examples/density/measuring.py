@@ -77,8 +77,8 @@ def methods(
     states: int = 0,
 ) -> list[Method]:
     """All that are compared, ``without`` some series, peers first and the most accurate schedule
-    last. ``loose``, ``last_iterations``, ``states``: as of ``loose_then_tight``. With ``blocks`` the
-    most accurate schedule in dense storage is a peer.
+    last; with ``blocks`` that schedule in dense storage is a peer. The rest: as of
+    ``loose_then_tight``.
     """
     errors = sorted(max_errors, reverse=True)
     options = {"loose": loose, "last_iterations": last_iterations, "states": states}

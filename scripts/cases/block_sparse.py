@@ -20,7 +20,7 @@ import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.measuring import cell, require_near
-from common.timing import by_clock
+from common.timing import by_clock, medians, synchronize
 from models.water import blocks, geometry
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import read
@@ -131,7 +131,7 @@ def square(n, precision, valid, device, repeats):
         candidates["dense"] = lambda: spamm_torch.mm(dense, dense, tau=tau, block=BLOCK)
         if n <= 14_000 and precision != "float16" and (device.type == "cuda" or n <= 2100):
             peers = by_entries(dense, c, device)
-    ms = {name: of.median for name, of in by_clock(candidates, repeats, waiting(device)).items()}
+    ms = medians(by_clock(candidates, repeats, [device]))
     flops = 2 * BLOCK**3 * plan.products
     row = {f"{name}_ms": of for name, of in ms.items()} | {
         "stored": len(norms.values()) / rows,
@@ -147,10 +147,6 @@ def square(n, precision, valid, device, repeats):
     if "ms" in peers:
         row["over_entries"] = peers["ms"] / ms["mm"]
     return [row | {f"entries_{name}": of for name, of in peers.items()}]
-
-
-def waiting(device):
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def expanded(a, tau):
@@ -216,7 +212,7 @@ def by_entries(dense, c, device):
     if not found:
         return {"absent": "; ".join(absent.values())}
     name, fastest = min(found.items(), key=lambda item: item[1].ms)
-    again = by_clock({"ms": fastest.call}, 1, waiting(device))["ms"].median
+    again = by_clock({"ms": fastest.call}, 1, [device])["ms"].median
     return {"peer": name, "ms": again, "smallest": 10**low}
 
 
@@ -310,5 +306,5 @@ def peak_bytes(device):
 
 
 def now(device):
-    waiting(device)()
+    synchronize([device])
     return time.perf_counter()

@@ -192,5 +192,5 @@ class _Bench:
         }
         results = torch.cat([result.to(devices[0]) for result in calls["all"]()])
         equal = torch.equal(results, calls["one"]())
-        times = by_clock(calls, self._repeats, functools.partial(shards.synchronize, devices))
+        times = by_clock(calls, self._repeats, devices)
         return same_as_one([shards.figures(valid, times, equal)])

@@ -62,7 +62,7 @@ class _Place(NamedTuple):
 
     def time(self, candidates, repeats, product):
         """Timings of candidates that all ranks call."""
-        return by_clock(candidates, repeats, product.synchronize, agree=self.slowest)
+        return by_clock(candidates, repeats, product.devices, agree=self.slowest)
 
 
 def _rank(rank, job, devices, store, answers, arguments):

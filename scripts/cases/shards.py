@@ -28,13 +28,6 @@ def split(matrix, cuts, devices):
     return [matrix[first:last].to(device) for (first, last), device in pairs]
 
 
-def synchronize(devices):
-    """Waits for all devices."""
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-
 class Product:
     """A @ B of operands, or S S for "water"; a layout makes what it needs at its first use."""
 
@@ -77,9 +70,6 @@ class Product:
             for matrix in (self.a, self.b)
         ]
 
-    def synchronize(self):
-        synchronize(self.devices)
-
 
 # ---- Layouts that one process drives ------------------------------------------------------------
 
@@ -110,7 +100,7 @@ def measure(layout, product, ratio, repeats, bandwidth):
     equal = is_same(product, ratio, calls["all"]())
     if layout == "R" and ratio < 1:
         calls["search"] = partial(spamm_torch.find_tau, product.norm_a, product.norm_b, ratio)
-    times = by_clock(calls, repeats, product.synchronize)
+    times = by_clock(calls, repeats, product.devices)
     traffic = {"search_ms": times["search"].median} if "search" in times else {}
     if layout == "S":
         traffic |= sent(product.norm_a, product.norm_b, product.tau(ratio), product.cuts(ratio))
@@ -163,7 +153,7 @@ def overhead(layout, product):
     """The host's microseconds for a product that is next to none."""
     calls = calls_of(layout, product, 1.0)
     return {
-        f"{name}_us": 1e3 * host_time(call, _OVERHEAD_ROUNDS, product.synchronize)
+        f"{name}_us": 1e3 * host_time(call, _OVERHEAD_ROUNDS, product.devices)
         for name, call in calls.items()
     }
 
@@ -177,7 +167,7 @@ def host_bandwidth(devices, repeats):
         for target in targets:
             target.copy_(source, non_blocking=True)
 
-    timing = by_clock({"copy": copy}, repeats, partial(synchronize, devices))["copy"]
+    timing = by_clock({"copy": copy}, repeats, devices)["copy"]
     return len(devices) * _COPIED / timing.median
 
 
@@ -186,4 +176,4 @@ def torch_mm(product, repeats):
     cuts = equal_cuts(len(product.a), len(product.devices))
     pairs = list(zip(split(product.a, cuts, product.devices), product.b_everywhere, strict=True))
     call = lambda: [torch.mm(*pair) for pair in pairs]  # noqa: E731
-    return by_clock({"call": call}, repeats, product.synchronize)["call"]
+    return by_clock({"call": call}, repeats, product.devices)["call"]

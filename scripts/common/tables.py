@@ -74,6 +74,10 @@ class Kind:
         self.picture, self.shown = picture, shown
 
 
+_STEPS = (  # of a block-sparse density matrix
+    "s_ms|.3g|S; z_ms|.3g|S^(-1/2); zfz_ms|.3g|F in it; sp2_ms|.4g|SP2; iterations|{}; "
+    "stored_x|.0f|stored a block row; energy_error|.1e|energy error"
+)
 # In the order in which a page draws the first kind that has a picture.
 # fmt: off
 KINDS: dict[str, Kind] = {
@@ -201,16 +205,10 @@ KINDS: dict[str, Kind] = {
         "over_dense|{:.2g}x|over dense storage; over_entries|{:.3g}x|over entries in CSR"),
     "block-sparse density": Kind("n",
         "The density matrix of water clusters, ms; the energy error is in hartree an atom:",
-        "waters n",
-        "s_ms|.3g|S; z_ms|.3g|S^(-1/2); zfz_ms|.3g|F in it; sp2_ms|.4g|SP2; "
-        "iterations|{}; stored_x|.0f|stored a block row; energy_error|.1e|energy error; "
-        "over_dense|{:.2g}x|over dense storage; peak_gb|.3g|GB"),
+        "waters n", f"{_STEPS}; over_dense|{{:.2g}}x|over dense storage; peak_gb|.3g|GB"),
     "block-sparse density, ranks": Kind("n",
         "The density matrix of water clusters whose block rows lie on several GPUs, ms:",
-        "waters n",
-        "s_ms|.3g|S; z_ms|.3g|S^(-1/2); zfz_ms|.3g|F in it; sp2_ms|.4g|SP2; "
-        "iterations|{}; stored_x|.0f|stored a block row; energy_error|.1e|energy error; "
-        "peak_gb|.3g|GB of the first"),
+        "waters n", f"{_STEPS}; peak_gb|.3g|GB of the first"),
     "block-sparse growth": Kind("quantity of functions",
         picture=Picture("functions", "value", "of", "quantity", {}, "xy", ("functions", "ms, GB"))),
     # ---- Density matrices, finished studies

@@ -35,7 +35,7 @@ def interleaved(candidates, device, repeats, *, cold=False, eager=False):
     before each call (CUDA only). ``eager``: calls as Python makes them instead of CUDA graphs.
     """
     if device.type == "cuda" and eager:
-        return by_clock(candidates, repeats, torch.cuda.synchronize)
+        return by_clock(candidates, repeats, [device])
     timers_of = _wall_clock if device.type == "cpu" else _events
     timers = dict(zip(candidates, timers_of(candidates.values(), cold), strict=True))
     rounds = [[timer() for timer in timers.values()] for _ in range(repeats)]
@@ -47,21 +47,21 @@ def medians(times):
     return {name: timing.median for name, timing in times.items()}
 
 
-def by_clock(candidates, repeats, synchronize, agree=lambda times: times):
+def by_clock(candidates, repeats, devices, agree=lambda times: times):
     """Times {name: call} in turns; gives {name: Timing} of one call, launches included.
-    ``synchronize`` waits until the devices are done; ``agree``, for processes that measure
-    together, waits for the others, and makes one list of milliseconds of a list from each.
+    ``devices``: those that are waited for. ``agree``, for processes that measure together, waits
+    for the others, and makes one list of milliseconds of a list from each.
     """
 
     def in_a_row(counts):
         measured = []
         for call, count in zip(candidates.values(), counts, strict=True):
             agree([0.0])
-            synchronize()
+            synchronize(devices)
             start = time.perf_counter()
             for _ in range(count):
                 call()
-            synchronize()
+            synchronize(devices)
             measured.append(_ms_since(start) / count)
         return agree(measured)
 
@@ -71,11 +71,18 @@ def by_clock(candidates, repeats, synchronize, agree=lambda times: times):
     return _timings(candidates, [in_a_row(counts) for _ in range(repeats)])
 
 
-def host_time(call, repeats, synchronize):
+def synchronize(devices):
+    """Waits until devices are done."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def host_time(call, repeats, devices):
     """Milliseconds until a call returns to Python, its devices being idle before: the median."""
 
     def once():
-        synchronize()
+        synchronize(devices)
         start = time.perf_counter()
         call()
         return [_ms_since(start)]

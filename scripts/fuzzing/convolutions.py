@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import spamm_torch
-from spamm_torch._rounding import _ACTIVATIONS, Sums, sums_of
+from spamm_torch._rounding import conv_made
 
 from . import space
 from .space import DTYPES, PATTERNS, SEEDS, expect, expect_bits, reference, values
@@ -81,17 +81,12 @@ def expect_near(found, wanted, bare, size, inner, activation="none", passes=0, l
     """Within the rounding of the sums, and of what follows, ``passes`` before the last. bare: what
     a backend may store before that, where it may be infinite. lost: of the operands.
     """
-    dtype, device, size = found.dtype, found.device, size.numpy()
-    slope, own = _ACTIVATIONS.get(activation, (1.0, 0.0))
-    if dtype == torch.float64 and not (activation == "hardswish" and found.is_cuda):
-        own = min(own, 2.0**-48)  # elsewhere torch's has 1 / 6 in float32
-    sums = sums_of(device, dtype, (64, 64, 64))
-    each = 1 if device.type == "cpu" or dtype == torch.float64 else 4
-    sums = Sums(sums.unit, sums.fixed, each, piece=1)
-    passes += own > 0
-    follow = {"slope": slope, "own": own, "passes": passes}
+    dtype, size = found.dtype, size.numpy()
+    made = conv_made(found, found.device, (None, None), activation, False)
+    passes, slope = passes + made.passes, made.slope
+    follow = {"slope": slope, "own": made.own, "passes": passes}
     with np.errstate(all="ignore"):
-        bound = space.rounding(wanted.numpy(), size, inner, sums, dtype, **follow)
+        bound = space.rounding(wanted.numpy(), size, inner, made.sums, dtype, **follow)
         bound = bound + slope * np.asarray(lost)
         if passes and found.is_cuda and dtype == torch.float16:
             overflows = np.abs(bare.numpy()) >= torch.finfo(dtype).max * (1 - 2.0**-10)

@@ -13,30 +13,11 @@ A module table_N measures a table. It has
 - ``said(tables)``: what was found, in one line; without it common.results.said's.
 
 Every cell is verified before it is timed: a wrong result is a UserError, which ends the run.
-paper.py holds the paper's figures.
+A run is the options of the command line, with ``gpus``, all CUDA devices or none where ``device``
+is the CPU, and ``console``. paper.py holds the paper's figures.
 """
 
-import argparse
-from dataclasses import dataclass
 
-import torch
-
-
-@dataclass(frozen=True)
-class Run:
-    """The options of a run, and the devices that it runs on."""
-
-    device: torch.device
-    gpus: tuple[torch.device, ...]  # all CUDA devices; empty where ``device`` is the CPU
-    repeats: int  # rounds of each timing
-    options: argparse.Namespace  # of the command line
-    console: object
-
-    def sizes(self, defaults):
-        """The edges of matrices asked for, else those of {"cpu" or "cuda": edges}."""
-        return tuple(self.options.sizes or defaults[self.device.type])
-
-    def synchronize(self):
-        """Waits for all devices."""
-        for device in self.gpus:
-            torch.cuda.synchronize(device)
+def sizes(run, defaults):
+    """The edges of matrices that the options name, else those of {"cpu" or "cuda": edges}."""
+    return tuple(run.sizes or defaults[run.device.type])

@@ -10,7 +10,7 @@ from cases.mm import bench_operands, copy_bandwidth
 from common.measuring import cell
 from common.timing import by_clock, medians
 from models.files import UserError
-from tables import paper
+from tables import paper, sizes
 
 TITLE = "speedup over the dense product"
 LARGE, REPEATS_OF_LARGE = 16384, 3  # from this size on so many rounds of a timing at most
@@ -23,7 +23,7 @@ _PAPERS_TYPE = {"float32": "float32", "float16": "float16", "bfloat16": "float16
 
 
 def settings(run):
-    return {"sizes": run.sizes(SIZES)}
+    return {"sizes": sizes(run, SIZES)}
 
 
 def cells(run):
@@ -43,7 +43,7 @@ def cells(run):
 def _each_size(run, title, cases, kind, measure):
     """Cells of some (precision,) or (precision, block), the small sizes first."""
     found = {}
-    for n in run.sizes(SIZES):
+    for n in sizes(run, SIZES):
         for precision, *block in cases:
             place = {"precision": precision, "n": n} | ({"block": block[0]} if block else {})
             name = f"{precision}, block {block[0]}" if block else precision
@@ -106,7 +106,7 @@ def _on_devices(product, repeats):
             rows.append(
                 {"ratio": ratio, "layout": layout, "valid_ratio": product.valid_ratio(ratio)}
             )
-    times = medians(by_clock(calls, repeats, product.synchronize))
+    times = medians(by_clock(calls, repeats, product.devices))
     for row in rows:
         dense, ms = times["dense"], times[row["ratio"], row["layout"]]
         row |= {"ms": ms, "dense_ms": dense, "speedup": dense / ms}

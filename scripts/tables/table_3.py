@@ -21,9 +21,9 @@ from cases.mm import relative_error
 from common.machine import TOLERANCE, use_precision
 from common.measuring import cell, require_near
 from common.operands import operands
-from common.timing import by_clock, interleaved, medians
+from common.timing import by_clock, interleaved, medians, synchronize
 from models.files import first_line
-from tables import paper
+from tables import paper, sizes
 
 TITLE = "against sparse products at equal error"
 SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
@@ -33,7 +33,7 @@ _SLOW_MS = 2000.0  # a sparse product that takes so long is timed by its first c
 
 
 def settings(run):
-    return {"sizes": run.sizes(SIZES), "peer": PEERS[run.device.type]}
+    return {"sizes": sizes(run, SIZES), "peer": PEERS[run.device.type]}
 
 
 def cells(run):
@@ -42,7 +42,7 @@ def cells(run):
         f"N = {n}, {share:.2%} nonzero": cell(
             "at equal error", partial(_rows, run), n=n, share=share
         )
-        for n in run.sizes(SIZES)
+        for n in sizes(run, SIZES)
         for share in sorted(shares_of(n))
     }
 
@@ -76,7 +76,7 @@ def _rows(run, n, share):
         if len(run.gpus) > 1:
             timed[f"block {block}, 2 GPUs"] = partial(call, devices=run.gpus[:2])
     convert = {"convert": lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
-    times = slow | medians(by_clock(timed | convert, run.repeats, run.synchronize))
+    times = slow | medians(by_clock(timed | convert, run.repeats, run.gpus))
     if run.gpus:
         graphs = medians(interleaved(on_device, run.device, run.repeats))
         for block, of in ours.items():
@@ -242,8 +242,7 @@ def _checked_ms(call, expected):
     """Milliseconds of a call whose result was compared; RuntimeError: it is wrong."""
     start = time.perf_counter()
     product = call()
-    if expected.is_cuda:
-        torch.cuda.synchronize(expected.device)
+    synchronize([expected.device])
     ms = 1e3 * (time.perf_counter() - start)
     error = ((product.to_dense().double() - expected).norm() / expected.norm()).item()
     if not error <= TOLERANCE["float32"]:

@@ -39,16 +39,7 @@ class Layout(NamedTuple):
 
     def held(self, conv, x, ratio):
         """The convolution at a valid ratio, and its SkipInfo."""
-        if self.pixel_block is not None:
-            return self.run(conv, x, valid_ratio=ratio, return_info=True)
-        infos = []
-
-        def product(a, b):
-            c, info = spamm_torch.mm(a, b, valid_ratio=ratio, block=self.block, return_info=True)
-            infos.append(info)
-            return c
-
-        return im2col_conv(conv, x, product), infos[0]
+        return self.run(conv, x, valid_ratio=ratio, return_info=True)
 
 
 # The paper's: image after image, K as (ci, kh, kw). This library's: K as (kh, kw, ci).
@@ -60,9 +51,13 @@ LAYOUTS = (
 
 
 def im2col_conv(conv, x, product=torch.mm):
-    """A 3 x 3 convolution as one product of its weight with an explicit im2col matrix."""
-    out = product(*im2col_operands(conv, x)).add_(conv.bias[:, None])
-    return out.unflatten(1, (x.shape[0], *x.shape[2:])).transpose(0, 1)
+    """A 3 x 3 convolution as one product of its weight with an explicit im2col matrix, and what
+    the product gives beside its result.
+    """
+    found = product(*im2col_operands(conv, x))
+    out, *more = found if isinstance(found, tuple) else (found,)
+    out = out.add_(conv.bias[:, None]).unflatten(1, (x.shape[0], *x.shape[2:])).transpose(0, 1)
+    return (out, *more) if more else out
 
 
 def im2col_operands(conv, x):
@@ -121,7 +116,7 @@ GROUPS = _groups()
 
 
 def settings(run):
-    config, digits = chosen_training(run.options)
+    config, digits = chosen_training(run)
     return {
         "training": asdict(config),
         "images": digits.description,
@@ -131,7 +126,7 @@ def settings(run):
 
 
 def cells(run):
-    trained, config, digits = train_or_load(run.options, run.device, run.console)
+    trained, config, digits = train_or_load(run, run.device, run.console)
     _, validation = digits.split(config.seed)
     study = _Study(run, trained, validation.to(run.device), config.batch)
     network = f"network {model_digest(trained)[:6]}"  # another one's cells are not taken
@@ -221,7 +216,7 @@ def on_devices(conv, x, ratios, devices, run):
             raise UserError(
                 f"wrong result on several devices at ratio {ratio}: expected the bits of one"
             )
-    ms = medians(by_clock(calls, run.repeats, run.synchronize))
+    ms = medians(by_clock(calls, run.repeats, devices))
     return [{"ratio": at, "ms": ms[at], "speedup": ms["dense"] / ms[at]} for at in ratios]
 
 
