@@ -110,41 +110,39 @@ def train(config, digits, path, device, report, start=None, teacher=None):
         report(run.step, run.steps, f"already trained: {path}")
     elif run.step:
         report(run.step, run.steps, f"resumed from {path} at step {run.step} of {run.steps}")
-    with interrupt_noted() as interrupted:
-        _advance(run, config, validation, report, interrupted)
-        if interrupted():
-            raise KeyboardInterrupt
+
+    def message_of(loss):
+        epoch, within = divmod(run.step, run.epoch_steps)
+        message = f"epoch {epoch} of {config.epochs}" if within == 0 else f"step {run.step}"
+        message += f": loss {loss.item():.3f}"
+        if run.step < run.steps:
+            return None if within else message
+        percent = accuracy(run.model.eval(), validation_pictures(validation, config.batch))
+        return f"{message}, validation accuracy {percent:.2f}%"
+
+    make_steps(run, message_of, report)
     return run.model.eval()
 
 
-def _advance(run, config, validation, report, interrupted):
-    """Makes the steps that remain."""
+def make_steps(run, message_of, report):
+    """Makes the steps that remain. A run has ``step``, ``steps``, ``path``, ``advance``, ``save``.
+    It is saved once a minute, where there is a message of a loss, and after Ctrl-C, which ends it.
+    """
     saved = time.monotonic()
-    while run.step < run.steps:
-        loss = run.advance()
-        epoch, within = divmod(run.step, run.epoch_steps)
-        is_last, message = run.step == run.steps, None
-        if within == 0:
-            message = f"epoch {epoch} of {config.epochs}: loss {loss.item():.3f}"
-        elif is_last:
-            message = f"step {run.step}: loss {loss.item():.3f}"
-        if is_last:
-            percent = accuracy(run.model.eval(), validation_pictures(validation, config.batch))
-            message += f", validation accuracy {percent:.2f}%"
-        report(run.step, run.steps, message)
-        ends = within == 0 or is_last or interrupted()
-        if ends or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
-            run.save()
-            saved = time.monotonic()
+    with interrupt_noted() as interrupted:
+        while run.step < run.steps:
+            message = message_of(run.advance())
+            report(run.step, run.steps, message)
+            if message or interrupted() or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
+                run.save()
+                saved = time.monotonic()
+            if interrupted():
+                raise KeyboardInterrupt(
+                    f"step {run.step} of {run.steps} is saved in {run.path}; the same command goes "
+                    "on from there"
+                )
         if interrupted():
-            raise interrupted_at(run.step, run.steps, run.path)
-
-
-def interrupted_at(step, steps, path):
-    """The KeyboardInterrupt that says where a saved training stands and how to go on."""
-    return KeyboardInterrupt(
-        f"step {step} of {steps} is saved in {path}; the same command goes on from there"
-    )
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from common.console import Steps, exit_code, make_console
 from common.journal import model_digest
@@ -90,30 +91,13 @@ def fine_tune_or_load(settings, options, path, trained, device, console):
 @torch.inference_mode()
 def share_kept(model, pictures):
     """The share of multiplications that the layers which skip keep, of a batch."""
-    sizes = _multiplications(model, pictures)
+    with FlopCounterMode(display=False) as counter:  # its hooks keep generated forwards away
+        model(pictures)
+    counts = counter.get_flop_counts()
+    sizes = {name: sum(counts[f"{type(model).__name__}.{name}"].values()) for name in SKIPPING}
     with record_stats(model) as stats:
         model(pictures)
-    kept = sum(stats[name].valid_ratio * size for name, size in sizes.items())
-    return kept / sum(sizes.values())
-
-
-def _multiplications(model, pictures):
-    """Of the layers that skip, by name; their hooks, which would change calls, are gone then."""
-    sizes = {}
-
-    def count(name):
-        def after(layer, _, output):
-            sizes[name] = layer.weight[0].numel() * output.numel()
-
-        return after
-
-    handles = [getattr(model, name).register_forward_hook(count(name)) for name in SKIPPING]
-    try:
-        model(pictures)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return sizes
+    return sum(stats[name].valid_ratio * size for name, size in sizes.items()) / sum(sizes.values())
 
 
 def _parse(arguments):

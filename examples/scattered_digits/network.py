@@ -1,7 +1,6 @@
 """The U-Net that labels the pixels of canvases: training and quality."""
 
 import os
-import time
 from dataclasses import asdict, dataclass
 
 import torch
@@ -9,7 +8,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from torch.utils.data import DataLoader, Dataset
 
 from models.files import UserError
-from models.training import interrupt_noted, interrupted_at, load_checkpoint, save_checkpoint
+from models.training import load_checkpoint, make_steps, save_checkpoint
 from models.unet import UNet
 
 CLASSES = 11  # the background, then digits 0 to 9
@@ -92,7 +91,6 @@ def _cropped(image):
 _LEARNING_RATE = 3e-3
 _WEIGHT_OF_BACKGROUND = 0.2
 _DIGITS_A_SIDE = 40  # pixels of a canvas's side for each digit in training, at most
-_SAVE_EVERY_S = 60
 _MOST_PAINTERS = 8  # processes that draw canvases ahead of a GPU, each one batch
 
 
@@ -120,42 +118,60 @@ def train(config, digits, path, device, report):
     is written once a minute and after Ctrl-C. ``report`` gets (step, steps, message or None).
     UserError: a checkpoint of another configuration or other digits, or a damaged one.
     """
-    model = config.build().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), _LEARNING_RATE)
-    content = {"config": asdict(config), "data": digits.fingerprint()}
-    step = _resume(path, content, model, optimizer)
-    saved = time.monotonic()
-    with interrupt_noted() as interrupted:
-        for pictures, labels in _batches(config, digits, step, _painters(device)):
-            for group in optimizer.param_groups:
-                group["lr"] = _learning_rate(step / config.steps)
-            loss = _advance(model, optimizer, pictures, labels, device)
-            step += 1
-            is_last = step == config.steps
-            report(step, config.steps, f"loss {loss:.3f}" if is_last else None)
-            if is_last or interrupted() or time.monotonic() - saved > _SAVE_EVERY_S:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                save_checkpoint(path, {**content, "step": step, **state})
-                saved = time.monotonic()
-            if interrupted():
-                raise interrupted_at(step, config.steps, path)
-    return model.eval()
+    run = _Run(config, digits, path, device)
+    make_steps(run, lambda loss: f"loss {loss:.3f}" if run.step == run.steps else None, report)
+    return run.model.eval()
 
 
-def _resume(path, content, model, optimizer):
-    """Loads a checkpoint of this training; the steps that were made."""
-    checkpoint = load_checkpoint(path)
-    if checkpoint is None:
-        return 0
-    found = {name: checkpoint[name] for name in content}
-    if found != content:
-        raise UserError(
-            f"expected a checkpoint with {content['config']} of the same digits; got "
-            f"{found['config']} in {path}: name another file with --checkpoint"
-        )
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    return checkpoint["step"]
+class _Run:
+    """A training at some step, and the way to and from its checkpoint."""
+
+    def __init__(self, config, digits, path, device):
+        self.path, self.steps, self._device = path, config.steps, device
+        self.model = config.build().to(device)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), _LEARNING_RATE)
+        self._content = {"config": asdict(config), "data": digits.fingerprint()}
+        self.step = self._restore()
+        self._batches = iter(_batches(config, digits, self.step, _painters(device)))
+
+    def advance(self):
+        """Makes one step; gives the loss before it."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = _learning_rate(self.step / self.steps)
+        pictures, labels = next(self._batches)
+        pictures = pictures.to(self._device, memory_format=torch.channels_last, non_blocking=True)
+        labels = labels.to(self._device, non_blocking=True).long()
+        weights = torch.ones(CLASSES, device=self._device)
+        weights[0] = _WEIGHT_OF_BACKGROUND
+        on_gpu = self._device.type == "cuda"
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=on_gpu):
+            predicted = self.model(pictures)
+        loss = cross_entropy(predicted.float(), labels, weights)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        self.step += 1
+        return loss.detach()
+
+    def save(self):
+        """Writes the checkpoint."""
+        state = {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        save_checkpoint(self.path, {**self._content, "step": self.step, **state})
+
+    def _restore(self):
+        """Takes over the checkpoint, if there is one; gives the steps that were made."""
+        checkpoint = load_checkpoint(self.path)
+        if checkpoint is None:
+            return 0
+        found = {name: checkpoint[name] for name in self._content}
+        if found != self._content:
+            raise UserError(
+                f"expected a checkpoint with {self._content['config']} of the same digits; got "
+                f"{found['config']} in {self.path}: name another file with --checkpoint"
+            )
+        self.model.load_state_dict(checkpoint["model"])
+        self._optimizer.load_state_dict(checkpoint["optimizer"])
+        return checkpoint["step"]
 
 
 def _learning_rate(done):
@@ -198,20 +214,6 @@ def _batches(config, digits, first, painters):
         prefetch_factor=1 if painters else None,
         pin_memory=painters > 0 and torch.cuda.is_available(),
     )
-
-
-def _advance(model, optimizer, pictures, labels, device):
-    pictures = pictures.to(device, memory_format=torch.channels_last, non_blocking=True)
-    labels = labels.to(device, non_blocking=True).long()
-    weights = torch.ones(CLASSES, device=device)
-    weights[0] = _WEIGHT_OF_BACKGROUND
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        predicted = model(pictures)
-    loss = cross_entropy(predicted.float(), labels, weights)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
 
 
 @dataclass(frozen=True)
