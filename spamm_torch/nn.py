@@ -148,21 +148,19 @@ class _SpAMM(nn.Module):
     def freeze_(self: Module) -> Module:
         """Pins the weight's norms, for serving: they are no longer computed in each call.
 
-        The norms count for this weight as it is now. After a change in place, where another tensor
-        takes the weight's place (``functional_call``, a new Parameter, replicas of
-        ``nn.DataParallel``), and under autocast to another dtype they rest: each call computes
-        norms anew, until ``freeze_()`` is called again. Moving, casting, loading, copying and
-        unpickling the module pin them again. ``train()`` and :meth:`unfreeze_` undo it.
+        They count for this very weight, by its version counter and address: after a change in
+        place, with another tensor in its place, and under autocast to another dtype each call
+        computes norms anew. Moving, casting, loading, copying and unpickling the module pin them
+        again; ``train()`` and :meth:`unfreeze_` undo it.
 
-        A change is found by the weight's version counter and address. Call ``freeze_()`` yourself
-        after what moves neither: writes through ``.data``, by torch's optimisers with
-        ``fused=True``, and by another process. A captured CUDA graph holds the norms of its
-        capture; compiled code guards that the weight is the same tensor, not that it is unchanged;
-        a program of ``torch.export`` computes the norms in each call, as do weights that nothing
-        tells of changes: those made in inference mode, and subclasses of Tensor.
+        Call ``freeze_()`` yourself after what moves neither counter nor address: writes through
+        ``.data``, by torch's optimisers with ``fused=True``, and by another process. A captured
+        CUDA graph holds the norms of its capture; compiled code guards that the weight is the same
+        tensor, not that it is unchanged; programs of ``torch.export``, weights made in inference
+        mode and subclasses of Tensor compute norms in each call.
 
-        On CUDA it waits until the norms are computed, so that every stream may use them; it cannot
-        be called while a CUDA graph is captured. Returns the module.
+        On CUDA it waits for the norms, so that every stream may use them, and cannot be called
+        while a CUDA graph is captured. Returns the module.
         """
         with torch.inference_mode(False), torch.no_grad():
             weight = self.weight

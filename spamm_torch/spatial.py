@@ -31,17 +31,15 @@ def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
     and to undo it, ``a[inverse][:, inverse]`` with ``inverse = order.argsort()``.
 
     Args:
-        positions: (N, D) coordinates of the points, D >= 1, in any unit and any real dtype, on any
-            device: in quantum chemistry the nucleus of each basis function.
-        groups: None, or (N,) integers on the same device: a label for each point. Points of one
-            label stay together, in the order in which they come, and the middle of their bounding
-            box is what is ordered. In quantum chemistry the molecule of each basis function, so
-            that few molecules lie across the edge of a block.
+        positions: (N, D) coordinates of the points, D >= 1, in any unit, real dtype and device: in
+            quantum chemistry the nucleus of each basis function.
+        groups: None, or (N,) integers on the same device: a label for each point, such as its
+            molecule. Points of one label stay together, in the order in which they come; the middle
+            of their bounding box is what is ordered.
 
     Returns:
-        (N,) int64 on the positions' device: the indices of the points in their new order. The
-        same positions give the same order; of points at one place, the first comes first. Waits
-        for the device.
+        (N,) int64 on the positions' device: the points' indices in their new order. The same
+        positions give the same order, points at one place as they come. Waits for the device.
 
     Raises:
         TypeError: ``positions`` that are no tensor of real numbers, ``groups`` none of integers.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -138,9 +138,8 @@ def watch(
     Convolutions skip by ``settings``, by name, instead of their own. Calls in other threads, under
     ``torch.func`` and in captured graphs are not seen; compiled functions run uncompiled meanwhile.
     """
-    uncompiled: AbstractContextManager[Any] = nullcontext()
-    if "torch._dynamo" in sys.modules:  # importing it takes seconds
-        uncompiled = torch.compiler.set_stance("force_eager")
+    is_there = "torch._dynamo" in sys.modules  # importing it takes seconds
+    uncompiled: Any = torch.compiler.set_stance("force_eager") if is_there else nullcontext()
     with uncompiled, Watch(model, on_call, settings, before) as found:
         try:
             yield found

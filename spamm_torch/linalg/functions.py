@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,28 +42,16 @@ def inverse_sqrt(
     shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
     of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, **shared)
     _, highest = of.gershgorin(s) if of.size else (1.0, 1.0)
-    one = of.identity(s)
-    y, z = s * (1 / highest), one  # towards S^(1/2), S^(-1/2)
+    one, scaled = of.identity(s), [s * (1 / highest)]
     del s  # its memory, where the caller does not hold it
-    map_y, map_z = of.norms(y), of.norms(z)
-    before = math.inf
-    whole = math.sqrt(of.size)  # the norm of 1
-    for _ in range(most_iterations if highest > 0 else 0):
-        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        r, map_r = of.product("1 - Z Y", z, y, (map_z, map_y), max_error, **options)
-        error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
-        if error < 1e-2 and error >= before / 4:  # was to be squared: products' errors are left
-            return of.result(of.symmetric_part(z * highest**-0.5), error)
-        if not error < max(before, of.size) * 2:  # NaN, too
-            break
-        before = error
-        options = {"residual": error, "alpha": 0.5}
-        share = max_error * max(1.0, whole / max(error, max_error))  # as of a factor 1 + R / 2
-        y, map_y = of.product("Y + Y R / 2", y, r, (map_y, map_r), share, added=y, **options)
-        z, map_z = of.product("Z + R Z / 2", r, z, (map_r, map_z), share, added=z, **options)
+    steps = ("1 - Z Y", "Y + Y R / 2", "Z + R Z / 2")
+    most = most_iterations if highest > 0 else 0
+    z, error = _newton_schulz(of, steps, one, scaled.pop(), one, max_error, most)
+    if z is not None:
+        return of.result(of.symmetric_part(z * highest**-0.5), error)
     raise NotConverged(
         "expected a positive definite matrix that is far from singular; got one for which "
-        f"S^(-1/2) has not converged after {len(of.steps)} products (residual {before:.2g})"
+        f"S^(-1/2) has not converged after {len(of.steps)} products (residual {error:.2g})"
     )
 
 
@@ -93,23 +82,48 @@ def sign(
     shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
     of, a = Matrices.opened("sign", a, block, size, callback, **shared)
     bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
-    x, one = a * (1 / bound if bound else 1.0), of.identity(a)
-    norms, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
-    before = math.inf
-    for _ in range(most_iterations):
-        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        r, map_r = of.product("1 - X^2", x, x, (norms, norms), max_error, **options)
-        error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
-        if error < 1e-2 and error >= before / 4:
-            return of.result(of.symmetric_part(x), error)
-        before = error
-        options = {"residual": error, "added": x, "alpha": 0.5}
-        share = max_error * max(1.0, whole / max(error, max_error))  # as of a factor 1 + R / 2
-        x, norms = of.product("X + X R / 2", x, r, (norms, map_r), share, **options)
+    steps, scale = ("1 - X^2", "X + X R / 2"), 1 / bound if bound else 1.0
+    one = of.identity(a)
+    x, error = _newton_schulz(of, steps, one, a * scale, None, max_error, most_iterations)
+    if x is not None:
+        return of.result(of.symmetric_part(x), error)
     raise NotConverged(
         f"expected a symmetric matrix without an eigenvalue at 0; got one whose sign has not "
-        f"converged after {len(of.steps)} products (residual {before:.2g})"
+        f"converged after {len(of.steps)} products (residual {error:.2g})"
     )
+
+
+def _newton_schulz(
+    of: Matrices,
+    steps: Sequence[str],
+    one: Tensor,
+    y: Tensor,
+    z: Tensor | None,
+    max_error: float,
+    most_iterations: int,
+) -> tuple[Tensor | None, float]:
+    """Y + Y R / 2 and Z + R Z / 2 with R = 1 - Z Y, where Z is Y if there is none, until only the
+    errors of products are left in R: Z, or None where that does not come, and the norm of R.
+    """
+    is_one, map_y = z is None, of.norms(y)
+    z, map_z = (y, map_y) if z is None else (z, of.norms(z))
+    before, whole = math.inf, math.sqrt(of.size)  # the norm of 1
+    for _ in range(most_iterations):
+        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
+        r, map_r = of.product(steps[0], z, y, (map_z, map_y), max_error, **options)
+        error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
+        if error < 1e-2 and error >= before / 4:  # was to be squared
+            return z, error
+        if not error < max(before, of.size) * 2:  # NaN, too
+            break
+        before, options = error, {"residual": error, "alpha": 0.5}
+        share = max_error * max(1.0, whole / max(error, max_error))  # as of a factor 1 + R / 2
+        y, map_y = of.product(steps[1], y, r, (map_y, map_r), share, added=y, **options)
+        if is_one:
+            z, map_z = y, map_y
+        else:
+            z, map_z = of.product(steps[2], r, z, (map_r, map_z), share, added=z, **options)
+    return None, before
 
 
 def in_basis(

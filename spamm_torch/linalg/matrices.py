@@ -63,8 +63,7 @@ class Result:
         iterations: the products in order.
         seconds: of all, without the counts of what they skipped.
         error_bound: of a power: a proven bound of the Frobenius norm of its error from skipping and
-            dropping. Else the sum of the bounds of all products; later steps mend part of these
-            errors, and the last residual shows what is left.
+            dropping. Else the sum of all products' bounds, of which later steps mend a part.
         residual: after the last step, as of :class:`Iteration`.
         total_bound: of a power, and of a purification's projector: a proven bound of the Frobenius
             norm of the matrix's error, rounding included (docs/error_bound.md); inf where nothing

@@ -184,10 +184,8 @@ def purify(
     Args:
         hamiltonian: (N, N), symmetric, float64, in an orthogonal basis.
         electrons: even, from 2 to 2 N - 2; there is a gap above the occupied states.
-        max_error: of the last four products; of more than 1,540 occupied states less, and before,
-            in float32, more, as :func:`loose_then_tight` says. It is about the error of the energy
-            in hartree an atom.
-        schedule: instead of max_error.
+        max_error: about the error of the energy in hartree an atom: that of the last four products,
+            as :func:`loose_then_tight` has them. schedule: instead of max_error.
         error: instead of both: what ``total_bound`` of the result is to be at most, absolute. It is
             dealt out over products in float64, by the gaps that a run before has proven: so there
             are two runs or more, and what is returned tells of the last.

@@ -6,7 +6,7 @@ that wants a gradient.
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,19 +23,14 @@ _HALF_OR_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 _PLAIN = (Tensor, nn.Parameter)
 
 _freezes = torch.compiler.assume_constant_result(lambda: bool(torch._inductor.config.freezing))
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": torch.clone,
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-    "silu": F.silu,
-    "leaky_relu": F.leaky_relu,
-}
 
 
 def activated(values: Tensor, activation: str) -> Tensor:
-    """The activation of this name, in memory of its own."""
-    return _ACTIVATIONS[activation](values)
+    """The activation of this name, as torch has it, in memory of its own."""
+    if activation == "none":
+        return values.clone()
+    result: Tensor = getattr(F, activation)(values)
+    return result
 
 
 def dense_conv2d(

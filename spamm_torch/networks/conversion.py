@@ -153,10 +153,10 @@ class Conversion:
 
     def _capture(self) -> list[Island]:
         before = self._before
-        forms: Mapping[nn.Module, Signature] = {}
+        forms: dict[nn.Module, Signature] = {}
         if self._example is not None:
-            forms, calls, self._changed = self._example.forms(self._model, before)
-            self._calls = {self._model: calls}
+            given = self._model, before, [self._model]
+            self._calls, self._changed = self._example.record(*given, forms=forms)
         captured = capture(self._model, before, forms)
         for name, problem in captured.problems.items():
             kind = type(self._model.get_submodule(name)).__name__

@@ -119,13 +119,8 @@ def convert_(
 
 
 def revert_(model: Model) -> Model:
-    """Undoes :func:`convert_`, bit for bit; a model that is not converted stays as it is.
-
-    Args:
-        model: an ``nn.Module``, or a part of a converted model.
-
-    Returns:
-        The model.
+    """Undoes :func:`convert_`, bit for bit, in a model or a part of one, and returns it; a model
+    that is not converted stays as it is.
 
     Raises:
         TypeError: a model that is no module.
@@ -145,19 +140,13 @@ def revert_(model: Model) -> Model:
 
 
 def refresh_(model: Model) -> Model:
-    """Brings a converted model up to date with its tensors and hooks.
+    """Brings a converted model up to date with its tensors and hooks, and returns it.
 
     Changes act without it, in the next eager call. Call it after values were written through
     ``.data`` at the same address or by another process, which no counter tells; after changes of
     layers or hooks, so that the rest is fused again; and before captured CUDA graphs or compiled
     code run again after any change. Everything is folded again. Folded tensors keep their memory
     where shapes, dtypes and devices stay, so that graphs and compiled code read the new values.
-
-    Args:
-        model: a converted model.
-
-    Returns:
-        The model.
 
     Raises:
         TypeError: a model that is no module.

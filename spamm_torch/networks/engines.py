@@ -266,9 +266,9 @@ def fastest(engines: Mapping[str, Engine], times: Mapping[str, Timing]) -> Choic
 
 # ---- From a table -------------------------------------------------------------------------------
 
-# Where the op conv2d is known to be faster than the dense convolution with nothing skipped:
-# (dtype, least channels on both sides). Hopper alone; docs/results/convolutions.md.
-_FASTER_ON_HOPPER = ((torch.float32, 64),)
+# From so many channels on both sides the op conv2d is faster than cuDNN with nothing skipped, in
+# float32 on Hopper: docs/results/convolutions.md.
+_LEAST_CHANNELS = 64
 
 
 def predict(conv: nn.Conv2d, setting: SpAMMConfig | None) -> Choice:
@@ -281,10 +281,9 @@ def predict(conv: nn.Conv2d, setting: SpAMMConfig | None) -> Choice:
         return Choice(Engine("spamm", setting), "skips by its setting")
     least = min(conv.in_channels, conv.out_channels)
     weight = conv.weight
-    if weight.is_cuda and torch.cuda.get_device_capability(weight.device)[0] == 9:
-        for dtype, channels in _FASTER_ON_HOPPER:
-            if weight.dtype == dtype and least >= channels:
-                return Choice(Engine("spamm", setting), "table: faster than cuDNN on Hopper")
+    is_hopper = weight.is_cuda and torch.cuda.get_device_capability(weight.device)[0] == 9
+    if is_hopper and weight.dtype == torch.float32 and least >= _LEAST_CHANNELS:
+        return Choice(Engine("spamm", setting), "table: faster than cuDNN on Hopper")
     return Choice(DENSE, "table: nothing is skipped")
 
 

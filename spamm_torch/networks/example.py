@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -157,45 +157,28 @@ class Example:
                 )
 
     def record(
-        self, model: nn.Module, before: Snapshot, watched: Sequence[nn.Module], times: int = 2
+        self,
+        model: nn.Module,
+        before: Snapshot,
+        watched: Sequence[nn.Module],
+        times: int = 2,
+        forms: dict[nn.Module, Signature] | None = None,
     ) -> tuple[dict[nn.Module, list[Call]], list[Place]]:
         """Runs the model, which is in eval mode, twice in a row, and puts it back (``before``).
         Returns the calls of the watched modules, copied as they were, and the places that changed.
+        ``forms`` takes how each module that runs is called.
         """
         calls: dict[nn.Module, list[Call]] = {module: [] for module in watched}
 
-        def hooks() -> Iterator[Any]:
-            for module, found in calls.items():
-                yield from _watch(module, found)
-
-        return calls, self._run(model, before, hooks, times)
-
-    def forms(
-        self, model: nn.Module, before: Snapshot
-    ) -> tuple[dict[nn.Module, Signature], list[Call], list[Place]]:
-        """How the modules that run are called, and what :meth:`record` returns for the model."""
-        forms: dict[nn.Module, Signature] = {}
-        calls: list[Call] = []
-
         def look(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if module not in forms:
+            if forms is not None and module not in forms:
                 forms[module] = Signature.of_call(type(module).forward, args, kwargs)
 
-        def hooks() -> Iterator[Any]:
-            for module in model.modules():
-                if inspect.isfunction(type(module).forward):
-                    yield module.register_forward_pre_hook(look, with_kwargs=True)
-            yield from _watch(model, calls)
-
-        changed = self._run(model, before, hooks, 2)
-        return forms, calls, changed
-
-    def _run(
-        self, model: nn.Module, before: Snapshot, hooks: Callable[[], Iterator[Any]], times: int
-    ) -> list[Place]:
-        """Calls the model with these hooks; returns the places in it that changed."""
         with before.kept(), torch.no_grad():
-            handles = list(hooks())
+            handles = [hook for module, found in calls.items() for hook in _watch(module, found)]
+            for module in model.modules() if forms is not None else ():
+                if inspect.isfunction(type(module).forward):
+                    handles.append(module.register_forward_pre_hook(look, with_kwargs=True))
             try:
                 for _ in range(times):
                     self.call(model)
@@ -210,7 +193,7 @@ class Example:
             finally:
                 for handle in handles:
                     handle.remove()
-            return before.changed()
+            return calls, before.changed()
 
 
 def _watch(module: nn.Module, calls: list[Call]) -> list[Any]:

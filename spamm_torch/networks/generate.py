@@ -5,14 +5,13 @@ import linecache
 import operator
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
 
 from .calls import conv2d_max_pool, dense_conv2d, linear_relu, max_pool2d, upsample_nearest
-from .nodes import Pooling, Upsampling
 from .plan import NormFlow, Plan, Site
 
 _ops = torch.ops.spamm_torch
@@ -60,13 +59,19 @@ class _Generator:
         self._norms: dict[fx.Node, fx.Node] = {}  # of values, as they are now
 
     def run(self) -> Forward:
-        for node, pooling in self._plan.pools.items():
-            self._replace_pool(node, pooling)
-        for node, upsampling in self._plan.island.upsamplings.items():
-            self._replace_upsampling(node, upsampling)
-        for linear, relu in self._plan.island.linear_relus.items():
-            self._replace_linear_relu(linear, relu)
-        for place, site in enumerate(self._plan.fused):
+        plan, island = self._plan, self._plan.island
+        for node, pooling in plan.pools.items():
+            leaves_norms = node in self._flow.pools
+            function = _ops.max_pool2d.default if leaves_norms else max_pool2d
+            options = {"norms": True} if leaves_norms else {}
+            self._replace([node], function, pooling, options, leaves_norms)
+        for node, upsampling in island.upsamplings.items():
+            self._replace([node], upsample_nearest, fx.map_arg(upsampling, self._now))
+        for linear, relu in island.linear_relus.items():
+            with self._graph.inserting_before(self._copies[linear]):
+                layer = self._graph.create_node("get_attr", str(linear.target))
+            self._replace([linear, relu], linear_relu, (layer,))
+        for place, site in enumerate(plan.fused):
             self._replace_site(place, site)
         return compiled(self._graph)
 
@@ -77,47 +82,40 @@ class _Generator:
         copy = self._copies[node]
         return self._replaced.get(copy, copy)
 
-    def _replace_pool(self, node: fx.Node, pooling: Pooling) -> None:
-        own, graph = self._copies[node], self._graph
-        with graph.inserting_before(own):
-            leaves_norms = node in self._flow.pools
-            args = (own.args[0], *pooling)
+    def _replace(
+        self,
+        nodes: Sequence[fx.Node],
+        function: Any,
+        args: Iterable[Any],
+        options: Mapping[str, Any] = {},
+        leaves_norms: bool = False,
+    ) -> None:
+        """Puts a call, with the input of the first, in the place of nodes, each of which the next
+        alone reads. Where it leaves norms, they are its second result, and are remembered.
+        """
+        copies = [self._copies[node] for node in nodes]
+        with self._graph.inserting_before(copies[-1]):
+            value = self._graph.call_function(function, (copies[0].args[0], *args), dict(options))
             if leaves_norms:
-                both = graph.call_function(_ops.max_pool2d.default, args, {"norms": True})
-                value = self._with_norms(both)
-            else:
-                value = graph.call_function(max_pool2d, args)
-        self._put(value, own)
-
-    def _replace_upsampling(self, node: fx.Node, upsampling: Upsampling) -> None:
-        own, graph = self._copies[node], self._graph
-        size, scale_factor = fx.map_arg(upsampling, self._now)
-        with graph.inserting_before(own):
-            value = graph.call_function(upsample_nearest, (own.args[0], size, scale_factor))
-        self._put(value, own)
-
-    def _replace_linear_relu(self, linear: fx.Node, relu: fx.Node) -> None:
-        own, behind, graph = self._copies[linear], self._copies[relu], self._graph
-        with graph.inserting_before(own):
-            layer = graph.create_node("get_attr", str(own.target))
-            value = graph.call_function(linear_relu, (own.args[0], layer))
-        self._put(value, own, behind)
+                both, value = value, self._graph.call_function(operator.getitem, (value, 0))
+                self._norms[value] = self._graph.call_function(operator.getitem, (both, 1))
+        for copy in reversed(copies):
+            copy.replace_all_uses_with(value)
+            self._replaced[copy] = value
+            self._graph.erase_node(copy)
 
     def _replace_site(self, place: int, site: Site) -> None:
-        nodes = [self._copies[node] for node in self._plan.nodes(site)]
-        graph = self._graph
-        with graph.inserting_before(nodes[-1]):
+        nodes = self._plan.nodes(site)
+        with self._graph.inserting_before(self._copies[nodes[-1]]):
             weight, bias, third = (
-                graph.call_function(operator.getitem, (self._operands, 3 * place + offset))
+                self._graph.call_function(operator.getitem, (self._operands, 3 * place + offset))
                 for offset in range(3)
             )
-            options = self._options(site, nodes[0].args[0], third)
-            groups = 1 if self._plan.engines[site.name].joined else site.conv.groups
-            args: Any = (nodes[0].args[0], weight, bias, *_geometry(site.conv, groups))
-            value = graph.call_function(self._op(site), args, options)
-            if site.name in self._flow.producers:
-                value = self._with_norms(value)
-        self._put(value, *nodes)
+        options = self._options(site, self._copies[nodes[0]].args[0], third)
+        groups = 1 if self._plan.engines[site.name].joined else site.conv.groups
+        args = (weight, bias, *_geometry(site.conv, groups))
+        leaves_norms = site.name in self._flow.producers
+        self._replace(nodes, self._op(site), args, options, leaves_norms)
 
     def _op(self, site: Site) -> Any:
         if self._plan.engines[site.name].of_op is None:
@@ -142,19 +140,6 @@ class _Generator:
         if site.residual is not None:
             options["residual"] = self._now(site.residual)
         return {**options, "activation": site.activation}
-
-    def _with_norms(self, both: fx.Node) -> fx.Node:
-        """The first result; the second is remembered as its norms."""
-        value = self._graph.call_function(operator.getitem, (both, 0))
-        self._norms[value] = self._graph.call_function(operator.getitem, (both, 1))
-        return value
-
-    def _put(self, value: fx.Node, *nodes: fx.Node) -> None:
-        """Puts a value in the place of nodes, each of which the next alone reads."""
-        for node in reversed(nodes):
-            node.replace_all_uses_with(value)
-            self._replaced[node] = value
-            self._graph.erase_node(node)
 
 
 def compiled(graph: fx.Graph) -> Forward:

@@ -32,17 +32,15 @@ class Row:
 
     Attributes:
         name: fully qualified; further calls of the same layer have "#2" and so on behind it.
-        shape: the layer's, as in "64 > 128, 3x3, /2".
+        shape: the layer's, as in "64 > 128, 3x3, /2"; geometry: with padding and bias, by which a
+            settings file knows the layer.
         action: "spamm" (a :class:`SpAMMConv2d` now; in the reference form what it was), "dense"
-            (dense, with what follows computed in the same call) or "left" (as it was).
-        absorbed: what the layer's call computes beside the convolution, as in ("bn", "add",
-            "relu", "pool", "groups"): with "groups" all groups are one product, whose blocks of
-            zeros are skipped.
-        reason: why this action was chosen.
-        setting: what is skipped; None where nothing can be.
+            (dense, with what follows computed in the same call) or "left" (as it was); reason: why.
+        absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
+            "pool", "groups"): the last is one product of all groups, which skips zeros.
+        setting: what is skipped; None where nothing can be. band: the lowest and highest valid
+            ratio of a batch when it was calibrated.
         times: measured microseconds of the candidates, by name; empty where none were measured.
-        band: the lowest and highest valid ratio of a batch when the setting was calibrated.
-        geometry: the shape with padding and bias, by which a settings file knows the layer.
     """
 
     name: str
