@@ -21,10 +21,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Knobs(TypedDict):
-    """The one knob given, as keyword arguments of an op.
-
-    A ``tau`` that is a number is the op's ``threshold``, and no tensor enters a compiled graph. One
-    that torch.compile has found to change from call to call remains a tensor.
+    """The one knob given, as keyword arguments of an op: a ``tau`` that is a number is its
+    ``threshold``, unless torch.compile has found that it changes from call to call.
     """
 
     tau: Tensor | None

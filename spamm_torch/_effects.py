@@ -58,9 +58,7 @@ def line_of(error: BaseException) -> str:
 
 
 class Watch:
-    """Finds where a function changes something: ``line`` of the user's code, as :func:`line_of`,
-    empty where it was not found; ``module``: the innermost that was being called then, or None.
-    """
+    """Finds the ``line`` of the user's code that changes a place, and its innermost ``module``."""
 
     def __init__(self, place: Place, stack: Sequence[nn.Module]) -> None:
         self.line = ""

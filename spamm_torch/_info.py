@@ -53,9 +53,7 @@ class SkipInfo(_Skipped):
 
 
 class NormMaps(NamedTuple):
-    """The norm maps of a product, and their blocks as in :class:`SkipInfo`. ``skip_norm_b`` decides
-    which products are skipped; it is ``norm_b`` but for a convolution.
-    """
+    """The norm maps of a product, and their blocks; ``skip_norm_b`` decides what is skipped."""
 
     norm_a: Tensor
     norm_b: Tensor
@@ -154,11 +152,7 @@ def conv2d_norm_maps(
     pixel_block: Sequence[int] | None,
     norm_weight: Tensor | None,
 ) -> NormMaps:
-    """The norm maps (groups, MB, KB) and (groups, KB, NB) of a convolution of checked arguments.
-
-    ``geometry``: stride, padding, dilation, groups. ``has_tau`` decides the default pixel block.
-    ``norm_weight``: the weight's norm map where it is known.
-    """
+    """The norm maps (groups, MB, KB) and (groups, KB, NB) of a convolution of checked arguments."""
     batch = input if input.dim() == 4 else input.unsqueeze(0)
     groups, (out_channels, in_channels) = geometry[3], weight.shape[:2]
     edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
@@ -173,11 +167,7 @@ def conv2d_norm_maps(
 def _im2col_norms(
     input: Tensor, weight: Tensor, geometry: Geometry, k: int, pixel_block: tuple[int, int, int]
 ) -> tuple[Tensor, Tensor]:
-    """The norm map (groups, KB, NB) of an im2col matrix, and the map by which products are skipped.
-
-    The input is read once, for the sum of squares of k channels of each pixel; a block's norm is
-    the root of the sum over the pixels that it covers at its kernel position.
-    """
+    """The norm map (groups, KB, NB) of an im2col matrix, and that by which products are skipped."""
     stride, padding, dilation, groups = geometry
     kernel, grid = weight.shape[2:], [input.shape[0]]
     sides = zip(input.shape[2:], kernel, stride, padding, dilation, strict=True)

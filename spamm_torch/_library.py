@@ -21,12 +21,7 @@ def _python_files(package: Path) -> dict[str, bytes]:
 
 
 def _find_package() -> Path:
-    """The folder with the library: this one, or the installed package that this one hides.
-
-    In a clone, Python finds the source folder before the package that `pip install .` has put
-    elsewhere. Until `make build`, the source folder holds no library; the installed one then
-    serves, if it was installed from the same Python files.
-    """
+    """The folder with the library: this one, or the installed package that this one hides."""
     if _is_built(_HERE):
         return _HERE
     root = _HERE.parent

@@ -95,12 +95,8 @@ def _or_inf(x: Tensor) -> Tensor:
 
 
 class Maps(NamedTuple):
-    """The norms of two operands.
-
-    Attributes:
-        norm_a, norm_b: of their blocks. block: (m, k, n).
-        lost: of two tensors of such norms, the error bound where all is skipped.
-        most: the number of products that a block of the result has at most, 0-d.
+    """The norms of two operands' blocks (m, k, n). ``lost``: such norms' error bound where all is
+    skipped. ``most``: the number of products that a block of the result has at most, 0-d.
     """
 
     norm_a: Tensor
@@ -188,9 +184,7 @@ def conv_made(
     activation: str,
     is_torchs: bool,
 ) -> Made:
-    """How a convolution is made on a device. ``addends``: bias and residual. ``is_torchs``: whether
-    torch's own convolution computes it, of which nothing is proven.
-    """
+    """How a convolution is made on a device; of ``is_torchs``, torch's own, nothing is proven."""
     dtype, entries = output.dtype, output.numel()
     sums = sums_of(device, dtype, (64, 64, 64))
     # In any order, as the convolutions' kernels differ.

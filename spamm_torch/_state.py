@@ -37,9 +37,7 @@ def is_own(module_name: Any) -> bool:
 
 
 class Place:
-    """Something that a forward may change. ``owner``: the module from which it was reached; None
-    where no forward changes it. ``name``: the attribute, or the name in the code.
-    """
+    """Something that a forward may change; ``owner``: the module from which it was reached."""
 
     def __init__(self, owner: nn.Module | None, name: str) -> None:
         self.owner, self.name = owner, name
@@ -178,12 +176,8 @@ class _Random(Place):
 
 
 class Snapshot:
-    """All that the forwards of a model may change, to go back to.
-
-    That are the classes and attributes of its modules; lists, dicts, sets and plain objects that
-    these hold, some deep; the globals, closures and class attributes that the code of forwards
-    names; the values of buffers and other tensors, of Parameters whether they change; random
-    states.
+    """All that the forwards of a model may change, to go back to: attributes and what they hold,
+    some deep, globals and closures that code names, values of tensors, random states.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -31,9 +31,7 @@ Run: TypeAlias = Callable[[], dict[str, float]]  # microseconds of one round, by
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of a call, or of a part of it, over several rounds: the median in microseconds, and
-    the spread, which is the upper quartile as a multiple of the lower one.
-    """
+    """The median in microseconds over rounds, and the upper quartile as a multiple of the lower."""
 
     median: float
     spread: float = 1.0
@@ -57,12 +55,8 @@ def times_of(
     around: Sequence[Around] = (),
     is_warm: bool = False,
 ) -> list[Timing]:
-    """The time of each call; in turns, each in its context of ``around``, which does not count.
-
-    On CUDA each call is captured into a graph, so that the host does not count, and the L2 cache is
-    flushed between runs; one that cannot be captured is run as it is. Rounds that vary much are
-    measured up to twice again, and those that vary least count. ``is_warm``: all was computed
-    before.
+    """The time of each call, in turns, each in its context of ``around``, which does not count; on
+    CUDA as a graph if it can be one, with a cold L2 cache. ``is_warm``: all was computed before.
     """
     around = around or [nullcontext] * len(calls)
     runs: list[Run]

@@ -110,9 +110,8 @@ def check_images_a_block(block: int) -> None:
 
 
 def _centres(images: Tensor) -> Tensor:
-    """Row and column of each image's centre of mass, -1/2 to 1/2: float64 (2, N), in which no sum
-    overflows and those of bytes and half types are exact: the order is the same on every device.
-    The minimum is taken off the sums, so that no copy of the images is written.
+    """Row and column of each image's centre of mass, -1/2 to 1/2: float64 (2, N), in which sums of
+    bytes and half types are exact, so that the order is the same on every device.
     """
     pixels = images[:, 0]
     height, width = pixels.shape[1:]

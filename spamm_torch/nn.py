@@ -42,14 +42,9 @@ Other = TypeVar("Other", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PinnedNorms:
-    """The norms of a weight, with the proof that they still are that weight's.
-
-    Attributes:
-        norms: the norm map. It, and the weight before it, are final: no kernel still writes them.
-        weight: the tensor itself. Weak, so that a weight that was replaced does not stay in memory.
-        version, address: of the weight when its norms were computed.
-        memory: holds the weight's memory as long as the weight is there, so that nothing else gets
-            its address.
+    """The norms of a weight, with the proof that they still are that weight's: the tensor, weak, so
+    that one which was replaced does not stay in memory, its version and address, and its memory, so
+    that nothing else gets the address. Both are final: no kernel still writes them.
     """
 
     norms: Tensor
@@ -60,9 +55,8 @@ class PinnedNorms:
 
     @classmethod
     def of(cls, weight: Tensor, norms: Tensor) -> "PinnedNorms":
-        """Pins the norms that were just computed from ``weight``, and waits until they are there.
-        Nothing can be proven of tensors made in inference mode, without versions, and of
-        subclasses.
+        """Pins the norms just computed from ``weight``, and waits for them. Nothing can be proven
+        of tensors made in inference mode, without versions, and of subclasses.
         """
         if type(weight) not in (nn.Parameter, Tensor) or weight.is_inference():
             return cls(norms, None)
@@ -234,11 +228,8 @@ class _SpAMM(nn.Module):
 
 
 def takes_ready_weights(input: Tensor) -> bool:
-    """Whether a call may say that a weight whose norms are pinned is ready to be read.
-
-    Convolutions may then read it while kernels before them on the stream still run. Pinning waits
-    for the norms, and with them for the weight. A call that is recorded to be run later does not
-    say so: the weight may be another by then.
+    """Whether a call may read a weight whose norms are pinned while kernels before it still run:
+    pinning has waited for both. Not one recorded to be run later, when the weight may be another.
     """
     return (
         input.is_cuda

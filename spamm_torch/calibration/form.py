@@ -163,9 +163,7 @@ def _reasons(layers: Mapping[str, nn.Conv2d]) -> dict[str, str]:
 
 @contextmanager
 def other_calls_refused(model: nn.Module) -> Iterator[None]:
-    """Inside, calls that a generated forward of the model, or of its copies, does not serve raise
-    ValueError: the model's own forward skips nothing, which would seem to cost nothing.
-    """
+    """Inside, calls that no generated forward serves raise ValueError: they would skip nothing."""
     is_inside = True
 
     def refuse(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -205,10 +205,7 @@ class Evaluator:
 
 @contextmanager
 def _left_in_place(model: nn.Module) -> Iterator[None]:
-    """Raises ValueError if the model's tensors are moved or cast inside; they are put back.
-
-    ``Module.to`` writes to the ``data`` of parameters, which no list of a module's attributes sees.
-    """
+    """Raises ValueError if the model's tensors are moved or cast inside; they are put back."""
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(name, x.grad) for name, x in model.named_parameters() if x.grad is not None]
     # Tensors of subclasses may have no address.

@@ -141,9 +141,7 @@ class Found:
 
 
 def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf) -> Found:
-    """The most moves whose loss both halves allow, as docs/calibration.md describes. ``errors``:
-    the sums of squared errors after one move, after two, and so on.
-    """
+    """The most moves whose loss both halves allow; ``errors``: sums of squares after each move."""
     run = _Search(errors, max_drop, evaluations, loss)
     run.narrow(max(1, (evaluations + 3) // _HELD_SHARE))
     return _held(run)

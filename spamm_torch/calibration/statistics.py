@@ -64,9 +64,7 @@ class LayerStatistics:
 def measure_layers(
     form: Form, inputs: Sequence[Example], progress: Progress
 ) -> dict[str, LayerStatistics]:
-    """The statistics of the layers of a form that are called, in eval mode and without gradients.
-    Norm maps that hold a NaN give no candidate.
-    """
+    """The statistics of the layers that are called. Norm maps with a NaN give no candidate."""
     pools = {name: _Pool(() if name in form.reasons else form.pixel_blocks) for name in form.layers}
     exact = form.exact.setting
     assert exact is not None
@@ -229,10 +227,8 @@ def thresholds_for(
 ) -> dict[str, SpAMMConfig]:
     """The settings by which layers compute the wanted shares, all at once; others lose nothing.
 
-    Skipping takes energy from a layer's output: with the thresholds of undisturbed inputs the
-    layers behind it skip more than they are meant to, and the network falls off a cliff. So in a
-    first pass each call of a layer searches for its own threshold, and every layer sees what it
-    will see, but for the batches' differences. In a second they hold the means, and norm maps are
+    Layers behind those that skip get less energy. So first each call searches for its own
+    threshold, and every layer sees what it will see; then they hold the means, and norm maps are
     pooled.
     """
     least = form.exact.setting

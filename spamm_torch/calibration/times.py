@@ -51,9 +51,7 @@ def measure(
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """The times of a layer, dense, of the op ``conv2d`` without a loss, and by each of its
-    candidates; those of several calls in one forward count together.
-    """
+    """The times of all calls of a layer: dense, by ``conv2d`` without a loss, by its candidates."""
 
     dense: Timing
     spamm: Timing
@@ -72,11 +70,9 @@ class LayerTimes:
 def time_layers(
     form: Form, statistics: Mapping[str, LayerStatistics], example: Example, progress: Progress
 ) -> dict[str, LayerTimes]:
-    """The times of all layers on an example's activations, each where it stands in the model.
-
-    In each run of the model every layer is timed with one of its settings, and passes on what is
-    without a loss. Of each shape of blocks three candidates are timed; the others are on their
-    line.
+    """The times of all layers on an example's activations, each where it stands in the model: in
+    each run every layer is timed with one of its settings, and passes on what is without a loss.
+    Of each shape of blocks three candidates are timed; the others are on their line.
     """
     trials = {
         name: [
@@ -161,9 +157,7 @@ def time_models(
     example: Example,
     progress: Progress,
 ) -> dict[str, Timing]:
-    """The time of the whole model with several engines of its layers by name, in turns.
-    ``engines``: None for the model as it was, and the valid ratio there.
-    """
+    """The time of the whole model by several engines, in turns; None: the model as it was."""
     steps = itertools.count()
     least = _LEAST_ROUNDS * len(engines)
 

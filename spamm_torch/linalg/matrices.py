@@ -103,10 +103,7 @@ def _counted(
 
 
 class Matrices:
-    """Matrices of one form, and the products that were made of them.
-
-    With ``rows`` they lie on ranks, and all are as :class:`Rows` keeps them.
-    """
+    """Matrices of one form, on ranks as :class:`Rows` keeps them, and their products so far."""
 
     rows: Rows | None = None
     sums: tuple[Tensor | None, Tensor | None] = (None, None)  # a product, its trace and norm

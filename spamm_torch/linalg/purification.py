@@ -177,9 +177,8 @@ def purify(
     """The projector on the lowest states of a Hamiltonian, two electrons in each.
 
     Method: SP2, A. M. N. Niklasson, "Expansion algorithm for the density matrix", Phys. Rev. B 66,
-    155115 (2002). The spectrum is mapped to [0, 1] and turned over, so that occupied states are
-    near 1. Each step then replaces X by X^2, which pushes eigenvalues down, or by 2 X - X^2, which
-    pushes them up, whichever brings the trace closer to the number of occupied states.
+    155115 (2002), from the spectrum mapped to [0, 1] and turned over: each step replaces X by X^2
+    or by 2 X - X^2, whichever brings the trace closer to the number of occupied states.
 
     Args:
         hamiltonian: (N, N), symmetric, float64, in an orthogonal basis.

@@ -65,10 +65,7 @@ def _compilers_make_more(weight: Tensor, groups: int, activation: str) -> bool:
 
 
 def linear_relu(input: Tensor, linear: nn.Linear) -> Tensor:
-    """As ``torch.relu(linear(input))``, up to rounding; input (..., in_features) of its dtype.
-
-    On CUDA it is one call of cuBLASLt, whose kernel applies bias and ReLU.
-    """
+    """``torch.relu(linear(input))`` up to rounding; on CUDA one call of cuBLASLt if it fits."""
     weight, bias = linear.weight, linear.bias
     if _is_one_call(input, weight, bias):
         return torch._addmm_activation(bias, input, weight.t())
@@ -175,9 +172,7 @@ def _has_wide_pixels(images: Tensor) -> bool:
 
 
 def enlarged(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Channels-last images with each pixel repeated up to ``size``, multiples of theirs, 16 aligned
-    bytes at a time, of which pixels consist.
-    """
+    """Channels-last images of whole aligned 16 bytes, each pixel repeated up to a multiple size."""
     pixels = images.permute(0, 2, 3, 1).view(_WIDE)
     count, height, width, chunks = pixels.shape
     image, row, column, chunk = pixels.stride()

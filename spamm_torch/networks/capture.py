@@ -42,9 +42,7 @@ _LEAVES = (
 def capture(
     model: nn.Module, before: Snapshot, forms: Mapping[nn.Module, Signature] = {}
 ) -> "Capture":
-    """Traces a model that is in eval mode, and leaves it as it was (``before``). ``forms``: how its
-    modules are called, where that is known.
-    """
+    """Traces a model in eval mode, and leaves it as it was; ``forms``: how modules are called."""
     captured = Capture(before, forms)
     captured.visit("", model)
     return captured

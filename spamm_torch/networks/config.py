@@ -102,10 +102,8 @@ NOTHING_SKIPPED = SpAMMConfig(tau=0.0)
 
 
 def lossless(dtype: torch.dtype) -> SpAMMConfig:
-    """The setting that skips the products whose norms multiply to exactly zero, image by image.
-
-    Its tau is the smallest positive number of the norms' type: x < tau holds for x = 0 alone. So it
-    skips where a block is all zeros, or both norms so small that their product rounds to zero.
+    """The setting that skips the products whose norms multiply to exactly zero, image by image: its
+    tau is the smallest positive number of the norms' type.
     """
     norms = torch.float64 if dtype == torch.float64 else torch.float32
     info = torch.finfo(norms)

@@ -79,9 +79,7 @@ class Conversion:
         return self._install(chooser, engines)
 
     def run_again(self, request: Request) -> ConvertReport:
-        """The same for a model as it was then, with a request that differs in having engines for
-        all calls: nothing is compared or measured.
-        """
+        """The same with engines for all calls in the request: nothing is compared or measured."""
         self._request = request
         chooser = self._chooser()
         return self._install(chooser, chooser.choose())

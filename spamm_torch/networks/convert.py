@@ -80,12 +80,10 @@ def convert_(
         TypeError: a model that is no module, an argument of another type, a reference that is no
             dense tensor.
         ValueError: several knobs, or a knob and a ``config``; an override that names no convolution
-            or comes with a settings file, a settings file of another model, of another format or
-            none at all, an example that the model cannot take, of no images or without finite
-            numbers, a model without ``nn.Conv2d`` or without values (lazy, or on the device meta),
-            settings that no layer can have; a reference that is not one finite picture of floats,
-            or on the device meta; a settings file that was made with a reference, without one of
-            its shape here, and the other way round.
+            or comes with a settings file, a settings file of another model or format, or without
+            the reference it was made with; an example that the model cannot take, of no images or
+            without finite numbers, a model without ``nn.Conv2d`` or without values, settings that
+            no layer can have, a reference that is not one finite picture of floats.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.

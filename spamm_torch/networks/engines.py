@@ -54,10 +54,8 @@ def own_setting(site: Site) -> SpAMMConfig | None:
 
 @dataclass
 class Chooser:
-    """Chooses the engine of each call of a convolution, by name in ``choices``, and notes times.
-
-    Forms of the model are measured in turns, by setting the engines of ``installation``. Nothing
-    may be converted where there is a ``problem``.
+    """Chooses the engine of each call of a convolution, by name in ``choices``, and notes times, by
+    forms of ``installation``. Nothing may be converted where there is a ``problem``.
     """
 
     model: nn.Module
@@ -143,9 +141,8 @@ class Chooser:
     def _times_in_place(
         self, example: Example, free: Mapping[str, Mapping[str, Engine]]
     ) -> dict[str, dict[str, Timing]]:
-        """The times of candidates in the running model, from a call to the next convolution's. In
-        each round the model runs once with every call's first candidate, once with the second, and
-        so on: operands lie where the layer before left them, and times add up to the model's.
+        """The times of candidates in the running model: in each round it runs with every call's
+        first candidate, with the second, and so on. Operands lie where the layer before left them.
         """
         if not free:
             return {}

@@ -142,9 +142,7 @@ class Example:
         return model(*copied(self.args), **copied(self.kwargs))
 
     def check_values(self) -> None:
-        """Raises ValueError for tensors without entries, with NaN, or of infinities alone: forms
-        compared on these would agree whatever they compute.
-        """
+        """Raises ValueError for tensors without entries, with NaN, or of infinities alone."""
         for value in pytree.tree_leaves((self.args, self.kwargs)):
             if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
                 continue

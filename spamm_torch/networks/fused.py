@@ -221,12 +221,9 @@ class Fused:
         self._proof.take()
 
     def renew(self, in_place: bool = True, made: Made | None = None) -> bool:
-        """Folds weights and biases anew; False where that cannot be done now.
-
-        With ``in_place`` operands keep their addresses where shape, dtype and device are the same:
-        captured graphs and compiled code read the new values. Without, nothing is written that
-        another thread may be reading. ``made``: as of :meth:`Source.operands`; None: all is made
-        anew.
+        """Folds weights and biases anew; False where that cannot be done now. With ``in_place``
+        operands keep their addresses where they can, for captured graphs and compiled code; else
+        nothing is written that others may be reading. ``made``: as of :meth:`Source.operands`.
         """
         self.forget()
         if not self._proof.fits() or not all(source.can_be_read for source in self._sources):

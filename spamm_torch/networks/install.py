@@ -210,10 +210,8 @@ Fuse: TypeAlias = Callable[[Island, Sequence[Site], Mapping[str, Engine]], Fused
 
 
 class Installation:
-    """A model whose engines can be set: nothing else is installed or taken back to measure one.
-
-    ``islands``: the calls of convolutions in each; ``sites``: all calls. With ``keeps_layers`` the
-    convolutions of islands keep their class.
+    """A model whose engines can be set, to measure one, too. With ``keeps_layers`` convolutions in
+    ``islands`` keep their class. ``sites``: all calls.
     """
 
     def __init__(

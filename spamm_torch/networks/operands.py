@@ -27,9 +27,7 @@ Made: TypeAlias = dict[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where three operands of a fused call come from: weight, bias, and the weight's norms, or of a
-    dense call its packed copy, for inputs of a shape. ``packs``: whether there is one.
-    """
+    """Where operands of a fused call come from; ``packs``: dense ones may have a packed copy."""
 
     conv: nn.Conv2d
     batch_norm: nn.Module | None

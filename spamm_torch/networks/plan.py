@@ -144,11 +144,9 @@ class Plan:
 
 @dataclass
 class NormFlow:
-    """The layers of an island that compute norms for the next, and those that read them.
-
-    A convolution that skips needs the norms of its input. A convolution of the op ``conv2d`` or a
-    max pool right before it computes them with its output. Behind other layers it computes them
-    itself. ``producers`` and ``readers`` are sites by name, ``pools`` max pools that compute norms.
+    """The layers of an island that compute norms with their output, as convolutions of the op
+    ``conv2d`` and max pools can, and those behind them that skip by these: ``producers`` and
+    ``readers`` are sites by name, ``pools`` max pools.
     """
 
     producers: set[str] = field(default_factory=set)

@@ -47,10 +47,8 @@ class _State(NamedTuple):
 
 
 class Proof:
-    """The state of modules when a forward was generated that does their work, the root first.
-
-    Tensors of ``sources``, which are folded, are no other plan: what is folded follows them
-    (:class:`Origin`).
+    """The state of modules, the root first, when a forward was generated that does their work.
+    Tensors of ``sources`` may change: folded ones follow them (:class:`Origin`).
     """
 
     def __init__(self, modules: Sequence[nn.Module], sources: Sequence[nn.Module]) -> None:

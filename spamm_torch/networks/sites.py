@@ -50,9 +50,7 @@ def alike_by_shapes(measured: Sequence[Shapes], likely: Sequence[Shapes]) -> Ali
 
 
 def find_sites(island: Island, are_alike: Alike) -> list[Site]:
-    """The sites of an island whose convolutions the ops can compute, in the graph's order. An add
-    is absorbed where ``are_alike`` says that nothing is broadcast.
-    """
+    """The sites of an island whose convolutions the ops can compute, in the graph's order."""
     sites = _calls(island)
     # The last convolution first: an add belongs to the one that runs last of its two.
     finder = _Finder(island, are_alike)
@@ -185,9 +183,7 @@ class _Finder:
             self._take(site, node, activation)
 
     def _is_written_between(self, site: Site, end: fx.Node) -> bool:
-        """Whether anything else is changed in place while the site's nodes run: the fused call runs
-        where its last node ran, and must still find its operands.
-        """
+        """Whether anything else is written to before ``end``, where the fused call would run."""
         own = set(site.nodes)
         start, stop = self._order[site.node], self._order[end]
         return any(start < self._order[node] < stop and node not in own for node in self._writers)

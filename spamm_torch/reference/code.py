@@ -79,9 +79,7 @@ def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCod
 
 
 class _Generator:
-    """Walks through the island's nodes and writes both functions along the way. ``places``: where
-    among the operands the held references are; it adds its own.
-    """
+    """Writes both functions, node by node; ``places``: of held references among the operands."""
 
     def __init__(
         self, plan: ReferencePlan, shapes: Shapes, flow: PixelNormFlow, places: dict[fx.Node, int]

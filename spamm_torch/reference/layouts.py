@@ -83,9 +83,7 @@ class Layout:
 def find_layout(
     conv: nn.Conv2d, setting: SpAMMConfig | None, width: int, *, is_doubled: bool
 ) -> Layout | None:
-    """The layout to compute a convolution in; None: as it is. It has other blocks, which changes
-    nothing where products of zeros alone are skipped.
-    """
+    """The layout to compute a convolution in, if zeros alone are skipped; None: as it is."""
     if setting != lossless(conv.weight.dtype) or conv.groups > 1 or not _keeps_width(conv):
         return None
     if is_doubled and _can_be_in_phases(conv):
@@ -206,11 +204,7 @@ LINEAR_MODULES = (
 
 @dataclass
 class ReferencePlan(Plan):
-    """A plan in which every convolution computes deviations.
-
-    Attributes:
-        reference: the island's arguments for the reference picture.
-    """
+    """A plan of deviations; ``reference``: the island's arguments for the reference picture."""
 
     reference: tuple[Tensor, ...]
 

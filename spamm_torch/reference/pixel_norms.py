@@ -214,10 +214,8 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
 
 
 def _reads_doubled(plan: Plan, site: Site, shapes: Shapes) -> bool:
-    """Whether a site may read the value before nearest upsampling that doubles rows and columns.
-
-    It then reads that where the site runs: nothing may write to it in between. Of a new tensor that
-    shows in the graph, of what may be an alias it does not.
+    """Whether a site may read the value before nearest upsampling that doubles rows and columns, to
+    which nothing may write in between: that shows of new tensors alone.
     """
     value, root = site.nodes[0].args[0], plan.island.module
     assert isinstance(value, fx.Node)

@@ -78,9 +78,7 @@ def product(
     return_info: bool,
     **options: Any,
 ) -> Any:
-    """mm and addmm where an operand is block-sparse; the arguments are theirs, ``knob`` the knobs.
-    A dense operand takes part with all of its blocks, and makes the result dense.
-    """
+    """mm and addmm where an operand is block-sparse; a dense one makes the result dense."""
     options["norms"] = return_norms or return_info
     c, map_c, is_dense, info, _ = multiplied(function, a, b, knob, **options)
     results: list[Any] = []
@@ -116,11 +114,9 @@ def multiplied(
     norms: bool = True,
     **refused: Any,
 ) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo], Tensor | None]:
-    """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
-
-    Counting takes as long as planning: it is the caller's choice, and can wait. It needs ``norms``,
-    which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the result's
-    trace and norm, on the host. ``below`` is a factor of the threshold.
+    """The result's blocks and norms, whether it is to be dense, what counts what was left out, as
+    long as planning and by ``norms``; and of float32 and float64 with ``drop`` its trace and norm,
+    on the host. ``below`` is a factor of the threshold.
     """
     if given := [name for name, value in refused.items() if value is not None]:
         raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")
@@ -227,9 +223,7 @@ def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
 
 class Recipe(NamedTuple):
     """How a product is made, without its operands: who counts later keeps no matrix for that.
-
-    ``entries``: of the result. ``added``: values, or norms, of what is added. ``symmetric``:
-    whether the call says so. ``is_square``: whether A is B.
+    ``added``: values, or norms, of what is added. ``is_square``: whether A is B.
     """
 
     dtype: torch.dtype
@@ -276,9 +270,7 @@ def info_of(
     norms: Tensor,
     recipe: Recipe,
 ) -> SparseInfo:
-    """The info of a product, from the norm maps of its operands and ``norms``, the result's;
-    ``drop_bound``: None where nothing was dropped.
-    """
+    """The info of a product, from the norm maps of its operands and ``norms``, the result's."""
     made, edge = recipe.made(), recipe.edge
     skip_bound, products = lost(norm_a, norm_b, tau)
     drop_bound = torch.zeros_like(skip_bound) if drop_bound is None else drop_bound
