@@ -5,6 +5,7 @@ is no shape or a wrong one, and tensors on several devices, of which some may be
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,21 +25,15 @@ def _fake(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             schema = getattr(_ops, name).default._schema.arguments
-            defaults = {x.name: x.default_value for x in schema if x.has_default_value()}
-            order = [x.name for x in schema]
-
-            def by_name(
-                *args: Any,
-                _order: list[str] = order,
-                _defaults: dict[str, Any] = defaults,
-                **given: Any,
-            ) -> Any:
-                return kernel(**_defaults | dict(zip(_order, args, strict=False)) | given)
-
-            register_fake(f"spamm_torch::{name}")(by_name)
+            register_fake(f"spamm_torch::{name}")(partial(_by_name, kernel, schema))
         return kernel
 
     return register
+
+
+def _by_name(kernel: Callable[..., Any], schema: Any, /, *args: Any, **given: Any) -> Any:
+    defaults = {x.name: x.default_value for x in schema if x.has_default_value()}
+    return kernel(**defaults | {x.name: value for x, value in zip(schema, args)} | given)  # noqa: B905
 
 
 def _blocks(length: int, edge: int) -> int:

@@ -152,7 +152,7 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
-class _Random(Place):
+class RandomStates(Place):
     """The states from which Python, NumPy and torch draw random numbers on the host."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class _Finder:
     """The walk over what a model reaches, the nearest first."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.places: list[Place] = [_Random()]
+        self.places: list[Place] = [RandomStates()]
         modules = list(model.modules())
         self._seen = set(map(id, modules))
         self._names: dict[types.ModuleType, set[str]] = collections.defaultdict(set)

@@ -205,9 +205,8 @@ def _rows(canvas, forms, pictures, device, rounds):
             {
                 "canvas": canvas,
                 "form": name,
-                "ms": timing.median,
                 "over": over,
-                "speedup": times[over].median / timing.median,
+                **timing.over(times[over]),
                 "changed": int((own.argmax(1) != output.argmax(1)).sum()),
                 "largest_difference": float((own - output).abs().max() / own.abs().max()),
                 "pixels": own.argmax(1).numel(),

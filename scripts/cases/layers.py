@@ -213,16 +213,9 @@ def measure_layer(layer, batch, options):
         require_near(error, most, f"of {name} for {layer.name}, batch {batch}")
     times = interleaved(calls, options.device, options.repeats, cold=options.cold)
     place = {"layer": layer.name, "batch": batch, "group": layer.group, "count": layer.count}
+    place["floor_us"] = layer.floor_us(batch)
     rows = [
-        place
-        | {
-            "candidate": name,
-            "ms": of.median,
-            "speedup": times["compiled"].median / of.median,
-            "spread": of.spread / of.median,
-            "error": errors[name],
-            "floor_us": layer.floor_us(batch),
-        }
+        place | {"candidate": name} | of.over(times["compiled"]) | {"error": errors[name]}
         for name, of in times.items()
     ]
     return {"fused layers": rows}

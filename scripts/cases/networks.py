@@ -281,14 +281,5 @@ def _rows(network, batch, options):
     for mode in options.modes:
         times = timed(calls, mode)
         peer = times.get(_PEERS[mode])
-        found += [
-            rows[name]
-            | {
-                "mode": mode,
-                "ms": own.median,
-                "speedup": peer and peer.median / own.median,
-                "spread": own.spread / own.median,
-            }
-            for name, own in times.items()
-        ]
+        found += [rows[name] | {"mode": mode} | own.over(peer) for name, own in times.items()]
     return found + [row for name, row in rows.items() if name not in calls]

@@ -20,7 +20,7 @@ from common.console import make_console
 from common.journal import model_digest
 from common.machine import PRECISIONS, use_precision
 from common.measuring import compiled
-from common.timing import interleaved, medians
+from common.timing import interleaved
 from common.training import add_training_options, train_or_load
 from models.data import MAX_SHIFT, draw_shifts
 from models.files import UserError, first_line, require_writable
@@ -130,10 +130,9 @@ def measure(options):
     for mode in options.modes:
         calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}
         times = interleaved(calls, options.device, options.repeats, eager=mode == "eager")
-        ms = medians(times)
         served += [
-            place | {"mode": mode, "network": name, "ms": ms[name], "speedup": ms["dense"] / of}
-            for name, of in ms.items()
+            place | {"mode": mode, "network": name} | of.over(times["dense"])
+            for name, of in times.items()
         ]
     return {
         "served": served,

@@ -29,6 +29,11 @@ class Timing:
     median: float
     spread: float
 
+    def over(self, peer):
+        """What a row says of it: the time, the speed over a peer's, if any, and the spread."""
+        speedup = None if peer is None else peer.median / self.median
+        return {"ms": self.median, "speedup": speedup, "spread": self.spread / self.median}
+
 
 def interleaved(candidates, device, repeats, *, cold=False, eager=False):
     """Times {name: call} in turns on a device; gives {name: Timing}. ``cold``: empty the L2 cache

@@ -121,8 +121,7 @@ def measure(a, precision, repeats):
     times = interleaved(calls, a.device, repeats)
 
     def row(block, tau):
-        ms, spread = times[block, tau].median, times[block, tau].spread
-        dense, unskipped = times["dense"].median, times[block, 0.0].median
+        own, dense, unskipped = times[block, tau], times["dense"], times[block, 0.0]
         return {
             "block": block,
             "tau": tau,
@@ -131,12 +130,10 @@ def measure(a, precision, repeats):
             "dense_error": errors["dense"],
             "bound": bounds[block, tau],
             "valid_ratio": spamm_torch.valid_ratio(norms[block], norms[block], tau).item(),
-            "ms": ms,
-            "spread": spread / ms,
-            "dense_ms": dense,
-            "unskipped_ms": unskipped,
-            "speedup": dense / ms,
-            "speedup_unskipped": unskipped / ms,
+            "dense_ms": dense.median,
+            "unskipped_ms": unskipped.median,
+            "speedup_unskipped": unskipped.median / own.median,
+            **own.over(dense),
         }
 
     return [row(*place) for place in bounds]

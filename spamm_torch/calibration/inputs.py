@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._state import in_eval_mode
+from .._state import RandomStates, in_eval_mode
 from ..networks.example import Example
 
 _STATISTICS_INPUTS = 512
@@ -100,26 +99,25 @@ def _is_floating(value: Any) -> bool:
 
 
 class Randomness:
-    """The states of Python's and torch's generators, as they are when it is made."""
+    """The states of random numbers, as they are when it is made."""
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []
-        self._python, self._host = random.getstate(), torch.get_rng_state()
+        self._host = RandomStates()
         self._on_devices = [torch.cuda.get_rng_state(device) for device in self._devices]
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Inside, the same numbers are drawn each time; outside, nothing of it is seen."""
-        before = random.getstate()
+        before = RandomStates()
         with torch.random.fork_rng(self._devices):
-            random.setstate(self._python)
-            torch.set_rng_state(self._host)
+            self._host.restore()
             for state, device in zip(self._on_devices, self._devices, strict=True):
                 torch.cuda.set_rng_state(state, device)
             try:
                 yield
             finally:
-                random.setstate(before)
+                before.restore()
 
 
 # ---- Results of evaluate ------------------------------------------------------------------------

@@ -6,6 +6,7 @@ that wants a gradient.
 
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,17 +126,15 @@ def upsample_nearest(input: Tensor, size: Any, scale_factor: Any) -> Tensor:
     """As torch's ``interpolate(..., mode="nearest")``, bit for bit, without a gradient."""
     # Of one pixel or channel, torch tells the memory format of its result by strides.
     if _is_own_batch(input) and _has_wide_pixels(input) and not input.is_contiguous():
-        after = size_after(input.shape[2:], size, scale_factor)
-        if after is not None and _repeats_faster(input, after):
+        before = input.shape[2:]
+        after = size_after(before, size, scale_factor)
+        if (
+            after is not None
+            and all(map(_is_repeat, before, after))
+            and input.nbytes // math.prod(before) * math.prod(after) >= _LEAST_BYTES
+        ):
             return enlarged(input, after)
     return F.interpolate(input, size, scale_factor)
-
-
-def _repeats_faster(input: Tensor, after: tuple[int, int]) -> bool:
-    height, width = input.shape[2:]
-    if not (_is_repeat(height, after[0]) and _is_repeat(width, after[1])):
-        return False
-    return input.nbytes * (after[0] // height) * (after[1] // width) >= _LEAST_BYTES
 
 
 def size_after(before: Sequence[int], size: Any, scale_factor: Any) -> tuple[int, int] | None:
@@ -143,14 +142,13 @@ def size_after(before: Sequence[int], size: Any, scale_factor: Any) -> tuple[int
     if (size is None) == (scale_factor is None):
         return None  # an error, for torch to tell
     given = pair_of(size if scale_factor is None else scale_factor)
-    if given is None or not all(_is_whole(x, scale_factor is not None) for x in given):
+    if given is None:
+        return None
+    kinds = (int,) if scale_factor is None else (int, float)
+    if not all(type(x) in kinds and x % 1 == 0 for x in given):
         return None
     factors = (1, 1) if scale_factor is None else tuple(before)
     return int(given[0]) * factors[0], int(given[1]) * factors[1]
-
-
-def _is_whole(x: Any, may_be_float: bool) -> bool:
-    return type(x) is int or (may_be_float and type(x) is float and x.is_integer())
 
 
 @functools.lru_cache(1 << 10)
