@@ -18,6 +18,7 @@ from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.measuring import require_near
 from common.timing import interleaved
 from models.files import UserError
+from spamm_torch._info import conv2d_norm_maps
 
 TITLE = "conv2d against torch.nn.functional.conv2d"
 NOTES = """\
@@ -149,8 +150,10 @@ class Case:
         self.weight = weight.to(dtype).to(memory_format=torch.channels_last)
         self.shape = {"stride": layer.stride, "padding": layer.padding}
         self.setting = {"block": block, "pixel_block": (block[2], 1, 1)}
-        self.norm_weight = torch.ops.spamm_torch.conv2d_weight_norm(self.weight, **self.setting)
-        self.norm_pixels, self.norm_columns = self.norms()
+        geometry = (layer.stride,) * 2, (layer.padding,) * 2, (1, 1), 1
+        blocks = block, self.setting["pixel_block"], None
+        maps = conv2d_norm_maps(self.input, self.weight, geometry, True, *blocks)
+        self.norm_weight, self.norm_columns = maps.norm_a, maps.skip_norm_b[0]
 
     def scale(self, data, batch, generator, device):
         """Sizes by place: "even" differs at random, "centred" falls off from the middle."""
@@ -162,18 +165,6 @@ class Case:
             return blocks[:batch, : layer.in_channels]
         along = torch.linspace(-1, 1, layer.size, device=device)
         return torch.exp(-3 * (along[:, None].square() + along.square()).sqrt())
-
-    def norms(self):
-        """Of (image block, channel block, row, column), and of (K, pixel block): skip norms."""
-        _, k, n = self.block
-        images, channels, height, width = self.input.shape
-        squares = F.pad(self.input.float().square(), (0, 0, 0, 0, 0, -channels % k, 0, -images % n))
-        blocks = squares.view(-(-images // n), n, -(-channels // k), k, height, width).sum((1, 3))
-        columns = F.unfold(blocks, self.layer.kernel, **self.shape)  # (channel block, position)
-        columns = columns.view(len(blocks), blocks.shape[1], self.layer.kernel**2, -1)
-        columns = columns.transpose(1, 2).flatten(1, 2).sqrt()
-        columns[-1] *= (n / (images - (len(blocks) - 1) * n)) ** 0.5
-        return blocks.sqrt(), columns.transpose(0, 1).flatten(1)
 
     def threshold(self, ratio):
         """A tau that keeps this share of the products in the picture, and the share it keeps."""
@@ -232,7 +223,9 @@ def bench_case(layer, batch, precision, data, options):
     candidates = {"dense": lambda: F.conv2d(input, weight, **case.shape)}
     found = {}
     chained = device.type == "cuda" and case.block[1:] == (64, 64)
-    norm_input = case.norm_pixels.permute(0, 2, 3, 1).contiguous() if chained else None
+    norm_input = None
+    if chained:
+        _, norm_input = torch.ops.spamm_torch.max_pool2d(input, 1, norms=True)
     for ratio in options.ratios:
         tau, valid = case.threshold(ratio)
 
