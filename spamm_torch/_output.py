@@ -1,7 +1,5 @@
 """Tables as text, files that are written whole or not at all, and progress on the terminal."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -63,7 +61,7 @@ class Progress:
         self._is_line = is_shown and sys.stderr.isatty()
         self._stage, self._began, self._shown = "", 0.0, 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: Any) -> None:

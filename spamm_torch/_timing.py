@@ -1,7 +1,5 @@
 """Times of calls, for choosing between them: medians of interleaved rounds, and how they vary."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +39,7 @@ class Timing:
         """Whether the rounds agree well enough to choose by them."""
         return self.spread <= _STEADY
 
-    def beats(self, other: Timing, least: float = MUST_WIN) -> bool:
+    def beats(self, other: "Timing", least: float = MUST_WIN) -> bool:
         """Whether it is ``least`` times as fast, and faster by more than either of them varies."""
         return self.median * max(least, self.spread, other.spread) < other.median
 

@@ -4,8 +4,6 @@
 ops pass, those of generated forwards too. Nothing is left in the model.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -130,7 +128,7 @@ def watch(
     on_call: OnCall | None = None,
     settings: Mapping[str, SpAMMConfig] = {},
     before: OnCall | None = None,
-) -> Iterator[Watch]:
+) -> "Iterator[Watch]":
     """Inside, ``on_call(layer, call)`` is called after each call of a layer's op, and ``before``
     before it, without gradients. Layers are told apart by their weights: a shared one is the
     first's.

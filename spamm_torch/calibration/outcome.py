@@ -1,7 +1,5 @@
 """The report of calibrate: rows, a table, and a settings file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable
@@ -84,7 +82,7 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
 
     def __new__(
         cls, rows: Iterable[CalibrationRow], outcome: Outcome, settings: dict[str, Any]
-    ) -> CalibrationReport:
+    ) -> "CalibrationReport":
         if not isinstance(outcome, Outcome):
             kind = type(outcome).__name__
             raise TypeError(f"outcome must be an Outcome, as calibrate gives it; got {kind}")

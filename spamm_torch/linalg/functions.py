@@ -1,7 +1,5 @@
 """The inverse square root and the sign by Newton-Schulz iterations, and powers by squaring."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

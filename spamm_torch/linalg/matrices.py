@@ -1,7 +1,5 @@
 """Products of dense and block-sparse matrices alike, with their norms, traces and bounds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -138,8 +136,8 @@ class Matrices:
 
     @classmethod
     def opened(
-        cls, *given: Any, group: Any, alike: dict[str, Any], check: Callable[[Matrices], Any]
-    ) -> tuple[Matrices, Tensor]:
+        cls, *given: Any, group: Any, alike: dict[str, Any], check: Callable[["Matrices"], Any]
+    ) -> tuple["Matrices", Tensor]:
         """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective: what
         ``check`` raises all ranks raise, as they do where the arguments ``alike`` differ.
         """

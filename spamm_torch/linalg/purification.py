@@ -3,8 +3,6 @@
 Its error has a proven bound (Start, End, Proof), of which docs/error_bound.md has the proof.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -273,7 +271,7 @@ def _within(
     )
 
 
-def _dealt(error: float, found: Result, trail: _Trail, size: int) -> list[float]:
+def _dealt(error: float, found: Result, trail: "_Trail", size: int) -> list[float]:
     """The error of each product with which all stays within the whole one, as far as is known."""
     if trail.proof is None or not trail.proof.gaps:
         return [min(trail.shares or [error]) / 100]

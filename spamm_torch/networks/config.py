@@ -1,7 +1,5 @@
 """The setting of a layer, and the engine that computes it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -67,7 +65,7 @@ class SpAMMConfig:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SpAMMConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> "SpAMMConfig":
         """The setting that :meth:`to_dict` wrote; ValueError for a name that is none of its."""
         if not isinstance(values, Mapping):
             raise TypeError(f"a SpAMMConfig is made of a dict; got {type(values).__name__}")
@@ -82,7 +80,7 @@ class SpAMMConfig:
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> SpAMMConfig:
+    def from_json(cls, text: str) -> "SpAMMConfig":
         """The setting that :meth:`to_json` wrote; ValueError for other text."""
         if not isinstance(text, str):
             raise TypeError(f"a SpAMMConfig is made of a str of JSON; got {type(text).__name__}")
@@ -101,7 +99,7 @@ class SpAMMConfig:
 NOTHING_SKIPPED = SpAMMConfig(tau=0.0)
 
 
-def lossless(dtype: torch.dtype) -> SpAMMConfig:
+def lossless(dtype: torch.dtype) -> "SpAMMConfig":
     """The setting that skips the products whose norms multiply to exactly zero, image by image: its
     tau is the smallest positive number of the norms' type.
     """

@@ -5,8 +5,6 @@ with the max pool that follows, and of grouped convolutions "dense" or, all grou
 "groups joined".
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -61,7 +59,7 @@ class Chooser:
     model: nn.Module
     request: Request
     example: Example | None
-    installation: Installation
+    installation: "Installation"
     sites: Sequence[Site]
     problem: str | None
     progress: Progress

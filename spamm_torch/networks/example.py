@@ -1,7 +1,5 @@
 """The form of a model's calls, and its calls on the example input."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +49,7 @@ class Signature:
     @classmethod
     def of_call(
         cls, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Signature:
+    ) -> "Signature":
         """The form of a call; where it cannot be held, the form of a forward that nobody called."""
         plain = cls(forward)
         given = plain._given(args, kwargs)

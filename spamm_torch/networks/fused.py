@@ -4,8 +4,6 @@ It is taken in eval mode, without gradients, autocast and hooks, for plain tenso
 module's own forward runs.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +22,7 @@ from .operands import Made, Source
 from .plan import Island, Plan, Site, computes_output_norms, fills_norm_block, norm_flow
 from .proof import Origin, Proof
 
-_registry: weakref.WeakValueDictionary[int, Fused] = weakref.WeakValueDictionary()
+_registry: "weakref.WeakValueDictionary[int, Fused]" = weakref.WeakValueDictionary()
 _keys = itertools.count()
 
 
@@ -38,7 +36,7 @@ class Recipe:
     calls: Mapping[str, tuple[Engine, tuple[str, ...]]]
     form: tuple[tuple[str, ...], dict[str, Any]]
 
-    def fused(self, island: Island, sites: Sequence[Site]) -> Fused | None:
+    def fused(self, island: Island, sites: Sequence[Site]) -> "Fused | None":
         """The generated forward of an island of the module; None where nothing is computed."""
         plan = Plan(island, sites, self.engines)
         return Fused(plan) if plan.fused else None

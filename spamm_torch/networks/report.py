@@ -1,7 +1,5 @@
 """The report of convert_: a row for each layer, and a table."""
 
-from __future__ import annotations
-
 import collections
 import difflib
 import json
@@ -72,7 +70,7 @@ class ConvertReport(tuple[Row, ...]):
 
     def __new__(
         cls, rows: Iterable[Row], notes: Iterable[str] = (), device: str = ""
-    ) -> ConvertReport:
+    ) -> "ConvertReport":
         report = super().__new__(cls, rows)
         report.notes, report.device = tuple(notes), device
         return report

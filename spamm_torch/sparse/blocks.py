@@ -1,7 +1,5 @@
 """A block-sparse matrix or its norm map as plain tensors, which ops take, and what may be one."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from pathlib import Path
@@ -50,7 +48,7 @@ class Blocks(NamedTuple):
         rows = torch.arange(self.rows, device=self.col.device)
         return rows.repeat_interleave(self.crow.diff().long(), output_size=len(self.col))
 
-    def has_pattern_of(self, other: Blocks) -> bool:
+    def has_pattern_of(self, other: "Blocks") -> bool:
         """Whether the same blocks are stored. Waits for the device unless it is one in memory."""
         return (
             self.columns == other.columns
@@ -58,18 +56,18 @@ class Blocks(NamedTuple):
             and _has_same(self.col, other.col)
         )
 
-    def only(self, numbers: Tensor) -> Blocks:
+    def only(self, numbers: Tensor) -> "Blocks":
         """Some of the stored blocks, by their numbers, which ascend."""
         crow = torch.searchsorted(numbers, self.crow.long()).to(self.crow.dtype)
         return Blocks(crow, self.col[numbers], self.values[numbers], self.columns)
 
-    def of_rows(self, begin: int, end: int) -> Blocks:
+    def of_rows(self, begin: int, end: int) -> "Blocks":
         """With the blocks of these block rows alone. Waits for the device."""
         first, last = self.crow[[begin, end]].tolist()
         crow = self.crow.clamp(first, last) - first
         return Blocks(crow, self.col[first:last], self.values[first:last], self.columns)
 
-    def with_norms(self) -> Blocks:
+    def with_norms(self) -> "Blocks":
         """The norm map."""
         rows = self.values.reshape(-1, self.edge)
         return self._replace(values=_ops.norm_map(rows, (self.edge, self.edge)).flatten())

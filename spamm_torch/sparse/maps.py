@@ -1,7 +1,5 @@
 """Norm maps of block-sparse matrices, which are ``torch.sparse_csr``, and plans of products."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -211,7 +209,7 @@ class Plan(NamedTuple):
                 x.masked_fill_(overflows.any(), math.nan)
         return found
 
-    def only(self, numbers: Tensor) -> Plan:
+    def only(self, numbers: Tensor) -> "Plan":
         """Of some blocks of the result, by their numbers, which ascend."""
         lengths = self.first.diff()[numbers]
         first = pad(lengths.cumsum(0), (1, 0))

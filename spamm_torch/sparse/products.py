@@ -1,7 +1,5 @@
 """mm and addmm of block-sparse matrices. docs/block_sparse.md has the meaning."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -244,7 +242,7 @@ class Recipe(NamedTuple):
         maps: tuple[Blocks, Blocks],
         scale: tuple[float, float],
         symmetric: bool,
-    ) -> Recipe:
+    ) -> "Recipe":
         """Of alpha * a @ b + beta * input. ``scale`` is alpha and beta."""
         (a, b, input), (left, right, added) = operands, blocks
         values = None if added is None else added.values
