@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from .._info import share_of_valid
 from .._output import Progress
+from ..networks.compare import distance, size_of
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
 from .calls import ConvCall, OnCall, of_convolutions, watch
@@ -173,11 +174,12 @@ def with_output_errors(
     found = {}
     with form.observed_layers():
         exact = outputs({})
+        size = size_of(exact)
         for name, layer in progress.over("errors at the output", [*statistics.items()]):
             points = []
             for candidate in _probes(layer):
                 skipping = outputs({name: candidate.setting})
-                points.append((candidate.error, _relative_error(skipping, exact)))
+                points.append((candidate.error, distance(skipping, exact) / size if size else 0.0))
             law = _power_law(points)
             candidates = (replace(each, output_error=law(each.error)) for each in layer.candidates)
             found[name] = replace(layer, candidates=tuple(candidates))
@@ -194,16 +196,6 @@ def _probes(layer: LayerStatistics) -> list[Candidate]:
         if rest:
             found.append(min(rest, key=lambda each: abs(each.valid_ratio - ratio)))
     return found
-
-
-def _relative_error(found: list[Any], exact: list[Any]) -> float:
-    """Of all floating tensors in Frobenius norms; 0 where there are none that are not zero."""
-    lost = kept = 0.0
-    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(exact), strict=True):
-        if isinstance(one, Tensor) and one.is_floating_point():
-            lost += torch.linalg.vector_norm(one.double() - other.double()).square().item()
-            kept += torch.linalg.vector_norm(other.double()).square().item()
-    return math.sqrt(lost / kept) if kept else 0.0
 
 
 def _power_law(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:

@@ -82,20 +82,24 @@ def is_rounding(expected: Any, found: Any, wide: Any) -> bool:
     """Whether ``found`` is about as near to the result in a wider type as ``expected`` is, which is
     near itself: a model that draws random numbers proves nothing.
     """
-    own = _distance(expected, wide)
-    sizes = [x.double().norm() for x in _numbers(wide) if _is_floating(x)]
-    is_near = own <= _MOST_ROUNDING * (torch.stack(sizes).norm().item() if sizes else 0.0)
-    return is_near and _distance(found, wide) <= _LIKE_ROUNDING * own
+    own = distance(expected, wide)
+    is_near = own <= _MOST_ROUNDING * size_of(wide)
+    return is_near and distance(found, wide) <= _LIKE_ROUNDING * own
 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _distance(value: Any, wide: Any) -> float:
-    """The Frobenius norm of the difference of all tensors."""
-    pairs = zip(_numbers(value), _numbers(wide), strict=True)
-    norms = [(a.double() - b.double()).norm() for a, b in pairs if _is_floating(a)]
+def distance(value: Any, other: Any) -> float:
+    """The Frobenius norm of the difference of all floating tensors."""
+    pairs = zip(_numbers(value), _numbers(other), strict=True)
+    return size_of([a.double() - b.double() for a, b in pairs if _is_floating(a)])
+
+
+def size_of(value: Any) -> float:
+    """The Frobenius norm of all floating tensors."""
+    norms = [x.double().norm() for x in _numbers(value) if _is_floating(x)]
     return torch.stack(norms).norm().item() if norms else 0.0
 
 
