@@ -176,11 +176,16 @@ def test_what_is_no_file_is_written_to(tmp_path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_writers_do_not_share_their_unfinished_files(tmp_path):
+def write_bytes(path, text):
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+@pytest.mark.parametrize("write", [write_text, write_bytes])
+def test_writers_do_not_share_their_unfinished_files(tmp_path, write):
     path, texts = tmp_path / "journal", [str(number) * 100_000 for number in range(4)]
-    write_text(path, texts[0])
+    write(path, texts[0])
     with ThreadPoolExecutor(4) as pool:
-        pool.map(write_text, [path] * 4, texts)
+        pool.map(write, [path] * 20, 5 * texts)
         seen = {path.read_text() for _ in range(50)}
     assert seen <= set(texts)
     assert os.listdir(tmp_path) == ["journal"]

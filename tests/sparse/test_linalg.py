@@ -339,34 +339,6 @@ def test_the_energy_is_that_of_the_generalised_eigenproblem(waters):
     assert exact(fock, problem.occupied)[1] == pytest.approx(expected, abs=1e-9)
 
 
-# ---- Comparing ----------------------------------------------------------------------------------
-
-
-def test_methods_are_measured_against_the_first(chain):
-    compared = methods([1e-8], None, 4, without=("torch.mm",))
-    said = []
-    rows, projector = measure(
-        chain.fock, chain, compared, repeats=2, block=32, progress=said.append
-    )
-    names = [(row["series"], row["max_error"]) for row in rows]
-    loose = pytest.approx(math.sqrt(1e-8 / 4000))
-    assert names == [
-        *(("eigh", None), ("nothing skipped", None), ("constant", loose), ("constant", 1e-8)),
-        *(("scheduled", 1e-8), ("float32 first", 1e-8)),
-    ]
-    assert len(said) == len(rows)
-    right, energy = exact(chain.fock, chain.occupied)
-    assert rows[0]["energy"] == pytest.approx(energy, abs=1e-9)
-    for row in rows:
-        assert row["energy_error"] == (row["energy"] - rows[0]["energy"]) / SITES
-        assert row["seconds"] > 0
-        assert all(iteration["ms"] > 0 for iteration in row["iterations"])
-    assert [i["precision"] for i in rows[-1]["iterations"]][::-1][:5] == ["float64"] * 4 + [
-        "float32"
-    ]
-    assert torch.linalg.vector_norm(projector - right) < 1e-3
-
-
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
@@ -380,20 +352,3 @@ def test_no_gap():
     ring = Problem("ring", fock, 8, 8)
     with pytest.raises(UserError, match=r"a gap above the 4 occupied states; got"):
         measure(fock, ring, methods([1e-9], None, 4), repeats=1, block=32, progress=print)
-
-
-@pytest.mark.parametrize(
-    ("matrix", "words"),
-    [
-        (torch.ones(3, 4), "a square matrix; got 3 x 4"),
-        (torch.ones(3), "a square matrix; got 3"),
-        (torch.tensor([[1.0, math.nan], [0, 1]]), "finite entries"),
-        (torch.tensor([[1.0, 0.5], [0.25, 1]]), "symmetric; got entries that differ by 0.25"),
-    ],
-)
-@pytest.mark.parametrize("name", ["fock", "overlap", "density"])
-def test_matrices_that_are_none(matrix, words, name):
-    given = {"fock": torch.eye(4), "overlap": torch.eye(4)} | {name: matrix}
-    with pytest.raises(UserError, match=words) as caught:
-        Problem("bad", electrons=2, atoms=1, **given)
-    assert name in str(caught.value)

@@ -208,18 +208,6 @@ def test_layers_are_those_of_the_record():
     assert sum(not layer.relu for layer in found) == 4
 
 
-def test_floors():
-    """Reckoned by hand: 56 x 56, 256 channels out of 64, with a residual, is bound by its bytes;
-    3 x 3 over 64 channels by its operations."""
-    expand = layers.LAYERS["56-64-256-1x1"]
-    pixels = 64 * 56 * 56
-    assert expand.bytes(64) == 2 * (pixels * (64 + 256 + 256) + 64 * 256)
-    assert expand.floor_us(64) == pytest.approx(expand.bytes(64) / 4e6)
-    window = layers.LAYERS["56-64-64-3x3"]
-    assert window.flops(64) == 2 * 9 * 64 * 64 * pixels
-    assert window.floor_us(64) == pytest.approx(window.flops(64) / 690e6)
-
-
 @pytest.mark.cuda
 def test_a_gpu_measures_every_candidate_in_both_modes(tmp_path):
     options = ("networks", "--device", "cuda", "--networks", "tiny", "--batches", 2, "--repeats", 2)
