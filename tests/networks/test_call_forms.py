@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
+from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
 from spamm_torch.networks.compare import difference, other_form
 from spamm_torch.networks.install import fused_of
 
@@ -239,16 +239,6 @@ def test_models_of_transformers(name, with_example, measured):
 
 
 # ---- Models that cannot be converted now ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("setting", [{"tau": 0.0}, {"valid_ratio": 1.0}, {"max_error": 0.0}])
-@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 32), nn.InstanceNorm2d(32), nn.PReLU()])
-def test_what_has_nothing_to_convert_is_reported(setting, norm):
-    model = trained(nn.Sequential(nn.Conv2d(3, 32, 3), norm))
-    report = convert_(model, SpAMMConfig(**setting))
-    assert len(report) == 1
-    assert report[0].action in ("left", "spamm")
-    assert (type(model[0]) is SpAMMConv2d) == (report[0].action == "spamm")
 
 
 @pytest.mark.parametrize("kind", ["fused", "leaf", "inside"])

@@ -439,15 +439,6 @@ def test_values_and_strides(device, name, with_example, layout, measured):
 
 
 @torch.no_grad()
-def test_a_changed_setting_is_noticed():
-    up = nn.Upsample(scale_factor=2)
-    convert_(model := level(up))
-    assert is_served(model, pictures())
-    up.scale_factor = 3
-    assert model(pictures())[0].shape[2:] == (18, 15)
-
-
-@torch.no_grad()
 def test_compiled_code_has_one_graph_with_torch_s_own(device):
     """Inductor fuses it with its neighbours; a copy of 16 bytes at a time it could not."""
     dtype = torch.float16 if device.type == "cuda" else torch.float32

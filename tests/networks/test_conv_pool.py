@@ -187,15 +187,6 @@ def test_weights_that_change_and_a_pool_with_a_hook_are_noticed(pooled):
     assert seen == ["pool"]
 
 
-def test_gradients_of_layers_before_it(pooled):
-    model, input = nn.Sequential(nn.Conv2d(8, 64, 1), stage()), torch.randn(3, 8, 6, 6)
-    for parameter in model[1].parameters():
-        parameter.requires_grad_(False)
-    pooled(model[1], images())
-    model(input).sum().backward()
-    assert model[0].weight.grad.abs().sum() > 0
-
-
 def test_compilers_see_one_call(pooled):
     model, input = stage(), images()
     with torch.no_grad():

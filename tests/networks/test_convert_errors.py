@@ -44,7 +44,6 @@ def test_settings(setting, error, message):
         (SpAMMConfig.from_json, "[]", ValueError, r"must be a JSON object; got '\[\]'"),
         (SpAMMConfig.from_json, '{"tau": 1, "speed": 2}', ValueError, "holds tau, .*; got speed"),
         (SpAMMConfig.from_json, '{"tau": 1, "max_error": 1}', ValueError, "exactly one of"),
-        (SpAMMConfig.from_json, "[" * 100_000, ValueError, "must be JSON; got '.{40}' "),
         (SpAMMConfig.from_json, 3, TypeError, "is made of a str of JSON; got int"),
         (SpAMMConfig.from_dict, [1], TypeError, "a SpAMMConfig is made of a dict; got list"),
         (SpAMMConfig.from_dict, {1: 2}, ValueError, "a SpAMMConfig holds tau, .*; got 1"),
@@ -183,7 +182,6 @@ OTHER_SETTINGS = [
     (setting({"tau": 0.5, "max_error": 1}),
      "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
     (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
-    (setting({"tau": 10**400}), "tau must be a number that float64 holds; got a larger one"),
     (setting({"tau": "high"}),
      "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
     *[(layer(band=band), f"bands of two valid ratios, 0 <= low <= high <= 1; got {band} for 'l")
@@ -210,10 +208,8 @@ def test_settings_come_without_overrides(tmp_path):
 
 
 def test_settings_that_cannot_be_read(tmp_path):
+    """tests/robustness/test_hostile_files.py has files that are no JSON."""
     refused(resnet(), ValueError, "config must be a settings file that can be", tmp_path / "none")
-    for text in ("no JSON", "[" * 100_000):
-        (tmp_path / "text").write_text(text)
-        refused(resnet(), ValueError, "config must be a settings file as a", str(tmp_path / "text"))
 
 
 def test_a_failure_late_in_the_conversion_leaves_the_model_as_it_was(monkeypatch):

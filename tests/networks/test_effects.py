@@ -24,6 +24,8 @@ SEEN = []
 class Net(nn.Module):
     """Two convolutions, and something beside them in the middle."""
 
+    count = 0
+
     def __init__(self):
         super().__init__()
         self.first, self.norm = nn.Conv2d(8, 32, 3, padding=1), nn.BatchNorm2d(32)
@@ -40,84 +42,75 @@ class Net(nn.Module):
     def beside(self, x):
         return 1
 
-    def state(self):
-        """What the forward changes."""
-        return None
+
+KINDS = []
 
 
-class CountsInBuffer(Net):
-    def set_up(self):
-        self.register_buffer("calls", torch.zeros(()))
+def effect(state, set_up=lambda m: None):
+    """A kind of network, by what it does beside: how it is set up, and the state that changes."""
 
-    def beside(self, x):
-        self.calls += 1
-        return self.calls
+    def add(beside):
+        own = {"set_up": set_up, "beside": beside, "state": state}
+        KINDS.append(type(beside.__name__, (Net,), own))
+        return KINDS[-1]
 
-    def state(self):
-        return self.calls.item()
-
-
-class AveragesInBuffer(CountsInBuffer):
-    def beside(self, x):
-        self.calls.view(1)[0].mul_(0.9).add_(x.mean())
-        return 1
+    return add
 
 
-class SetsBuffer(CountsInBuffer):
-    def beside(self, x):
-        self.calls = self.calls + x.mean()
-        return 1
+def in_buffer(m):
+    m.register_buffer("calls", torch.zeros(()))
 
 
-class ClampsWeight(Net):
-    def set_up(self):
-        self.scale = nn.Parameter(torch.full((32, 1, 1), 3.0))
-
-    def beside(self, x):
-        self.scale.data.clamp_(max=1.0)
-        return self.scale
-
-    def state(self):
-        return self.scale.sum().item()
+def of_scale(m):
+    m.scale = nn.Parameter(torch.full((32, 1, 1), 3.0))
 
 
-class SetsData(ClampsWeight):
-    def beside(self, x):
-        self.scale.data = torch.ones_like(x[0, :, :1, :1])
-        return self.scale
+@effect(lambda m: m.calls.item(), in_buffer)
+def CountsInBuffer(self, x):
+    self.calls += 1
+    return self.calls
 
 
-class StoresEntry(Net):
-    def set_up(self):
-        self.kept = {"calls": 0}
-
-    def beside(self, x):
-        self.kept["calls"] += 1
-        return self.kept["calls"]
-
-    def state(self):
-        return copy.deepcopy(self.kept)
+@effect(lambda m: m.calls.item(), in_buffer)
+def AveragesInBuffer(self, x):
+    self.calls.view(1)[0].mul_(0.9).add_(x.mean())
+    return 1
 
 
-class StoresInListOfLists(StoresEntry):
-    def set_up(self):
-        self.kept = [[0], [0]]
-
-    def beside(self, x):
-        self.kept[1][0] += 1
-        return self.kept[1][0]
+@effect(lambda m: m.calls.item(), in_buffer)
+def SetsBuffer(self, x):
+    self.calls = self.calls + x.mean()
+    return 1
 
 
-class KeepsFeatures(StoresEntry):
-    def set_up(self):
-        self.kept = [torch.zeros(())]
+@effect(lambda m: m.scale.sum().item(), of_scale)
+def ClampsWeight(self, x):
+    self.scale.data.clamp_(max=1.0)
+    return self.scale
 
-    def beside(self, x):
-        self.kept[0] = x
-        return 1
 
-    def state(self):
-        return self.kept[0].sum().item()
+@effect(lambda m: m.scale.sum().item(), of_scale)
+def SetsData(self, x):
+    self.scale.data = torch.ones_like(x[0, :, :1, :1])
+    return self.scale
+
+
+@effect(lambda m: dict(m.kept), lambda m: setattr(m, "kept", {"calls": 0}))
+def StoresEntry(self, x):
+    self.kept["calls"] += 1
+    return self.kept["calls"]
+
+
+@effect(lambda m: copy.deepcopy(m.kept), lambda m: setattr(m, "kept", [[0], [0]]))
+def StoresInListOfLists(self, x):
+    self.kept[1][0] += 1
+    return self.kept[1][0]
+
+
+@effect(lambda m: m.kept[0].sum().item(), lambda m: setattr(m, "kept", [torch.zeros(())]))
+def KeepsFeatures(self, x):
+    self.kept[0] = x
+    return 1
 
 
 @dataclass
@@ -133,67 +126,45 @@ class Tracker:
 class Slots:
     calls: int = 0
 
-    def update(self):
-        self.calls += 1
-        return self.calls
+    update = Tracker.update
 
 
-class CountsInHelper(Net):
-    def set_up(self):
-        self.helper = Tracker()
-
-    def beside(self, x):
-        return self.helper.update()
-
-    def state(self):
-        return self.helper.calls
+@effect(lambda m: m.helper.calls, lambda m: setattr(m, "helper", Tracker()))
+def CountsInHelper(self, x):
+    return self.helper.update()
 
 
-class CountsInSlots(CountsInHelper):
-    def set_up(self):
-        self.helper = Slots()
+@effect(lambda m: m.helper.calls, lambda m: setattr(m, "helper", Slots()))
+def CountsInSlots(self, x):
+    return self.helper.update()
 
 
-class CountsInNamespace(CountsInHelper):
-    def set_up(self):
-        self.helper = types.SimpleNamespace(calls=0)
-
-    def beside(self, x):
-        self.helper.calls += 1
-        return 1
+@effect(lambda m: m.helper.calls, lambda m: setattr(m, "helper", types.SimpleNamespace(calls=0)))
+def CountsInNamespace(self, x):
+    self.helper.calls += 1
+    return 1
 
 
-class CountsInGlobal(Net):
-    def beside(self, x):
-        global CALLS
-        CALLS += 1
-        return 1
-
-    def state(self):
-        return CALLS
+@effect(lambda m: CALLS)
+def CountsInGlobal(self, x):
+    global CALLS
+    CALLS += 1
+    return 1
 
 
-class AppendsToGlobal(Net):
-    def beside(self, x):
-        SEEN.append(1)
-        return 1
-
-    def state(self):
-        return len(SEEN)
+@effect(lambda m: len(SEEN))
+def AppendsToGlobal(self, x):
+    SEEN.append(1)
+    return 1
 
 
-class CountsInClass(Net):
-    calls = 0
-
-    def beside(self, x):
-        type(self).calls += 1
-        return 1
-
-    def state(self):
-        return type(self).calls
+@effect(lambda m: Net.count)
+def CountsInClass(self, x):
+    Net.count += 1
+    return 1
 
 
-def counting():
+def counting(m):
     count = 0
 
     def update():
@@ -201,42 +172,22 @@ def counting():
         count += 1
         return count
 
-    return update, lambda: count
+    m.update, m.read = update, lambda: count
 
 
-class CountsInClosure(Net):
-    def set_up(self):
-        self.update, self.read = counting()
-
-    def beside(self, x):
-        return self.update()
-
-    def state(self):
-        return self.read()
+@effect(lambda m: m.read(), counting)
+def CountsInClosure(self, x):
+    return self.update()
 
 
-class DrawsOnTheHost(Net):
-    def beside(self, x):
-        return 1 + random.random()
-
-    def state(self):
-        return random.getstate()
+@effect(lambda m: random.getstate())
+def DrawsOnTheHost(self, x):
+    return 1 + random.random()
 
 
-class DrawsByTorch(DrawsOnTheHost):
-    def beside(self, x):
-        return 1 + torch.rand(()).item()
-
-    def state(self):
-        return torch.get_rng_state().tolist()
-
-
-KINDS = [
-    *(CountsInBuffer, AveragesInBuffer, SetsBuffer, ClampsWeight, SetsData, StoresEntry),
-    *(StoresInListOfLists, KeepsFeatures, CountsInHelper, CountsInSlots, CountsInNamespace),
-    *(CountsInGlobal, AppendsToGlobal, CountsInClass, CountsInClosure, DrawsOnTheHost),
-    DrawsByTorch,
-]
+@effect(lambda m: torch.get_rng_state().tolist())
+def DrawsByTorch(self, x):
+    return 1 + torch.rand(()).item()
 
 
 @pytest.fixture(autouse=True)

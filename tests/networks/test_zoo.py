@@ -177,32 +177,6 @@ def test_a_step_of_training(converted):
     assert (trained - converted.expected).norm() > 10 * TOLERANCE * trained.norm()
 
 
-@torch.no_grad()
-def test_states_load_strictly_both_ways(converted):
-    model, dense = copy.deepcopy(converted.model), copy.deepcopy(converted.dense)
-    other = another_state(converted.dense)
-    dense.load_state_dict(other, strict=True)
-    model.load_state_dict(other, strict=True)
-    expected = output_of(dense, converted.pictures)
-    assert_close(output_of(model, converted.pictures), expected)
-    converted_state = model.state_dict()
-    fresh = converted.case.model()
-    fresh.load_state_dict(converted_state, strict=True)
-    assert torch.equal(output_of(fresh, converted.pictures), expected)
-
-
-def another_state(model):
-    """Another state of the same network: each tensor a little different, and as large."""
-    generator = torch.Generator().manual_seed(5)
-
-    def changed(value):
-        if not value.is_floating_point():
-            return value
-        return value * (0.95 + torch.rand(value.shape, generator=generator) / 10)
-
-    return {name: changed(value) for name, value in model.state_dict().items()}
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 @torch.no_grad()
 def test_copies_are_converted_and_their_own(converted, copied):
