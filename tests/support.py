@@ -130,15 +130,6 @@ class Made(nn.Module):
         return self._forward(self, x)
 
 
-def first_stage():
-    """ResNet-18's stem and first two residual blocks under a head: what Inductor compiles soon."""
-    import torchvision
-
-    whole = torchvision.models.resnet18(weights=None)
-    stem = (whole.conv1, whole.bn1, whole.relu, whole.maxpool, whole.layer1)
-    return nn.Sequential(*stem, whole.avgpool, nn.Flatten(), nn.Linear(64, 10))
-
-
 class Watching(TorchDispatchMode):
     """Calls a function with the name, arguments and options of each op before it runs."""
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torchvision
-from support import Made, first_stage
+from support import Made
 from torch import nn
 from torch.nn import functional as F
 
@@ -82,6 +82,18 @@ def resnet(seed=0):
 def pictures(count=2, channels=3, size=16, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, channels, size, size, generator=generator).to(dtype)
+
+
+def canvas(count=1, size=32, level=0.0):
+    """Empty pictures of one channel."""
+    return torch.full((count, 1, size, size), level)
+
+
+def scattered(count=2, size=32, level=0.0):
+    """Pictures of which a corner differs from the empty one."""
+    some = canvas(count, size, level)
+    some[:, :, 4:9, 3:8] += pictures(count, 1, 5)
+    return some
 
 
 @torch.no_grad()
@@ -249,7 +261,6 @@ def _timm(name, **options):
 
 
 ZOO = {
-    "first_stage": ZooCase(first_stage),
     "resnet18": ZooCase(_torchvision("resnet18")),
     "resnet50": ZooCase(_torchvision("resnet50")),
     "vgg13_bn": ZooCase(_vgg13_bn),

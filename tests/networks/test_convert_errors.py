@@ -182,6 +182,12 @@ OTHER_SETTINGS = [
     (setting({"tau": 0.5, "max_error": 1}),
      "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
     (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
+    *[(setting(SKIPS.to_dict() | change), "") for change in (
+        *[{"tau": tau} for tau in (10**400, "1", True, None)],
+        *[{"block": block} for block in (10**400, [64] * 9)],
+        *[{"pixel_block": block} for block in ([0, 0, 0], [1e300, 1, 1])],
+        *({"__class__": "x"}, {"valid_ratio": 0.5}),
+    )],
     (setting({"tau": "high"}),
      "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
     *[(layer(band=band), f"bands of two valid ratios, 0 <= low <= high <= 1; got {band} for 'l")

@@ -310,19 +310,6 @@ def test_what_reads_tensors_follows_them(kind, is_fused, options):
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
-@torch.no_grad()
-def test_hooks_run_as_often_as_before():
-    seen = []
-    model = trained(nn.Sequential(Net(), nn.Conv2d(32, 32, 1), nn.ReLU()))
-    model[0].register_forward_hook(lambda *_: seen.append("net"))
-    model.register_forward_hook(lambda *_: seen.append("model"))
-    convert(model, {"example_input"})
-    assert is_served(model, pictures(channels=8))
-    seen.clear()
-    model(pictures(channels=8))
-    assert seen == ["net", "model"]
-
-
 class HidesFromTraces(Net):
     """A trace sees no tensors."""
 

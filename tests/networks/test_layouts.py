@@ -1,11 +1,20 @@
 """Layouts of convolutions of deviations: the same sums from blocks that are filled better."""
 
 import copy
+import functools
 import itertools
 
 import pytest
 import torch
-from small_models import Made, converted_alike, pictures, source_of, trained
+from small_models import (
+    Made,
+    canvas,
+    converted_alike,
+    pictures,
+    scattered,
+    source_of,
+    trained,
+)
 from support import FORMATS, Watching
 from torch import nn
 from torch.nn import functional as F
@@ -19,6 +28,7 @@ from spamm_torch.reference.layouts import Layout, find_layout
 from spamm_torch.reference.pixel_norms import regrouped
 
 ZEROS = lossless(torch.float32)
+canvas, scattered = (functools.partial(make, level=0.2) for make in (canvas, scattered))
 
 
 @pytest.fixture
@@ -136,16 +146,6 @@ def deviations(call):
     with Watching(note):
         call()
     return found
-
-
-def canvas(count=1, size=32):
-    return torch.full((count, 1, size, size), 0.2)
-
-
-def scattered(size=32):
-    some = canvas(2, size)
-    some[:, :, 4:9, 3:8] += pictures(2, 1, 5)
-    return some
 
 
 @torch.no_grad()

@@ -9,11 +9,13 @@ from small_models import (
     Made,
     assert_same,
     calling,
+    canvas,
     converted_alike,
     is_served,
     pictures,
     resnet,
     rows,
+    scattered,
     trained,
 )
 from support import Watching, norms_of_pixels
@@ -30,18 +32,6 @@ NOTE = "generated forwards compute deviations from the reference picture"
 def unet():
     torch.manual_seed(0)
     return trained(UNet(1, 4, width=32, depth=1))
-
-
-def canvas(count=1, size=32, level=0.0):
-    """Empty pictures."""
-    return torch.full((count, 1, size, size), level)
-
-
-def scattered(count=2, size=32, level=0.0):
-    """Pictures of which a corner differs from the empty one."""
-    some = canvas(count, size, level)
-    some[:, :, 4:9, 3:8] += pictures(count, 1, 5)
-    return some
 
 
 def converted(make, **options):

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import pickle
 import struct
@@ -108,22 +107,6 @@ def test_names_in_an_archive_are_no_paths(tmp_path):
     assert [file.name for file in tmp_path.rglob("*")] == ["in", "file.npz"]
 
 
-def test_matrices_that_do_not_fit_each_other(tmp_path):
-    path = tmp_path / "file.npz"
-    whole = dict(read_arrays(matrices.FOLDER / matrices.FILES["water STO-3G"]))
-    for change in (
-        {"atoms": np.zeros(3)},
-        {"atoms": np.zeros((10**6, 3))},
-        {"basis": np.array(["STO-3G"] * 3)},
-        {"energy": np.zeros(7)},
-        {"ergo_order": np.zeros((7, 7))},
-        {"overlap": np.zeros(28, dtype="U3")},
-        {"frames": np.zeros(1)},
-    ):
-        np.savez(path, **(whole | change))
-        refuses(UserError, lambda: matrices.read(path), str(path))
-
-
 def idx(shape, kind=8, rest=b"\0" * 64):
     return bytes((0, 0, kind, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + rest
 
@@ -220,33 +203,3 @@ def test_json(tmp_path, text):
     refuses(UserError, lambda: results.load(path), str(path))
     as_text = content if isinstance(content, str) else "\ufffd"
     refuses(ValueError, lambda: spamm_torch.SpAMMConfig.from_json(as_text))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tau": 10**400},
-        {"tau": "1"},
-        {"tau": True},
-        {"tau": None},
-        {"block": 10**400},
-        {"block": [64] * 9},
-        {"pixel_block": [0, 0, 0]},
-        {"pixel_block": [1e300, 1, 1]},
-        {"__class__": "x"},
-        {"valid_ratio": 0.5},
-    ],
-    ids=str,
-)
-def test_settings(tmp_path, change):
-    """Numbers and names in a settings file that a report would not have written."""
-    path, model = tmp_path / "settings.json", nn.Sequential(nn.Conv2d(64, 64, 3, padding=1))
-    spamm_torch.convert_(model, spamm_torch.SpAMMConfig(tau=1e-3)).save(path)
-    spamm_torch.revert_(model)
-    content = json.loads(path.read_text())
-    [layer] = content["layers"].values()
-    assert layer["engine"] == "spamm"
-    layer["setting"] |= change
-    path.write_text(json.dumps(content))
-    refuses(ValueError, lambda: spamm_torch.convert_(model, path))
-    assert type(model[0]) is nn.Conv2d

@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import re
 import subprocess
 import weakref
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 import torchvision
 from safetensors.torch import load_model, save_model
-from support import Watching, first_stage, raises_line
+from support import Watching, raises_line
 from torch import nn
 from torch.func import functional_call
 
@@ -318,6 +320,13 @@ SERVE = Path(__file__).parents[2] / "build/example-cpp/serve"
 PICTURES = {"first stage": 64, "resnet18": 64, "resnet50": 96}
 
 
+def first_stage():
+    """ResNet-18's stem and first two residual blocks under a head: what Inductor compiles soon."""
+    whole = torchvision.models.resnet18(weights=None)
+    stem = (whole.conv1, whole.bn1, whole.relu, whole.maxpool, whole.layer1)
+    return nn.Sequential(*stem, whole.avgpool, nn.Flatten(), nn.Linear(64, 10))
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -326,7 +335,7 @@ PICTURES = {"first stage": 64, "resnet18": 64, "resnet50": 96}
     ],
 )
 def packed(request, tmp_path_factory):
-    """A converted network's pictures and result, and its package."""
+    """A converted network's pictures and result, its package, and how many convolutions it has."""
     torch.manual_seed(0)
     whole = getattr(torchvision.models, request.param, None)
     network = (first_stage() if whole is None else whole(weights=None)).eval()
@@ -339,14 +348,29 @@ def packed(request, tmp_path_factory):
         program = torch.export.export(network, (pictures,))
     path = tmp_path_factory.mktemp("packed") / "network.pt2"
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    return pictures, expected, path
+    return pictures, expected, path, sum(isinstance(m, nn.Conv2d) for m in network.modules())
 
 
 @pytest.mark.inductor
 def test_python_runs_a_package(packed):
-    pictures, expected, path = packed
+    pictures, expected, path, _ = packed
     result = torch._inductor.aoti_load_package(str(path))(pictures)
     torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.inductor
+def test_a_package_holds_no_copies(packed):
+    """Each convolution is one call of the library; Inductor adds the max pool and the mean."""
+    *_, path, convolutions = packed
+    with zipfile.ZipFile(path) as package:
+        names = [name for name in package.namelist() if name.endswith((".cpp", ".json"))]
+        files = [package.read(name).decode() for name in names]
+    calls, kernels = (
+        [found for text in files for found in re.findall(pattern, text)]
+        for pattern in (r'"spamm_torch::(?:dense_)?conv2d"', r"cpp_fused_(\w+)_\d+")
+    )
+    assert len(calls) == convolutions
+    assert convolutions > 20 or set(kernels) == {"max_pool2d_with_indices", "mean"}
 
 
 def serve(*files):
@@ -356,7 +380,7 @@ def serve(*files):
 @pytest.mark.inductor
 def test_cpp_runs_a_package(packed, tmp_path):
     """With the program of examples/cpp, which `make test` has built."""
-    pictures, expected, path = packed
+    pictures, expected, path, _ = packed
     torch.save(pictures, tmp_path / "pictures.pt")
     run = serve(path, tmp_path / "pictures.pt", tmp_path / "result.pt")
     assert run.returncode == 0, run.stderr
