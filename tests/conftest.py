@@ -17,6 +17,10 @@ settings.register_profile("ci", deadline=None, derandomize=True, max_examples=20
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "same"))
 
+# Else Inductor tries each kind of vector instruction by a program of its own, which takes as long
+# as a small network does. The compilers that build the library know all of them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core of its own
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -143,6 +147,19 @@ def set_tf32():
 
     yield set_it
     matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def force(monkeypatch):
+    """Forces a number of segments until the end of the test; None: none is forced."""
+
+    def set_number(segments):
+        monkeypatch.delenv("SPAMM_TORCH_SEGMENTS", raising=False)
+        if segments is not None:
+            monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
+
+    set_number(None)
+    return set_number
 
 
 @pytest.fixture(params=[0, 1])

@@ -126,13 +126,6 @@ def copy_of_package(tmp_path):
     return copy
 
 
-def import_it(package, *path, prints="spamm_torch.library_path()"):
-    """Imports the package from its parent folder, with further folders on the path."""
-    path = os.pathsep.join(map(str, (package.parent, *path)))
-    code = f"import spamm_torch; print({prints})"
-    return python("-c", code, cwd=package.parent, PYTHONPATH=path)
-
-
 def import_error(package, *path):
     """The one line of the ImportError with which this process cannot import the package, too."""
     name, init = "another_spamm_torch", package / "__init__.py"
@@ -146,16 +139,17 @@ def import_error(package, *path):
     return str(caught.value)
 
 
-def test_only_the_minor_version_of_torch_counts(copy_of_package):
-    file = copy_of_package / "_built.json"
-    minor, facts = re.match(r"\d+\.\d+", torch.__version__)[0], json.loads(file.read_text())
-    file.write_text(json.dumps({**facts, "torch": "2.10.3+cu126"}))
+def built_with(package, torch_version):
+    """Has the package say that it was built with another torch."""
+    file = package / "_built.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "torch": torch_version}))
+
+
+def test_another_minor_version_of_torch_is_refused(copy_of_package):
+    built_with(copy_of_package, "2.10.3+cu126")
     line = import_error(copy_of_package)
     for words in ("2.10.3+cu126", torch.__version__, "--no-build-isolation"):
         assert words in line
-    file.write_text(json.dumps({**facts, "torch": f"{minor}.99+elsewhere"}))
-    result = import_it(copy_of_package)
-    assert result.stdout.strip() == str(copy_of_package / "libspamm_torch.so"), result.stderr
 
 
 def test_damaged_and_missing_files_are_one_line(copy_of_package):
@@ -197,10 +191,14 @@ def clone(tmp_path):
 
 
 def test_clone_finds_the_installed_library_that_it_hides(clone, copy_of_package):
-    prints = "spamm_torch.library_path(), spamm_torch.build_info()['version']"
-    result = import_it(clone, copy_of_package.parent, prints=prints)
-    path = copy_of_package / "libspamm_torch.so"
-    assert result.stdout.strip() == f"{path} {spamm_torch.__version__}", result.stderr
+    """Built with a torch of the same minor version."""
+    minor = re.match(r"\d+\.\d+", torch.__version__)[0]
+    built_with(copy_of_package, f"{minor}.99+elsewhere")
+    code = "import spamm_torch as s; print(s.library_path(), s.build_info()['version'])"
+    path = os.pathsep.join((str(clone.parent), str(copy_of_package.parent)))
+    result = python("-c", code, cwd=clone.parent, PYTHONPATH=path)
+    library = copy_of_package / "libspamm_torch.so"
+    assert result.stdout.strip() == f"{library} {spamm_torch.__version__}", result.stderr
 
 
 def test_clone_without_an_installed_package_says_how_to_build(clone):

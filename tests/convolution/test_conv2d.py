@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import Im2col, norm_products
-from support import ACTIVATIONS, captured, float32_precision, raises_line, threads, uneven
+from support import ACTIVATIONS, captured, float32_precision, raises_line, uneven
 
 import spamm_torch
 from spamm_torch import _arguments
@@ -78,7 +78,7 @@ def of_batches(draw):
 
     The output is small, so that the oracle takes its time elsewhere.
     """
-    images, groups = draw(st.integers(1, 300)), draw(st.integers(1, 3))
+    images, groups = draw(st.integers(1, 150)), draw(st.integers(1, 3))
     kernel = pairs(draw, 1, 7)
     # Several pixels only of some images, and many channels only where the im2col matrix is narrow.
     output = pairs(draw, 1, 3 if images < 100 else 1)
@@ -388,18 +388,6 @@ def test_images_are_bitwise_independent_with_one_image_blocks(
         for images in (slice(0, 1), slice(5, 6), slice(30, 37), slice(3, 36), 7):
             alone = spamm_torch.conv2d(input[images], weight, **setting)
             assert torch.equal(alone, together[images])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("pixel_block", [(32, 1, 1), (8, 2, 2), (1, 4, 8)])
-def test_threads_change_no_bit(dtype, pixel_block):
-    input, weight = decaying(39, 70, 6, 7, dtype=dtype), decaying(80, 70, 3, 3, seed=1, dtype=dtype)
-    setting = {"padding": 1, "valid_ratio": 0.6, "pixel_block": pixel_block}
-    results = []
-    for count in (1, 2, 3):
-        with threads(count):
-            results.append(spamm_torch.conv2d(input, weight, **setting))
-    assert all(torch.equal(result, results[0]) for result in results)
 
 
 # ---- Layout and shapes --------------------------------------------------------------------------

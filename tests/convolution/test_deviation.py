@@ -414,14 +414,6 @@ def test_a_max_pool_with_bad_arguments(changes, line):
         OPS.max_pool2d_deviation(**given, kernel_size=2)
 
 
-def test_autocast_casts_all_operands(device):
-    input, weight, base, _ = operands(device, channels=(32, 32))
-    with torch.autocast(device.type, torch.bfloat16):
-        for options in ({}, {"threshold": 1e-30}):
-            found = convolved(input, weight, base, 1, 1, activation="relu", **options)
-            assert found.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -31,20 +31,6 @@ LAYERS = [
 ]
 
 
-@pytest.fixture
-def force(monkeypatch):
-    """Forces a number of segments until the end of the test; None: none is forced."""
-
-    def set_number(segments):
-        if segments is None:
-            monkeypatch.delenv("SPAMM_TORCH_SEGMENTS", raising=False)
-        else:
-            monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
-
-    set_number(None)
-    return set_number
-
-
 def uneven(*shape, **options):
     values = plain_uneven(*shape, least=0.2, **options)
     return values.to("cuda", memory_format=torch.channels_last)

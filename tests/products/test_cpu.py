@@ -4,7 +4,7 @@ import matrices
 import pytest
 import torch
 import torch.utils.checkpoint
-from support import python, threads
+from support import python
 
 import spamm_torch
 
@@ -33,25 +33,6 @@ def test_with_and_without_onednn(dtype, block):
         name = spamm_torch.backend_for("cpu", dtype, block)
     assert torch.equal(plain, expected)
     assert name == PLAIN_KERNELS[dtype]
-
-
-def test_the_number_of_threads_changes_no_bit(dtype):
-    a, b = operands(dtype, make=matrices.normal)
-
-    def stages_and_products():
-        norm_a, norm_b = spamm_torch.norm_map(a, 32), spamm_torch.norm_map(b, 32)
-        tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
-        found = [norm_a, norm_b, tau, spamm_torch.find_tau(norm_a, norm_b, max_error=0.1)]
-        found.append(spamm_torch.valid_counts(norm_a, norm_b, tau))
-        found.append(spamm_torch.error_bound(norm_a, norm_b, tau))
-        knobs = {"tau": 60.0}, {"valid_ratio": 0.3}, {"max_error": 0.1}
-        return found + [spamm_torch.mm(a, b, **knob) for knob in knobs]
-
-    with threads(1):
-        expected = stages_and_products()
-    for count in (2, 3, 7):
-        with threads(count):
-            assert all(map(torch.equal, stages_and_products(), expected))
 
 
 def test_gradients_from_a_backward_thread():

@@ -320,16 +320,6 @@ FORCED = [1, 2]
 SHAPES = [(1040, 1040, 1040), (64, 2000, 64), (130, 300, 70), (1, 65, 200), (500, 40, 100)]
 
 
-@pytest.fixture
-def force(monkeypatch):
-    """Forces a number of segments until the end of the test."""
-
-    def set_number(segments):
-        monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
-
-    return set_number
-
-
 def wide_and_narrow(m, k, n, seed=0):
     a = matrices.normal(m, k, dtype=torch.float64, device="cuda", seed=seed)
     return a, matrices.normal(k, n, dtype=torch.float64, device="cuda", seed=seed + 1)

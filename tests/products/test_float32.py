@@ -13,11 +13,9 @@ pytestmark = pytest.mark.cuda
 
 
 @pytest.fixture(params=[False, True], ids=["float32", "tf32"])
-def tf32(request):
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = request.param
-    yield request.param
-    torch.backends.cuda.matmul.allow_tf32 = before
+def tf32(request, set_tf32):
+    set_tf32(request.param)
+    return request.param
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
@@ -90,15 +88,6 @@ def test_float32_sums_overflow_to_infinity(edge):
     a[: edge // 2, 448:] *= -1e10
     actual = spamm_torch.mm(a, b, tau=0.0)
     assert torch.equal(actual, torch.full_like(actual, torch.inf))
-
-
-def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):
-    a, b = operands(m=500, k=1000, n=500)
-    scale = torch.logspace(-8, 8, 1000, device="cuda")
-    a, b = a * scale, b / scale[:, None]
-    a *= torch.logspace(-4, 4, 500, device="cuda")[:, None]
-    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
-    assert ours <= 4 * frobenius_error(a @ b, a, b)
 
 
 def test_float32_backend_by_block_and_setting(tf32, hopper):

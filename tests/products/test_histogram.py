@@ -210,25 +210,17 @@ def assert_equals_one_device(norm_a, norm_b, parts, ratio):
         assert torch.equal(tau, expected), f"{tau.item()!r}, not {expected.item()!r}"
 
 
-@pytest.mark.parametrize("dtype", REAL)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_find_tau_across_ranks_equals_one_device(device, ranks, kind, dtype):
-    for seed in range(8 if device.type == "cuda" else 3):
-        rng = np.random.default_rng(seed)
-        m, k, n = rng.integers(1, 12, 3).tolist()
-        norm_a = norms(rng, kind, (m, k), dtype).to(device)
-        norm_b = norms(rng, kind, (k, n), dtype).to(device)
-        parts = split(rng, norm_a, norm_b, ranks)
-        for ratio in (1.0, 1e-9, rng.integers(1, m * k * n + 1) / (m * k * n), rng.random()):
-            assert_equals_one_device(norm_a, norm_b, parts, ratio)
-
-
-@given(pair=pairs_of_maps(), ratio=st.floats(0, 1, exclude_min=True), ranks=st.integers(1, 3))
-def test_find_tau_across_ranks_of_any_maps(device, pair, ratio, ranks):
+@given(
+    pair=pairs_of_maps(max_edge=12),
+    ratio=st.floats(0, 1, exclude_min=True),
+    ranks=st.integers(1, 5),
+    seed=st.integers(0, 9),
+)
+def test_find_tau_across_ranks_equals_one_device(device, pair, ratio, ranks, seed):
     norm_a, norm_b = (norm.to(device) for norm in pair)
-    parts = split(np.random.default_rng(0), norm_a, norm_b, ranks)
-    assert_equals_one_device(norm_a, norm_b, parts, ratio)
+    parts, count = split(np.random.default_rng(seed), norm_a, norm_b, ranks), product_count(*pair)
+    for share in (1.0, 1e-9, ratio, max(1, round(ratio * count)) / max(1, count)):
+        assert_equals_one_device(norm_a, norm_b, parts, share)
 
 
 def test_the_next_larger_product_of_another_rank(device):

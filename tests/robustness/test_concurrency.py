@@ -45,6 +45,11 @@ def calls(device="cpu"):
         "tau": lambda: spamm_torch.mm(a, b, tau=250.0, block=32),
         "valid_ratio": lambda: spamm_torch.mm(a, b, valid_ratio=0.5, return_norms=True),
         "max_error": lambda: spamm_torch.mm(a.half(), b.half(), max_error=0.1, block=(32, 64, 128)),
+        "float64": lambda: spamm_torch.mm(a.double(), b.double(), valid_ratio=0.3),
+        "bfloat16": lambda: spamm_torch.mm(a.bfloat16(), b.bfloat16(), max_error=0.1),
+        "counts": lambda: spamm_torch.valid_counts(
+            spamm_torch.norm_map(a, 32), spamm_torch.norm_map(b, 32), 200.0
+        ),
         "symmetric": lambda: spamm_torch.mm(square, square, tau=0.1, symmetric=True),
         "bmm": lambda: spamm_torch.bmm(a.reshape(5, 60, 260), b.expand(5, 260, 330), tau=100.0),
         "blocks": lambda: [

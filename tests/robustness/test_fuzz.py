@@ -38,28 +38,17 @@ BROKEN = {  # what a wrong library could answer
 @pytest.mark.parametrize("wrong", BROKEN)
 def test_a_wrong_answer_is_found_and_shrunk(monkeypatch, tmp_path, capsys, wrong):
     right = products.spamm_torch.bmm
-    monkeypatch.setattr(
-        products.spamm_torch,
-        "bmm",
-        lambda *a, **k: (
-            torch.stack([BROKEN[wrong](c) if min(c.shape) > 32 else c for c in right(*a, **k)])
-            if len(a[0])
-            else right(*a, **k)
-        ),
-    )
+
+    def bmm(*operands, **options):
+        found = right(*operands, **options)
+        large = len(found) and min(found.shape[1:]) > 32
+        return torch.stack(list(map(BROKEN[wrong], found))) if large else found
+
+    monkeypatch.setattr(products.spamm_torch, "bmm", bmm)
     path = tmp_path / "failures.jsonl"
     arguments = ["--cases", "60", "--minutes", "2", "--device", "cpu", "--failures", str(path)]
-    monkeypatch.setattr(
-        fuzz,
-        "FAMILIES",
-        {
-            "dense": (
-                products.DENSE | {"form": ("bmm",), "pattern_a": ("normal",)},
-                products.dense,
-                1,
-            )
-        },
-    )
+    settings = products.DENSE | {"form": ("bmm",), "pattern_a": ("normal",)}
+    monkeypatch.setattr(fuzz, "FAMILIES", {"dense": (settings, products.dense, 1)})
     with pytest.raises(fuzz.UserError, match=r"expected none of .* cases of seed 0 on cpu to fail"):
         fuzz.main(arguments)
     first, *_ = path.read_text().splitlines()

@@ -6,7 +6,6 @@ feature (programmatic dependent launch, from sm_90 on) the late kernels cannot b
 """
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 
 import late_cases
 import pytest
@@ -328,21 +327,3 @@ def test_graphs_beside_calls(calls):
             results = [call() for call, _ in calls]
         assert_expected(results, [expected for _, expected in calls])
         assert_expected(captured, wanted)
-
-
-@pytest.mark.cuda
-def test_calls_of_several_threads(calls):
-    failures = []
-
-    def work(offset):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for turn in range(30):
-                call, expected = calls[(turn + offset) % len(calls)]
-                result = call()
-                torch.cuda.current_stream().synchronize()
-                if not torch.equal(result, expected):
-                    failures.append(turn + offset)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(0, 20, 5)))
-    assert failures == []
