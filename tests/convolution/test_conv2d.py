@@ -510,18 +510,6 @@ def test_gradcheck(device, shape):
     assert torch.autograd.gradgradcheck(convolve, tensors, fast_mode=True)
 
 
-def test_autocast(device):
-    input, weight = randn(2, 3, 6, 6, device=device), randn(4, 3, 3, 3, device=device)
-    weight.requires_grad_()
-    with torch.autocast(device.type, torch.bfloat16):
-        got = spamm_torch.conv2d(input, weight, tau=0.0)
-    assert got.dtype == torch.bfloat16
-    expected = spamm_torch.conv2d(input.bfloat16(), weight.detach().bfloat16(), tau=0.0)
-    assert torch.equal(got, expected)
-    got.sum().backward()
-    assert weight.grad.dtype == torch.float32
-
-
 def test_compiles_with_a_dynamic_batch(device):
     weight = randn(4, 3, 3, 3, device=device)
 

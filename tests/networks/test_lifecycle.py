@@ -238,6 +238,7 @@ def test_compiled_for_training(pair):
     torch.testing.assert_close(compiled(x), original(x), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(pair, strict):
     """An export puts equal settings of another identity into the layers."""
