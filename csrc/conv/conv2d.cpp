@@ -138,6 +138,15 @@ class MatrixConvolution {
   std::vector<Piece> pieces_;
 };
 
+// The same where nothing is skipped: blocks are then no more than what is computed together, and
+// those of more images than the batch has would be mostly empty.
+Convolution in_full_blocks(Convolution conv) {
+  if (conv.whole_images < conv.blocks.edge[0]) {
+    conv.blocks.edge = default_pixel_block(/*has_tau=*/false, conv.whole_images, conv.block.n);
+  }
+  return conv;
+}
+
 // The backend for the whole batch, which supports each part too, because that is smaller. Null if
 // there is none.
 const ConvBackend* find_backend(const Convolution& conv, const Knob& knob) {
@@ -181,6 +190,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
     result.output = dense_convolution(conv);
   } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
     result = run_backend(*backend, conv, knob);
+  } else if (skips_nothing(knob)) {
+    result.output = MatrixConvolution(in_full_blocks(conv)).run(knob);
   } else {
     result.output = MatrixConvolution(conv).run(knob);
   }

@@ -146,6 +146,18 @@ def test_an_image_has_the_same_bits_in_every_batch(dtype):
             assert torch.equal(alone, together[own])
 
 
+@pytest.mark.parametrize("images", [1, 5])
+def test_few_images_fill_the_blocks_of_a_tau_of_zero(device, images):
+    input = uneven(images, 256, 24, 22, seed=3, dtype=torch.float32).to(device)
+    weight = uneven(256, 256, 3, 3, seed=4, dtype=torch.float32).to(device)
+    pixel_block = default_pixel_block("valid_ratio", images, 64)
+    got = spamm_torch.conv2d(input, weight, padding=1, tau=0.0)
+    full = spamm_torch.conv2d(input, weight, padding=1, tau=0.0, pixel_block=pixel_block)
+    assert torch.equal(got, full)
+    expected = F.conv2d(input.double(), weight.double(), padding=1)
+    assert (got.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("images", [1, 5, 64])
 @pytest.mark.parametrize("tau", [0.0, 1e-6])

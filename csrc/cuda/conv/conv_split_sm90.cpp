@@ -12,6 +12,7 @@
 #include "cuda/multiply/split.h"
 #include "cuda/operand.h"
 #include "stage_range.h"
+#include "threshold.h"
 
 namespace spamm::cuda {
 namespace {
@@ -34,10 +35,23 @@ int64_t input_group(const Convolution& conv) {
   return std::max<int64_t>(conv.block.k, kernels::kSplitBlock);
 }
 
-bool supports(const Convolution& conv, const Knob&) {
+// Whether an im2col matrix, whose blocks may be of several pixels, takes less time where nothing is
+// skipped. Blocks of 64 images cost the same however few there are. Measured: the matrix pays for
+// few images that are so large that its launches do not count.
+bool matrix_pays(const Convolution& conv) {
+  constexpr int64_t kMostImages = 8, kLeastProducts = 1 << 25;
+  const ConvShape& shape = conv.shape;
+  const int64_t pixels = shape.output.height * shape.output.width;
+  return conv.whole_images <= kMostImages &&
+         pixels * shape.in_channels * shape.out_channels >= kLeastProducts &&
+         im2col_matrix_pays(Kernel::kSm90F32x3, conv.block, shape.in_channels);
+}
+
+bool supports(const Convolution& conv, const Knob& knob) {
   return conv.input.scalar_type() == at::kFloat && !conv.allow_tf32 &&
          conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
-         split_conv_pays(conv.shape.in_channels) && fits_hopper(conv);
+         split_conv_pays(conv.shape.in_channels) && fits_hopper(conv) &&
+         !(skips_nothing(knob) && matrix_pays(conv));
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
