@@ -61,10 +61,6 @@ FUNCTIONS = [
 FUNCTIONS += [spamm_torch.distributed.mm, spamm_torch.distributed.exchange_plan]
 
 
-def name_of(function):
-    return function.__name__
-
-
 def test_the_page_has_the_signatures():
     """Each call in a ```text block has the function's parameters, in order, with their defaults."""
     blocks = "".join(re.findall(r"^```text\n(.*?)^```$", API, re.DOTALL | re.MULTILINE))
@@ -79,7 +75,7 @@ def test_the_page_has_the_signatures():
         assert [argument for argument in written if argument != "*"] == expected, name
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=name_of)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_each_parameter_is_described_and_has_a_type(function):
     doc = inspect.getdoc(function)
     _, args, after = doc.partition("Args:\n")
