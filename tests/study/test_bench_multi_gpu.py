@@ -89,8 +89,9 @@ def test_the_plan_counts_what_the_definition_counts():
     assert sent == pytest.approx(needed.item() / 8)
 
 
-def test_ranks_with_block_sparse_matrices(tmp_path):
-    """Half of the waters on each of two ranks."""
+def test_ranks_with_block_sparse_matrices(tmp_path, monkeypatch):
+    """Half of the waters on each of two ranks; each type takes two processes more."""
+    monkeypatch.setattr(multi_gpu, "STORED_PRECISIONS", ("float32",))
     given = ("--layouts", "--sizes", 64, "--data", "decay", "--waters", 128, "--density", 128)
     tables = run(tmp_path, *given)
     rows = tables["several devices"]
