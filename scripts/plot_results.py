@@ -22,7 +22,7 @@ def main(arguments=None):
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=what)
     what = (
         "a JSON file that a script wrote: its runs join the page first, where they supersede rows "
-        "of the same measurement"
+        "of the same measurement; those that moved by more than 3% are named"
     )
     add(parser, "--add", what, None, "none", metavar="FILE", type=Path)
     options = parser.parse_args(arguments)
@@ -31,7 +31,8 @@ def main(arguments=None):
     found = {path: results.load(path) for path in options.files or sorted(_FOLDER.glob("*.json"))}
     for path, page in found.items():
         for run in results.load(options.add)["runs"] if options.add else ():
-            results.add(page, run)
+            for line in results.add(page, run):
+                print(f"moved: {line}")
         results.write(path, page)
         print(f"{path.stem}: {page['headline']}")
     if not options.files:

@@ -25,6 +25,7 @@ from models.files import UserError, write_atomically
 
 _MARK = "superseded"  # a column: the date, or None
 _WIDTH = 120  # of text
+_MOVES = 0.03  # of a figure: what add() tells
 _APART = ("device", "date", "command")  # of a header: columns of their own
 
 
@@ -123,8 +124,11 @@ def _table_as_json(rows):
 
 
 def add(page, run):
-    """Puts a run into a page, in the place of one of its name, and marks what it supersedes."""
+    """Puts a run into a page, in the place of one of its name, and marks what it supersedes.
+    Returns a line for each row that is more than 3% from the one it supersedes.
+    """
     _check(run)
+    moved = [line for kind, rows in run["tables"].items() for line in _moved(page, run, kind, rows)]
     page["runs"] = [old for old in page["runs"] if old["name"] != run["name"]]
     for kind, rows in run["tables"].items():
         keys = {_key(kind, row) for row in rows if not row.get("absent")}
@@ -134,6 +138,23 @@ def add(page, run):
                     if _key(kind, row) in keys:
                         row[_MARK] = row.get(_MARK) or run["header"]["date"]
     page["runs"].append(run)
+    return moved
+
+
+def _moved(page, run, kind, rows):
+    device, column = run["header"]["device"], _figure(kind).column
+    held = {_key(kind, old): old for old in rows_of(page, kind) if old["device"] == device}
+    for row in rows:
+        before, now = held.get(_key(kind, row), {}).get(column), row.get(column)
+        if before and now and abs(now / before - 1) > _MOVES:
+            at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
+            yield f"{KINDS[kind].title}: {at}: {column} {before:.4g} -> {now:.4g}"
+
+
+def _figure(kind):
+    """The column that tells best how fast it was."""
+    values = KINDS[kind].values
+    return next((x for x in values if x.column == "speedup"), values[0])
 
 
 def _key(kind, row):
@@ -167,8 +188,7 @@ def said_of(found):
     kind, rows = next(iter(found.items()))
     if rows[0].get("absent"):
         return f"not measured: {rows[0]['absent']}"
-    names, values = _differing(kind, rows), KINDS[kind].values
-    shown = next((x for x in values if x.column == "speedup"), values[0])
+    names, shown = _differing(kind, rows), _figure(kind)
     at = (" ".join(text(row.get(name), name) for name in names) for row in rows)
     return ", ".join(f"{place}: {shown.text(row)}" for place, row in zip(at, rows, strict=True))
 

@@ -104,6 +104,17 @@ def test_a_new_run_supersedes_rows_of_the_same_measurement_on_the_same_device():
     assert [of["name"] for of in page["runs"]] == ["old", "other", "new"]
 
 
+def test_rows_that_moved_are_told():
+    page = {"title": "T", "headline": "H", "notes": "", "runs": []}
+    old = run("old", "2026-01-01", row(1, 2.0), row(2, 2.0), row(3, 2.0), row(4, 2.0))
+    assert results.add(page, old) == []
+    assert results.add(page, run("elsewhere", "2026-01-01", row(1, 9.0), device="another")) == []
+    new = run("new", "2026-01-02", row(1, 2.05), row(2, 1.9), row(3, 2.1), row(4, None), row(5, 1))
+    told = results.add(page, new)
+    assert [line.split("speedup ")[1] for line in told] == ["2 -> 1.9", "2 -> 2.1"]
+    assert results.add(page, run("new", "2026-01-03", row(2, 1.7)))[0].endswith("1.9 -> 1.7")
+
+
 def test_a_row_without_figures_supersedes_nothing_and_is_named():
     page = {"title": "T", "headline": "H", "notes": "", "runs": []}
     results.add(page, run("old", "2026-01-01", row(1024, 2.0)))
