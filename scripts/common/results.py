@@ -148,7 +148,7 @@ def _moved(page, run, kind, rows):
         before, now = held.get(_key(kind, row), {}).get(column), row.get(column)
         if before and now and abs(now / before - 1) > _MOVES:
             at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
-            yield f"{KINDS[kind].title}: {at}: {column} {before:.4g} -> {now:.4g}"
+            yield f"{kind}: {at}: {column} {before:.4g} -> {now:.4g}"
 
 
 def _figure(kind):
