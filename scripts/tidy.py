@@ -34,7 +34,7 @@ def host_files():
     for entry in json.loads(subprocess.run(ninja, capture_output=True, check=True).stdout):
         flags, words = [], shlex.split(entry["command"])
         for word, after in itertools.pairwise(words):
-            if word == "-isystem":
+            if word in ("-isystem", "-include"):
                 flags += [word, after]
             elif word.startswith(("-I", "-D", "-std")):
                 flags.append(word)
