@@ -67,8 +67,14 @@ class Digits:
 
 
 def load_digits(root=None, full=False):
-    """MNIST's t10k, or in ``full``, downloaded where files are missing. ``root``: directory that
-    holds MNIST/raw. UserError: no such directory, missing or damaged files, no download.
+    """Loads MNIST.
+
+    Args:
+        root: directory that holds MNIST/raw; None takes SPAMM_MNIST_ROOT, else the embedded files.
+        full: all 70,000 images, downloaded where files are missing, instead of the 10,000 of t10k.
+
+    Raises:
+        UserError: no such directory, missing files (with ``full``: and no download), or damage.
     """
     root = root or os.environ.get(ROOT_VARIABLE) or None
     if root is not None and not Path(root).is_dir():
@@ -111,10 +117,13 @@ def draw_shifts(count, generator, share=1.0):
 
 
 def read_idx(path):
-    """The uint8 tensor in an IDX file, packed with gzip if its name ends in .gz; or UserError.
+    """The uint8 tensor in an IDX file, packed with gzip if its name ends in .gz.
 
     Format: two zero bytes, the type (8 for uint8), the number of dimensions, their sizes as
     big-endian 32-bit integers, the elements in row-major order.
+
+    Raises:
+        UserError: unreadable, truncated, or not such a file.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:

@@ -268,15 +268,18 @@ def error_estimate(
     about twice the error. It costs 3 products with a matrix of as many columns as probes.
 
     Args:
-        c, a, b: (M, N), (M, K) and (K, N). input, beta, alpha: as of :func:`addmm`.
+        c: (M, N), the result, however it was computed. a, b: (M, K) and (K, N).
+        input, beta, alpha: as of :func:`addmm`.
         probes: at least 1; more make it tighter. confidence: in (0, 1).
         generator: of the random numbers, on c's device.
 
     Returns:
-        0-d float64 on c's device, without its own rounding, some 1e-15 of the norms.
+        0-d float64 on c's device. Its own rounding, some 1e-15 of the norms, is not in it: of
+        float64 products it shows what skipping loses, not what rounding does.
 
-    Raises ValueError: no probes, or a confidence out of range; TypeError, RuntimeError: no dense
-    matrices, or shapes that do not fit.
+    Raises:
+        ValueError: no probes, or a confidence out of range. TypeError, RuntimeError: no dense
+        matrices, or shapes that do not fit.
     """
     check_integer(probes, "probes")
     check_number(confidence, "confidence")

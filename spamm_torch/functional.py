@@ -401,10 +401,11 @@ def mm(
             the bytes it would need.
 
     With ``devices``, operands on a GPU: each other device needs memory for the whole of B and for
-    its rows of A and C. Operands on the CPU may be larger than the memory of the GPUs; a ``tau`` is
-    on the CPU, too, and the result in pinned memory, complete when the call returns. Operands that
-    are not pinned take longer, and those without contiguous rows are copied first; a search for a
-    ``tau`` reads them twice, unless norm maps are given.
+    its rows of A and C. :func:`mm_shards` takes operands that lie on several devices. Operands on
+    the CPU may be larger than the memory of the GPUs; a ``tau`` is on the CPU, too, and the result
+    in pinned memory, complete when the call returns. Operands that are not pinned take longer, and
+    those without contiguous rows are copied first; a search for a ``tau`` reads them twice, unless
+    norm maps are given. Gradients, and norm maps of ``return_info``, are computed where they lie.
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
@@ -776,13 +777,15 @@ def conv2d(
     otherwise each call copies them, and the output back where the input is not channels-last.
 
     **Shards**: ``input`` may be a list, the images in order, a tensor (images, C, H, W) for each
-    part, also empty; all on CUDA devices, or all on the CPU. Each but the last must be whole pixel
-    blocks, a multiple of pixel_block's images: by default 64 (n) with a ``tau``. ``weight`` and
-    ``bias`` are one tensor, which is copied to the devices where it does not lie and gets the sum
-    of its copies' gradients, or a list with a copy beside each shard. The result is a list, a
-    tensor beside each shard, with the bits of all images on one device, if the devices are of one
-    model. Nothing waits for a device. Of the arguments after ``pixel_block`` only ``activation``
-    and ``relu`` may be given.
+    part; all on CUDA devices, or all on the CPU. Several may lie on one device, and a shard may be
+    empty. Each but the last must be whole pixel blocks, a multiple of pixel_block's images: by
+    default 64 (n) with a ``tau``. ``weight`` and ``bias`` are one tensor, which is copied to the
+    devices where it does not lie and gets the sum of its copies' gradients, or a list with a copy
+    beside each shard. The result is a list, a tensor beside each shard, with the bits of all images
+    on one device, if the devices are of one model. A ``valid_ratio`` or ``max_error`` computes all
+    norms twice. Nothing waits for a device. Of the arguments after ``pixel_block`` only
+    ``activation`` and ``relu`` may be given. Source: data parallelism, as in ``nn.DataParallel``,
+    but with one knob for all images.
     """
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")

@@ -148,10 +148,12 @@ class OrderedBatch(nn.Module):
     """Runs a model on its batch in order of likeness; results come back in the batch's own order.
 
     For a model that treats each image by itself this changes only which images share a pixel block
-    (see :func:`likeness_order`), and so what SpAMM layers skip. Gradients pass through.
+    (see :func:`likeness_order`), and so what SpAMM layers skip. Batch norm in training sees the
+    same images, added up in another order. Gradients pass through.
 
-    The state dict's keys are the model's own, in both directions and strictly. ``module`` is the
-    model; the names of parameters and modules have ``module.`` in front.
+    The state dict's keys are the model's own, in both directions and strictly, so that checkpoints
+    of the model itself load into this and back. ``module`` is the model; the names of parameters
+    and modules are those of attributes, with ``module.`` in front.
 
     Args:
         module: what takes the images of a batch first, and gives a tensor, or tuples, lists and

@@ -42,9 +42,14 @@ Other = TypeVar("Other", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PinnedNorms:
-    """The norms of a weight, with the proof that they still are that weight's: the tensor, weak, so
-    that one which was replaced does not stay in memory, its version and address, and its memory, so
-    that nothing else gets the address. Both are final: no kernel still writes them.
+    """The norms of a weight, with the proof that they still are that weight's.
+
+    Attributes:
+        norms: the norm map. It, and the weight before it, are final: no kernel still writes them.
+        weight: the tensor itself. Weak, so that a weight that was replaced does not stay in memory.
+        version, address: of the weight when its norms were computed.
+        memory: holds the weight's memory as long as the weight is there, so that nothing else gets
+            its address.
     """
 
     norms: Tensor
@@ -142,19 +147,21 @@ class _SpAMM(nn.Module):
     def freeze_(self: Module) -> Module:
         """Pins the weight's norms, for serving: they are no longer computed in each call.
 
-        They count for this very weight, by its version counter and address: after a change in
-        place, with another tensor in its place, and under autocast to another dtype each call
-        computes norms anew. Moving, casting, loading, copying and unpickling the module pin them
-        again; ``train()`` and :meth:`unfreeze_` undo it.
+        The norms count for this weight as it is now. After a change in place, where another tensor
+        takes the weight's place (``functional_call``, a new Parameter, replicas of
+        ``nn.DataParallel``), and under autocast to another dtype they rest: each call computes
+        norms anew, until ``freeze_()`` is called again. Moving, casting, loading, copying and
+        unpickling the module pin them again. ``train()`` and :meth:`unfreeze_` undo it.
 
-        Call ``freeze_()`` yourself after what moves neither counter nor address: writes through
-        ``.data``, by torch's optimisers with ``fused=True``, and by another process. A captured
-        CUDA graph holds the norms of its capture; compiled code guards that the weight is the same
-        tensor, not that it is unchanged; programs of ``torch.export``, weights made in inference
-        mode and subclasses of Tensor compute norms in each call.
+        A change is found by the weight's version counter and address. Call ``freeze_()`` yourself
+        after what moves neither: writes through ``.data``, by torch's optimisers with
+        ``fused=True``, and by another process. A captured CUDA graph holds the norms of its
+        capture; compiled code guards that the weight is the same tensor, not that it is unchanged;
+        a program of ``torch.export`` computes the norms in each call, as do weights that nothing
+        tells of changes: those made in inference mode, and subclasses of Tensor.
 
-        On CUDA it waits for the norms, so that every stream may use them, and cannot be called
-        while a CUDA graph is captured. Returns the module.
+        On CUDA it waits until the norms are computed, so that every stream may use them; it cannot
+        be called while a CUDA graph is captured. Returns the module.
         """
         with torch.inference_mode(False), torch.no_grad():
             weight = self.weight
@@ -228,8 +235,11 @@ class _SpAMM(nn.Module):
 
 
 def takes_ready_weights(input: Tensor) -> bool:
-    """Whether a call may read a weight whose norms are pinned while kernels before it still run:
-    pinning has waited for both. Not one recorded to be run later, when the weight may be another.
+    """Whether a call may say that a weight whose norms are pinned is ready to be read.
+
+    Convolutions may then read it while kernels before them on the stream still run. Pinning waits
+    for the norms, and with them for the weight. A call that is recorded to be run later does not
+    say so: the weight may be another by then.
     """
     return (
         input.is_cuda

@@ -132,12 +132,15 @@ class _Run:
         self._optimizer = torch.optim.Adam(self.model.parameters(), _LEARNING_RATE)
         self._content = {"config": asdict(config), "data": digits.fingerprint()}
         self.step = self._restore()
-        self._batches = iter(_batches(config, digits, self.step, _painters(device)))
+        self._loader = _batches(config, digits, self.step, _painters(device))
+        self._batches = None
 
     def advance(self):
         """Makes one step; gives the loss before it."""
         for group in self._optimizer.param_groups:
             group["lr"] = _learning_rate(self.step / self.steps)
+        if self._batches is None:  # its processes then start where an interruption is noted
+            self._batches = iter(self._loader)
         pictures, labels = next(self._batches)
         pictures = pictures.to(self._device, memory_format=torch.channels_last, non_blocking=True)
         labels = labels.to(self._device, non_blocking=True).long()

@@ -73,7 +73,11 @@ class ErgoMatrices:
 
 
 def read(path):
-    """The ErgoMatrices in a file (data/ergo/README.md); UserError: missing, damaged, another."""
+    """The ErgoMatrices in a file: data/ergo/README.md says what it holds.
+
+    Raises:
+        UserError: the file is missing, of another format, or damaged.
+    """
     content = read_arrays(path)
     if str(content.get("format")) != _FORMAT:
         raise UserError(f"expected a file as in data/ergo; got another in {path}")
@@ -84,7 +88,14 @@ def read(path):
 
 
 def load(name="default"):
-    """The ErgoMatrices of an embedded cluster, by a name of FILES; UserError as of read."""
+    """The ErgoMatrices of an embedded cluster.
+
+    Args:
+        name: a name of FILES.
+
+    Raises:
+        UserError: another name; or the file is missing or damaged.
+    """
     if name not in FILES:
         raise UserError(f"expected embedded matrices: {', '.join(FILES)}; got {name}")
     return read(FOLDER / FILES[name])

@@ -48,20 +48,23 @@ def calibrate(
 ) -> CalibrationReport:
     """Picks each convolution's setting, to save the most time within an accuracy drop.
 
-    Statistics of some 512 inputs and times of layers give one list of moves to lower valid ratios.
-    ``evaluate`` says on one half of the data how far to go, the other half must agree, and the
-    whole model's time decides: where skipping does not make it less, nothing is skipped, and where
-    converting saves nothing, every layer stays as it is. docs/calibration.md has each step.
+    Statistics of some 512 inputs and times of layers give one list of moves: a layer to a lower
+    valid ratio, by the time that it saves for the squared error that it adds. ``evaluate`` says on
+    one half of the data how far to go, the other half must agree, and the whole model's time
+    decides: where skipping does not make it less, nothing is skipped; where converting alone saves
+    nothing either, the settings leave every layer as it is. docs/calibration.md has each step.
 
     Source: layer errors and times on a convex hull are the allocation of rate-distortion theory
-    (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988).
+    (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988), as for
+    mixed precision in HAWQ-V3 (Yao et al., 2021).
 
     Args:
         model: an ``nn.Module`` that is not converted; it stays as it is: weights, hooks, modes,
             random states. It is evaluated in eval mode without gradients.
-        loader: batches with labels, the same in each pass: a ``DataLoader`` or a list, of which
-            every other batch is one half. Of a batch that is a tuple or a list, the first element
-            is the model's input; one that is a dict holds the model's arguments by name.
+        loader: batches with labels, the same in each pass: a ``DataLoader`` or a list. The batches
+            of even number are one half, those of odd number the other. Of a batch that is a tuple
+            or a list, the first element is the model's input; one that is a dict holds the model's
+            arguments by name.
         evaluate: ``evaluate(model, loader)`` is called with the model and half of the loader, which
             can be iterated over and has a length in batches. It gives a score, higher is better; or
             a pair of the score, in percentage points, and the answers: a tensor or list with one
@@ -75,14 +78,15 @@ def calibrate(
         reference: a picture (1, C, H, W), as :func:`convert_` takes it: the settings are for the
             reference form, and say which small deviations are skipped besides zeros. All pictures
             that the model is called with must be of its size.
-        journal: a file in which finished parts are kept: after an interruption the same call goes
-            on from there, and one with another ``max_drop`` uses what it can.
+        journal: a file in which finished parts are kept. After an interruption the same call goes
+            on from there; a call with another ``max_drop`` uses what it can. None keeps nothing.
         progress: whether to say on standard error how far it is, and about how long it takes.
 
     Returns:
         A :class:`CalibrationReport`: a row for each convolution, and what the whole model gains.
         ``print`` shows a table; ``report.save(path)`` writes what ``convert_(model, path)`` takes.
-        Where times vary much, which its note says, only larger gains are chosen.
+        The same times give the same report. Its note says where times vary much, since other
+        programs run: then only larger gains are chosen, and the journal keeps no times.
 
     Raises:
         TypeError: arguments of another type, an ``evaluate`` that takes or returns something else.

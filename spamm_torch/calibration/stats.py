@@ -167,17 +167,22 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     """Records what each SpAMM layer skips in the calls inside: tau, valid ratio, error bound.
 
     Results are the same inside and outside, where it costs nothing. Inside each call of a layer
-    computes its norm maps once more, as for ``return_info``; nothing waits for a GPU until the
-    numbers are read. In generated forwards of :func:`convert_` they are of the folded weights.
+    computes its norm maps once more, as for ``return_info``, with a pass over the input for each
+    kernel position. Nothing waits for a GPU until the numbers are read. The record says what
+    the call skipped: in the generated forward of :func:`convert_` by the folded weights.
 
     Calls of this thread are recorded: not those of replicas of ``nn.DataParallel``, nor replays of
     CUDA graphs. Compiled functions run uncompiled meanwhile. A call is a layer's by its weight:
-    layers that share one are counted under the first one's name, and weights computed anew in each
-    call (parametrizations) are not counted, which the table says.
+    layers that share a weight are counted under the first one's name, and weights computed anew in
+    each call (parametrizations) are not counted, which the table says.
+
+    Args:
+        model: an ``nn.Module`` with SpAMM layers; one without any gives an empty mapping.
 
     Returns:
-        A context manager that gives :class:`ModelStats`, by qualified names. ``drifted`` names the
-        layers that left the valid ratios which they had in :func:`calibrate`.
+        A context manager that gives :class:`ModelStats`, a mapping from qualified names to
+        :class:`LayerStats`; ``print`` shows a table. A layer that :func:`calibrate` gave its
+        setting knows the valid ratios it had then; ``drifted`` names the layers that left these.
 
     Raises TypeError for a model that is no module.
     """

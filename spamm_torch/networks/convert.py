@@ -80,10 +80,12 @@ def convert_(
         TypeError: a model that is no module, an argument of another type, a reference that is no
             dense tensor.
         ValueError: several knobs, or a knob and a ``config``; an override that names no convolution
-            or comes with a settings file, a settings file of another model or format, or without
-            the reference it was made with; an example that the model cannot take, of no images or
-            without finite numbers, a model without ``nn.Conv2d`` or without values, settings that
-            no layer can have, a reference that is not one finite picture of floats.
+            or comes with a settings file, a settings file of another model, of another format or
+            none at all, an example that the model cannot take, of no images or without finite
+            numbers, a model without ``nn.Conv2d`` or without values (lazy, or on the device meta),
+            settings that no layer can have; a reference that is not one finite picture of floats,
+            or on the device meta; a settings file that was made with a reference, without one of
+            its shape here, and the other way round.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -117,8 +119,13 @@ def convert_(
 
 
 def revert_(model: Model) -> Model:
-    """Undoes :func:`convert_`, bit for bit, in a model or a part of one, and returns it; a model
-    that is not converted stays as it is.
+    """Undoes :func:`convert_`, bit for bit; a model that is not converted stays as it is.
+
+    Args:
+        model: an ``nn.Module``, or a part of a converted model.
+
+    Returns:
+        The model.
 
     Raises:
         TypeError: a model that is no module.
@@ -138,13 +145,19 @@ def revert_(model: Model) -> Model:
 
 
 def refresh_(model: Model) -> Model:
-    """Brings a converted model up to date with its tensors and hooks, and returns it.
+    """Brings a converted model up to date with its tensors and hooks.
 
     Changes act without it, in the next eager call. Call it after values were written through
     ``.data`` at the same address or by another process, which no counter tells; after changes of
     layers or hooks, so that the rest is fused again; and before captured CUDA graphs or compiled
     code run again after any change. Everything is folded again. Folded tensors keep their memory
     where shapes, dtypes and devices stay, so that graphs and compiled code read the new values.
+
+    Args:
+        model: a converted model.
+
+    Returns:
+        The model.
 
     Raises:
         TypeError: a model that is no module.

@@ -118,7 +118,9 @@ def _quiet() -> None:
 
 
 def read(x: Any, name: str, function: str) -> Blocks:
-    """The blocks of a ``torch.sparse_bsr`` matrix; that columns of a row ascend ops check."""
+    """The blocks of a ``torch.sparse_bsr`` matrix that has none of the faults below. The ops
+    check that the columns of a row ascend.
+    """
     _check_layout(x, name, function, torch.sparse_bsr)
     values = x.values()
     if x.dim() != 2 or values.dim() != 3:

@@ -112,9 +112,11 @@ def multiplied(
     norms: bool = True,
     **refused: Any,
 ) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo], Tensor | None]:
-    """The result's blocks and norms, whether it is to be dense, what counts what was left out, as
-    long as planning and by ``norms``; and of float32 and float64 with ``drop`` its trace and norm,
-    on the host. ``below`` is a factor of the threshold.
+    """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
+
+    Counting takes as long as planning: it is the caller's choice, and can wait. It needs ``norms``,
+    which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the result's
+    trace and norm, on the host. ``below`` is a factor of the threshold.
     """
     if given := [name for name, value in refused.items() if value is not None]:
         raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")

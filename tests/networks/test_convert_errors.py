@@ -182,11 +182,16 @@ OTHER_SETTINGS = [
     (setting({"tau": 0.5, "max_error": 1}),
      "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
     (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
-    *[(setting(SKIPS.to_dict() | change), "") for change in (
-        *[{"tau": tau} for tau in (10**400, "1", True, None)],
-        *[{"block": block} for block in (10**400, [64] * 9)],
-        *[{"pixel_block": block} for block in ([0, 0, 0], [1e300, 1, 1])],
-        *({"__class__": "x"}, {"valid_ratio": 0.5}),
+    (setting({"tau": 10**400}), "tau must be a number that float64 holds; got a larger one"),
+    *[(setting(SKIPS.to_dict() | change), message) for change, message in (
+        *[({"tau": tau}, f"tau must be a number in a SpAMMConfig; got {tau!r}")
+          for tau in ("1", True)],
+        ({"tau": None}, "exactly one of tau, valid_ratio and max_error must be given; got none"),
+        *[({"block": block}, "block must be 32, 64 or 128, or a") for block in (10**400, [64] * 9)],
+        *[({"pixel_block": block}, "pixel_block must be (images, rows, columns), powers of two")
+          for block in ([0, 0, 0], [1e300, 1, 1])],
+        ({"__class__": "x"}, "a SpAMMConfig holds tau, valid_ratio, max_error, block, pixel_bl"),
+        ({"valid_ratio": 0.5}, "must be given; got tau and valid_ratio"),
     )],
     (setting({"tau": "high"}),
      "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),

@@ -283,6 +283,32 @@ def test_refresh_follows_writes_that_nothing_tells_of():
     assert_same(model, original, scattered())
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("down.divisor_override", 3), ("up.scale_factor", 3.0)),
+        *(("pool.output_size", (10, 12)), ("drop.training", True)),
+    ],
+)
+def test_settings_of_layers_that_change_are_noticed(setting, value):
+    model = Made(  # convolutions, and between them layers that take deviations as they are
+        lambda m, x: m.conv2(m.pool(m.shuffle(m.drop(m.up(m.down(m.conv1(x))))))),
+        **{"conv1": nn.Conv2d(3, 8, 3), "conv2": nn.Conv2d(2, 8, 3), "drop": nn.Dropout()},
+        down=nn.AvgPool2d(2, padding=1),
+        up=nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False),
+        **{"shuffle": nn.PixelShuffle(2), "pool": nn.AdaptiveAvgPool2d((12, 12))},
+    ).eval()
+    original = copy.deepcopy(model)
+    convert_(model, reference=pictures(1))
+    assert is_served(model, pictures())
+    layer, name = setting.split(".")
+    for module in (model, original):
+        setattr(getattr(module, layer), name, value)
+    assert not is_served(model, pictures())
+    if setting != "drop.training":  # which draws
+        assert_same(model, original, pictures())
+
+
 def test_operands_carry_no_graph():
     model = unet()
     convert_(model, reference=canvas())

@@ -185,8 +185,9 @@ def test_writers_do_not_share_their_unfinished_files(tmp_path, write):
     path, texts = tmp_path / "journal", [str(number) * 100_000 for number in range(4)]
     write(path, texts[0])
     with ThreadPoolExecutor(4) as pool:
-        pool.map(write, [path] * 20, 5 * texts)
+        written = pool.map(write, [path] * 20, 5 * texts)
         seen = {path.read_text() for _ in range(50)}
+        list(written)  # raises what a writer raised
     assert seen <= set(texts)
     assert os.listdir(tmp_path) == ["journal"]
 

@@ -11,6 +11,9 @@ from support import (
 )
 
 from density import basis, sources
+from density.measuring import measure, methods
+from density.sources import Problem
+from models.files import UserError
 from spamm_torch import linalg, sparse
 from spamm_torch.linalg import Budget, Schedule, constant, loose_then_tight
 
@@ -346,3 +349,6 @@ def test_no_gap():
     fock[site, (site + 1) % 8] = fock[(site + 1) % 8, site] = 1
     with pytest.raises(linalg.NotConverged, match=r"a gap above the 4 occupied .* got trace"):
         purify(fock, 4, constant(Budget(1e-9)))
+    ring = Problem("ring", fock, 8, 8)
+    with pytest.raises(UserError, match=r"a gap above the 4 occupied states; got"):
+        measure(fock, ring, methods([1e-9], None, 4), repeats=1, block=32, progress=print)

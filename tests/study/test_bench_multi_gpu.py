@@ -144,11 +144,13 @@ def test_ranks_that_fail_and_that_end_say_which():
     with pytest.raises(RuntimeError, match=r"^rank 0: ValueError: data must be one of "):
         ranks.run(ranks.multiply, [CPU], wrong, RATIOS, 1)
     with pytest.raises(RuntimeError, match=r"^rank 0: process 0 terminated with exit code 3$"):
-        ranks.run(end_at_once, [CPU])
+        ranks.run(end_the_first, [CPU] * 2)
 
 
-def end_at_once(place):
-    os._exit(3)
+def end_the_first(place):
+    if place.rank == 0:
+        os._exit(3)
+    place.slowest([0.0])
 
 
 # ---- Which cells --------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_a_new_run_supersedes_rows_of_the_same_measurement_on_the_same_device():
     assert [of["name"] for of in page["runs"]] == ["old", "other", "new"]
 
 
-def test_rows_that_moved_are_told():
+def test_add_names_rows_that_moved():
     page = {"title": "T", "headline": "H", "notes": "", "runs": []}
     old = run("old", "2026-01-01", row(1, 2.0), row(2, 2.0), row(3, 2.0), row(4, 2.0))
     assert results.add(page, old) == []

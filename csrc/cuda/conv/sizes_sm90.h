@@ -73,8 +73,7 @@ inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape
           .dilation = size2(shape.dilation)};
 }
 
-// ---- Max pooling by single pixels, as the plain one and that of deviations share it
-// --------------
+// ---- Max pooling by single pixels, plain and of deviations --------------------------------------
 
 // `pixel_chunks`: what threads pool of an output pixel, 16 bytes each.
 inline bool pools_by_pixels(const at::Tensor& input, const MaxPool& pool, int64_t pixel_chunks) {
