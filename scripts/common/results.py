@@ -142,6 +142,8 @@ def add(page, run):
 
 
 def _moved(page, run, kind, rows):
+    if not KINDS[kind].values:
+        return
     device, column = run["header"]["device"], _figure(kind).column
     held = {_key(kind, old): old for old in rows_of(page, kind) if old["device"] == device}
     for row in rows:
