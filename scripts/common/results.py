@@ -128,29 +128,29 @@ def add(page, run):
     Returns a line for each row that is more than 3% from the one it supersedes.
     """
     _check(run)
-    moved = [line for kind, rows in run["tables"].items() for line in _moved(page, run, kind, rows)]
-    page["runs"] = [old for old in page["runs"] if old["name"] != run["name"]]
+    moved = []
     for kind, rows in run["tables"].items():
-        keys = {_key(kind, row) for row in rows if not row.get("absent")}
+        measured = {_key(kind, row): row for row in rows if not row.get("absent")}
         for old in page["runs"]:
             if old["header"]["device"] == run["header"]["device"]:
                 for row in old["tables"].get(kind, ()):
-                    if _key(kind, row) in keys:
-                        row[_MARK] = row.get(_MARK) or run["header"]["date"]
-    page["runs"].append(run)
+                    if (now := measured.get(_key(kind, row))) and not row.get(_MARK):
+                        moved += _moved(kind, row, now)
+                        row[_MARK] = run["header"]["date"]
+    page["runs"] = [old for old in page["runs"] if old["name"] != run["name"]] + [run]
     return moved
 
 
-def _moved(page, run, kind, rows):
+def _moved(kind, row, again):
+    """A line about a row that was measured again, if its figure moved."""
     if not KINDS[kind].values:
-        return
-    device, column = run["header"]["device"], _figure(kind).column
-    held = {_key(kind, old): old for old in rows_of(page, kind) if old["device"] == device}
-    for row in rows:
-        before, now = held.get(_key(kind, row), {}).get(column), row.get(column)
-        if before and now and abs(now / before - 1) > _MOVES:
-            at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
-            yield f"{kind}: {at}: {column} {before:.4g} -> {now:.4g}"
+        return []
+    column = _figure(kind).column
+    before, now = row.get(column), again.get(column)
+    if not before or not now or abs(now / before - 1) <= _MOVES:
+        return []
+    at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
+    return [f"{kind}: {at}: {column} {before:.4g} -> {now:.4g}"]
 
 
 def _figure(kind):
