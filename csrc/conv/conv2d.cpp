@@ -190,10 +190,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
     result.output = dense_convolution(conv);
   } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
     result = run_backend(*backend, conv, knob);
-  } else if (skips_nothing(knob)) {
-    result.output = MatrixConvolution(in_full_blocks(conv)).run(knob);
   } else {
-    result.output = MatrixConvolution(conv).run(knob);
+    result.output = MatrixConvolution(skips_nothing(knob) ? in_full_blocks(conv) : conv).run(knob);
   }
   if (conv.wants_output_norms && !result.norms.defined()) {
     result.norms = layer_norms(result.output);

@@ -196,7 +196,8 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
       if (warp != 0) continue;  // the first tile is that of the other list warp
     }
     if (is_below<Config>(p, tile)) continue;
-    // Where steps are skipped, waiting for the longest tile of a turn loses more.
+    // Where steps are skipped, waiting for the longest tile of a turn loses more. A tau below 0, by
+    // which ranks skip nothing (spamm_torch/_rank_product.py), keeps no pace either.
     if (p.turn != 0 && number >= p.turn && tau == 0) keep_pace(p, number);
     const bool marked = is_marked<Config>(p, tile);
 #pragma unroll 1
