@@ -209,7 +209,8 @@ TEST(RemoteCuts, AreTheFastestToAThousandth) {
 }
 
 TEST(RemoteCuts, GiveNothingToAPartThatStartsTooLate) {
-  const std::vector<GroupCost> groups(8, {.multiply = 100, .fetch_a = 1, .fetch_b = 1});
+  const std::vector<GroupCost> groups(
+      8, {.multiply = 100, .fetch_a = 1, .fetch_b = 1, .fetch_more_b = 0});
   EXPECT_EQ(cut_for_home(groups, 2, 0, 800), (std::vector<int64_t>{0, 8, 8}));
   EXPECT_EQ(cut_for_home(groups, 2, 0, 10)[1], 4);
 }

@@ -61,7 +61,7 @@ class SplitTensor {
 
   const kernels::SplitParams& params() const { return params_; }
   kernels::SplitSource source() const { return {params_.split, strides_[0], strides_[1]}; }
-  kernels::Operand operand() const { return {.batch_stride = has_batch_}; }
+  kernels::Operand operand() const { return {nullptr, has_batch_, 0, false}; }
 
  private:
   // A copy if strides are so long that kernels would multiply in another way: bits must not depend
