@@ -139,17 +139,18 @@ KINDS: dict[str, Kind] = {
     "speedups": Kind("precision block n ratio",
         "Table 2: speedup over torch.mm by N; after it the paper's over cuBLAS (V100):",
         "precision block ratio", "speedup|.2f; paper|/ {:.1f}", "n", block=(64,)),
-    "speedups, two GPUs": Kind("precision n ratio layout",
-        "On two GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
-        "precision n layout", "speedup|.2f", "ratio", precision=("float16",)),
+    "speedups, several GPUs": Kind("gpus precision n ratio layout",
+        "On several GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
+        "gpus precision n layout", "speedup|.2f", "ratio", precision=("float16",)),
     "block-sparse products": Kind("precision n ratio"),
     "at equal error": Kind("n share block",
         "Table 3: mm against the fastest sparse product at equal error:",
         "n share block",
         "valid_ratio|.2%|valid; paper_valid|.2%|paper's valid; error|.5g; "
         "paper_error|.5g|paper's error; ms||mm, ms; graph_ms||in a graph; speedup|{:.4g}x; "
-        "speedup_two|{:.4g}x|two GPUs; paper_speedup_1|{:.4g}x|paper's speedup; "
-        "paper_speedup_2|{:.4g}x|on two"),
+        "speedup_2|{:.4g}x|two GPUs; speedup_4|{:.4g}x|four GPUs; "
+        "paper_speedup_1|{:.4g}x|paper's speedup; paper_speedup_2|{:.4g}x|on two; "
+        "paper_speedup_4|{:.4g}x|on four"),
     "sparse products": Kind("n share peer", "The sparse products:",
         "n share peer",
         "ms; conversion_ms||conversion, ms; dense_ms||torch.mm, ms; products|.2g; trun|.6g|TRUN; "
@@ -175,10 +176,10 @@ KINDS: dict[str, Kind] = {
         "dense_accuracy|{:.2f}%|accuracy; conv_ms||convolution; im2col_gemm_ms||im2col + GEMM; "
         "gemm_ms||GEMM", title=("conv21", "conv31", "conv12 to conv52")),
     "study, layers": Kind("images title precision layer candidate"),
-    "study, two GPUs": Kind("images title precision ratio",
-        "By position on two GPUs, over torch's convolution on one:",
+    "study, several GPUs": Kind("gpus images title precision ratio",
+        "By position on several GPUs, over torch's convolution on one:",
         "title ratio", "speedup; >paper_2|{:.1f}x|paper, two; >paper_4|{:.1f}x|paper, four",
-        "precision"),
+        "precision gpus"),
     "study, whole network": Kind("images title precision ratio candidate",
         "The whole network, ms a batch, by the share of block products kept:",
         "title precision candidate", "ms", "ratio"),

@@ -21,3 +21,17 @@ is the CPU, and ``console``. paper.py holds the paper's figures.
 def sizes(run, defaults):
     """The edges of matrices that the options name, else those of {"cpu" or "cuda": edges}."""
     return tuple(run.sizes or defaults[run.device.type])
+
+
+def gpu_counts(run):
+    """On how many GPUs products are measured beside one: of the paper's counts as many as there
+    are, and 2 in any case, for a row that says why there is none.
+    """
+    return [count for count in (2, 4, 8) if count <= max(2, len(run.gpus))]
+
+
+def first_gpus(run, count):
+    """So many of the run's GPUs; RuntimeError: there are fewer."""
+    if len(run.gpus) < count:
+        raise RuntimeError(f"needs {count} GPUs; got {len(run.gpus)}")
+    return run.gpus[:count]

@@ -10,7 +10,7 @@ from cases.mm import bench_operands, copy_bandwidth
 from common.measuring import cell
 from common.timing import by_clock, medians
 from models.files import UserError
-from tables import paper, sizes
+from tables import first_gpus, gpu_counts, paper, sizes
 
 TITLE = "speedup over the dense product"
 LARGE, REPEATS_OF_LARGE = 16384, 3  # from this size on so many rounds of a timing at most
@@ -18,7 +18,7 @@ SIZES = {"cpu": (1024, 2048, 4096), "cuda": paper.SIZES}
 TYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16")}  # of the paper's cells
 _MORE_TYPES = {"cpu": ("float64",), "cuda": ("bfloat16", "float64")}
 _PAPERS_BLOCK, _BLOCK, _LARGE_BLOCK = 32, 64, (128, 64, 128)
-_LAYOUTS = ("0", "S")  # where operands lie on two devices: all on the first; in shards
+_LAYOUTS = ("0", "S")  # where operands lie on several devices: all on the first; in shards
 _PAPERS_TYPE = {"float32": "float32", "float16": "float16", "bfloat16": "float16"}
 
 
@@ -36,16 +36,19 @@ def cells(run):
     one = partial(_one, run, bandwidth)
     found = _each_size(run, "", papers, "speedups", one)
     of_types = [(name,) for name in types]
-    found |= _each_size(run, "two GPUs, ", of_types, "speedups, two GPUs", partial(_two, run))
+    for gpus in gpu_counts(run):
+        kind, measure = "speedups, several GPUs", partial(_several, run)
+        found |= _each_size(run, f"{gpus} GPUs, ", of_types, kind, measure, gpus=gpus)
     return found | _each_size(run, "", others, "speedups", one)
 
 
-def _each_size(run, title, cases, kind, measure):
+def _each_size(run, title, cases, kind, measure, **others):
     """Cells of some (precision,) or (precision, block), the small sizes first."""
     found = {}
     for n in sizes(run, SIZES):
         for precision, *block in cases:
-            place = {"precision": precision, "n": n} | ({"block": block[0]} if block else {})
+            place = others | {"precision": precision, "n": n}
+            place |= {"block": block[0]} if block else {}
             name = f"{precision}, block {block[0]}" if block else precision
             found[f"{title}{name}, N = {n}"] = cell(kind, measure, **place)
     return found
@@ -85,14 +88,9 @@ def _one(run, bandwidth, precision, block, n):
 
 
 @torch.inference_mode()
-def _two(run, precision, n):
-    """mm on two GPUs against torch.mm on one, by where the operands lie, in blocks of 64."""
-    if len(run.gpus) < 2:
-        raise RuntimeError(f"needs 2 GPUs; got {len(run.gpus)}")
-    return _on_devices(shards.Product("decay", precision, n, run.gpus[:2]), _repeats(run, n))
-
-
-def _on_devices(product, repeats):
+def _several(run, gpus, precision, n):
+    """mm on several GPUs against torch.mm on one, by where the operands lie, in blocks of 64."""
+    product = shards.Product("decay", precision, n, first_gpus(run, gpus))
     calls, rows = {"dense": partial(torch.mm, product.a, product.b)}, []
     for ratio in paper.RATIOS:
         for layout in _LAYOUTS:
@@ -106,7 +104,7 @@ def _on_devices(product, repeats):
             rows.append(
                 {"ratio": ratio, "layout": layout, "valid_ratio": product.valid_ratio(ratio)}
             )
-    times = medians(by_clock(calls, repeats, product.devices))
+    times = medians(by_clock(calls, _repeats(run, n), product.devices))
     for row in rows:
         dense, ms = times["dense"], times[row["ratio"], row["layout"]]
         row |= {"ms": ms, "dense_ms": dense, "speedup": dense / ms}

@@ -23,7 +23,7 @@ from common.measuring import cell, require_near
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians, synchronize
 from models.files import first_line
-from tables import paper, sizes
+from tables import gpu_counts, paper, sizes
 
 TITLE = "against sparse products at equal error"
 SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
@@ -73,8 +73,8 @@ def _rows(run, n, share):
         ours[block] = _at_error(a, b, exact, target, block, of_paper)
         call = partial(spamm_torch.mm, a, b, tau=ours[block]["tau"], block=block)
         timed[f"block {block}"] = on_device[block] = call
-        if len(run.gpus) > 1:
-            timed[f"block {block}, 2 GPUs"] = partial(call, devices=run.gpus[:2])
+        for gpus in gpu_counts(run) if len(run.gpus) > 1 else ():
+            timed[f"block {block}, {gpus} GPUs"] = partial(call, devices=run.gpus[:gpus])
     convert = {"convert": lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
     times = slow | medians(by_clock(timed | convert, run.repeats, run.gpus))
     if run.gpus:
@@ -143,13 +143,12 @@ def _at_error(a, b, exact, target, block, of_paper=None):
 
 
 def _row(block, found, sparse_ms, times):
-    ms, two = times[f"block {block}"], times.get(f"block {block}, 2 GPUs")
-    return found | {
-        "block": block,
-        "ms": ms,
-        "speedup": sparse_ms and sparse_ms / ms,
-        "speedup_two": two and sparse_ms and sparse_ms / two,
-    }
+    ms = times[f"block {block}"]
+    row = found | {"block": block, "ms": ms, "speedup": sparse_ms and sparse_ms / ms}
+    for gpus in (2, 4, 8):
+        several = times.get(f"block {block}, {gpus} GPUs")
+        row[f"speedup_{gpus}"] = several and sparse_ms and sparse_ms / several
+    return row
 
 
 # ---- Sparse products -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from models.data import draw_shifts
 from models.files import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from tables import paper
+from tables import first_gpus, gpu_counts, paper
 
 
 class Layout(NamedTuple):
@@ -138,8 +138,9 @@ def cells(run):
             one = cell("study", study.group, title=title, **at)
             found[f"{title}, {precision}, {network}"] = one
         for layer in dict.fromkeys(layer for layer, _ in paper.CONVOLUTION):
-            two = cell("study, two GPUs", study.two, title=layer, **at)
-            found[f"{layer}, {precision}, 2 GPUs, {network}"] = two
+            for gpus in gpu_counts(run):
+                several = cell("study, several GPUs", study.several, title=layer, gpus=gpus, **at)
+                found[f"{layer}, {precision}, {gpus} GPUs, {network}"] = several
     return found
 
 
@@ -180,15 +181,13 @@ class _Study:
         return study_group(GROUPS[title], model, self._validation, self._batch, self._run.repeats)
 
     @torch.inference_mode()
-    def two(self, title, precision, images):
-        """One convolution by position on two GPUs against torch's on one; all lies on the first."""
-        gpus = self._run.gpus[:2]
-        if len(gpus) < 2:
-            raise RuntimeError(f"needs 2 GPUs; got {len(gpus)}")
+    def several(self, title, precision, gpus, images):
+        """One convolution by position on some GPUs against torch's on one; all lies on the first."""
+        devices = first_gpus(self._run, gpus)
         model = self._model(precision)
         pictures, _ = next(validation_pictures(self._validation[: self._batch], self._batch))
         x = layer_inputs(model, (title,), pictures.to(model.conv11.weight.dtype))[title]
-        rows = on_devices(getattr(model, title), x, _papers(title), gpus, self._run)
+        rows = on_devices(getattr(model, title), x, _papers(title), devices, self._run)
         for row in rows:
             of_paper = paper.CONVOLUTION[title, row["ratio"]]
             row |= {"paper_2": of_paper.speedup_2, "paper_4": of_paper.speedup_4}

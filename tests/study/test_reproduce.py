@@ -135,16 +135,16 @@ def test_speedups_are_over_the_dense_product_of_the_same_run(folder):
 
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
-def test_two_gpus(mnist, tmp_path):
+def test_several_gpus(mnist, tmp_path):
     arguments = ["2", "3", "5", "--device", "cuda", "--sizes", "256", "--repeats", "1"]
     arguments += ["--data", str(mnist), "--checkpoint", str(tmp_path / "c.pt")]
     arguments += ["--width", "2", "--epochs", "1", "--batch", "10", "--out", str(tmp_path)]
     reproduce.main(arguments)
     tables = {number: tables_of(tmp_path, number, "cuda") for number in (2, 3, 5)}
-    for rows in (tables[2]["speedups, two GPUs"], tables[5]["study, two GPUs"]):
+    for rows in (tables[2]["speedups, several GPUs"], tables[5]["study, several GPUs"]):
         assert rows
         assert all(row["speedup"] > 0 for row in rows)
-    assert all(row["speedup_two"] > 0 for row in tables[3]["at equal error"])
+    assert all(row["speedup_2"] > 0 for row in tables[3]["at equal error"])
 
 
 # ---- Table 3 ------------------------------------------------------------------------------------
