@@ -30,7 +30,8 @@ def run(job, devices, *arguments):
     with tempfile.TemporaryDirectory() as folder:
         given = (job, [*map(str, devices)], f"{folder}/store", answers, arguments)
         try:
-            torch.multiprocessing.spawn(_rank, given, nprocs=len(devices))
+            # As daemons they end with this process, also where Ctrl-C ends it.
+            torch.multiprocessing.spawn(_rank, given, nprocs=len(devices), daemon=True)
         except _FAILURES as error:
             last = str(error).strip().splitlines()[-1]
             raise RuntimeError(f"rank {error.error_index}: {last}") from None
