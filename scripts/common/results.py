@@ -123,6 +123,11 @@ def _table_as_json(rows):
     return f'{{"columns": {json.dumps(columns)},\n   "rows": [\n   {lines}]}}'
 
 
+def _machine(run):
+    """The device, and how many of it; None where that is not said."""
+    return run["header"]["device"], run["header"].get("parts")
+
+
 def add(page, run):
     """Puts a run into a page, in the place of one of its name, and marks what it supersedes.
     Returns a line for each row that is more than 3% from the one it supersedes.
@@ -132,7 +137,7 @@ def add(page, run):
     for kind, rows in run["tables"].items():
         measured = {_key(kind, row): row for row in rows if not row.get("absent")}
         for old in page["runs"]:
-            if old["header"]["device"] == run["header"]["device"]:
+            if _machine(old) == _machine(run):
                 for row in old["tables"].get(kind, ()):
                     if (now := measured.get(_key(kind, row))) and not row.get(_MARK):
                         moved += _moved(kind, row, now)

@@ -30,9 +30,10 @@ def test_every_page_is_what_its_json_file_gives(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_one_row_a_measurement_holds(path):
     page = results.load(path)
+    machines = {run["name"]: results._machine(run) for run in page["runs"]}
     for kind in KINDS:
         rows = [row for row in results.rows_of(page, kind) if not row.get("absent")]
-        keys = [(row["device"], results._key(kind, row)) for row in rows]
+        keys = [(machines[row["run"]], results._key(kind, row)) for row in rows]
         assert len(set(keys)) == len(keys)
 
 
@@ -79,8 +80,8 @@ def test_the_summary_is_written_where_the_marks_are(tmp_path):
         plot_summary.main(["--results", str(tmp_path), "--page", str(page)])
 
 
-def run(name, date, *rows, device="a chip"):
-    header = {"device": device, "date": date, "command": "python scripts/bench.py", "torch": "2"}
+def run(name, date, *rows, **header):
+    header = {"device": "a chip", "date": date, "command": "bench.py", "torch": "2"} | header
     return {"name": name, "said": "Said.", "header": header, "tables": {"products": list(rows)}}
 
 
@@ -89,19 +90,21 @@ def row(n, speedup, **rest):
     return at | {"dense_ms": 2.0, "speedup": speedup, "valid_ratio": 0.3} | rest
 
 
-def test_a_new_run_supersedes_rows_of_the_same_measurement_on_the_same_device():
+def test_a_new_run_supersedes_rows_of_the_same_measurement_on_as_many_devices():
     page = {"title": "T", "headline": "H", "notes": "", "runs": []}
     results.add(page, run("old", "2026-01-01", row(1024, 2.0), row(2048, 3.0)))
     results.add(page, run("other", "2026-01-02", row(1024, 9.0), device="another"))
+    results.add(page, run("four", "2026-01-02", row(1024, 9.0), parts=4))
     results.add(page, run("new", "2026-01-03", row(1024, 4.0)))
     marks = [[r.get("superseded") for r in of["tables"]["products"]] for of in page["runs"]]
-    assert marks == [["2026-01-03", None], [None], [None]]
+    assert marks == [["2026-01-03", None], [None], [None], [None]]
     held = [(r["run"], r["n"], r["speedup"]) for r in results.rows_of(page, "products")]
-    assert held == [("old", 2048, 3.0), ("other", 1024, 9.0), ("new", 1024, 4.0)]
-    said = "1 of 4 rows are not shown: superseded on 2026-01-03 by a later run."
+    others = [("other", 1024, 9.0), ("four", 1024, 9.0)]
+    assert held == [("old", 2048, 3.0), *others, ("new", 1024, 4.0)]
+    said = "1 of 5 rows are not shown: superseded on 2026-01-03 by a later run."
     assert said in results._markdown(page, "x").splitlines()
     results.add(page, run("new", "2026-01-04", row(1024, 5.0)))
-    assert [of["name"] for of in page["runs"]] == ["old", "other", "new"]
+    assert [of["name"] for of in page["runs"]] == ["old", "other", "four", "new"]
 
 
 def test_add_names_rows_that_moved():
