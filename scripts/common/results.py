@@ -234,12 +234,12 @@ def _markdown(page, name):
     brief, shown = page.get("brief", ()), {}
     for run in page["runs"]:
         if run["name"] not in brief:
-            lines += _finding(run)
+            lines.append(_finding(run))
             for kind, rows in run["tables"].items():
                 shown.setdefault(kind, {})[run["name"]] = rows
     if brief:
         lines += ["", f"Of these runs [{name}.json]({name}.json) has the tables:", ""]
-        lines += [line for run in page["runs"] if run["name"] in brief for line in _finding(run)]
+        lines += [_finding(run) for run in page["runs"] if run["name"] in brief]
     for kind, of_runs in shown.items():
         lines += _of_table(KINDS[kind], of_runs, brief=len(page["runs"]) > 1)
     runs = [
@@ -252,7 +252,7 @@ def _markdown(page, name):
 
 
 def _finding(run):
-    return _wrapped(f"- {run['name']}: {run['said']}")[:-1]
+    return f"- {run['name']}: {run['said']}"
 
 
 def _about(header):
