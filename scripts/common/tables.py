@@ -92,7 +92,7 @@ KINDS: dict[str, Kind] = {
         "Norm maps of both operands, ms (share of a copy's bandwidth), and the search for tau of a "
         "valid ratio of 30%, ms, by N:",
         "data precision block", "norms_ms; norms_share_of_copy|({:.0%}),; search_ms", "n",
-        data=("decay",)),
+        data=("decay",), block=(64,)),
     "convolutions": Kind("layer batch precision data block ratio cold",
         "Speedup over the dense convolution (us), by the share of block products kept; after it, "
         "where measured, that with input norms from the layer before:",
@@ -103,7 +103,8 @@ KINDS: dict[str, Kind] = {
     "networks": Kind("network batch mode candidate",
         "Time of a batch in us, and the speed over torch.compile (in a CUDA graph) or over the "
         "dense network (eager):",
-        "network batch mode", "ms|us; speedup|({:.2f}x)", "candidate", mode=("CUDA graph",),
+        "network batch mode", "ms|us; speedup|({:.2f}x)", "candidate",
+        mode=("CUDA graph",), batch=(1, 8, 64, 512),
         picture=Picture("candidate", "speedup", "network batch", None, {"mode": "CUDA graph"})),
     "fused layers": Kind("layer batch candidate",
         "ResNet-50's convolutions with bias, residual and ReLU, us; the floor is what bytes or "
@@ -138,10 +139,12 @@ KINDS: dict[str, Kind] = {
     "valid products": Kind("n ratio"),
     "speedups": Kind("precision block n ratio",
         "Table 2: speedup over torch.mm by N; after it the paper's over cuBLAS (V100):",
-        "precision block ratio", "speedup|.2f; paper|/ {:.1f}", "n", block=(64,)),
+        "precision block ratio", "speedup|.2f; paper|/ {:.1f}", "n", block=(64,),
+        precision=("float32", "float16", "float64")),
     "speedups, several GPUs": Kind("gpus precision n ratio layout",
         "On several GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
-        "gpus precision n layout", "speedup|.2f", "ratio", precision=("float16",)),
+        "gpus precision n layout", "speedup|.2f", "ratio",
+        precision=("float16",), n=(8192, 16384, 32768)),
     "block-sparse products": Kind("precision n ratio"),
     "at equal error": Kind("n share block",
         "Table 3: mm against the fastest sparse product at equal error:",
@@ -150,7 +153,7 @@ KINDS: dict[str, Kind] = {
         "paper_error|.5g|paper's error; ms||mm, ms; graph_ms||in a graph; speedup|{:.4g}x; "
         "speedup_2|{:.4g}x|two GPUs; speedup_4|{:.4g}x|four GPUs; "
         "paper_speedup_1|{:.4g}x|paper's speedup; paper_speedup_2|{:.4g}x|on two; "
-        "paper_speedup_4|{:.4g}x|on four"),
+        "paper_speedup_4|{:.4g}x|on four", block=(64,)),
     "sparse products": Kind("n share peer", "The sparse products:",
         "n share peer",
         "ms; conversion_ms||conversion, ms; dense_ms||torch.mm, ms; products|.2g; trun|.6g|TRUN; "
@@ -174,12 +177,12 @@ KINDS: dict[str, Kind] = {
     "study, dense": Kind("images title precision", "The dense layers, ms:",
         "title precision",
         "dense_accuracy|{:.2f}%|accuracy; conv_ms||convolution; im2col_gemm_ms||im2col + GEMM; "
-        "gemm_ms||GEMM", title=("conv21", "conv31", "conv12 to conv52")),
+        "gemm_ms||GEMM", title=("conv12 to conv52",)),
     "study, layers": Kind("images title precision layer candidate"),
     "study, several GPUs": Kind("gpus images title precision ratio",
         "By position on several GPUs, over torch's convolution on one:",
         "title ratio", "speedup; >paper_2|{:.1f}x|paper, two; >paper_4|{:.1f}x|paper, four",
-        "precision gpus"),
+        "precision gpus", title=("conv31",)),
     "study, whole network": Kind("images title precision ratio candidate",
         "The whole network, ms a batch, by the share of block products kept:",
         "title precision candidate", "ms", "ratio"),
@@ -187,10 +190,10 @@ KINDS: dict[str, Kind] = {
     "several devices": Kind("layout data precision n ratio",
         "Speedup over one device, by where operands lie:",
         "data precision n ratio", ">one_ms||one, ms; speedup", "layout",
-        data=("decay", "normal", "water")),
+        data=("decay", "water")),
     "several devices, peers": Kind("peer data precision n",
         "Dense products of other libraries on the same devices, ms:",
-        "data precision n", "ms", "peer", data=("decay", "normal")),
+        "data precision n", "ms", "peer", data=("decay",)),
     "several devices, overheads": Kind("layout n", "Until mm returns to Python, us:",
         "layout n", "one_us|.3g|one; all_us|.3g|all"),
     "several devices, layers": Kind("layer batch ratio",
