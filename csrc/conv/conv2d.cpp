@@ -13,8 +13,8 @@
 #include "conv/layers.h"
 #include "conv/pixel_blocks.h"
 #include "conv/shape.h"
+#include "environment.h"
 #include "spamm/spamm.h"
-#include "tf32_setting.h"
 #include "threshold.h"
 
 namespace spamm {

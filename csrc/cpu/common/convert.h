@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cpu/common/clones.h"
+#include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "block.h"
-#include "cpu/common/clones.h"
+#include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 

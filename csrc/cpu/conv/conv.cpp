@@ -6,7 +6,7 @@
 // extra copies take less time than reading elements that are far apart.
 #include "conv/backend.h"
 #include "conv/shape.h"
-#include "cpu/common/large_pages.h"
+#include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
 #include "cpu/conv/norms.h"
 #include "cpu/conv/pixels.h"

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "activation.h"
-#include "cpu/common/clones.h"
 #include "cpu/common/convert.h"
+#include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "conv/shape.h"
-#include "cpu/common/large_pages.h"
+#include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"

@@ -14,7 +14,7 @@
 
 #include "backends.h"
 #include "checks.h"
-#include "cpu/common/large_pages.h"
+#include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"

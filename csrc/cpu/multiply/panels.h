@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cpu/common/clones.h"
 #include "cpu/common/convert.h"
+#include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 

@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "block.h"
-#include "cpu/common/clones.h"
 #include "cpu/common/convert.h"
+#include "cpu/common/machine.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/valid_masks.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/common/clones.h"
+#include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 

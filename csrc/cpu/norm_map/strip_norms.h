@@ -17,8 +17,8 @@
 #include <numeric>
 #include <type_traits>
 
-#include "cpu/common/clones.h"
 #include "cpu/common/convert.h"
+#include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "activation.h"
-#include "cpu/common/clones.h"
 #include "cpu/common/convert.h"
+#include "cpu/common/machine.h"
 #include "cpu/conv/epilogue.h"
 
 namespace spamm::cpu {

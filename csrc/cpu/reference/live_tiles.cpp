@@ -8,7 +8,7 @@
 // channels, norms of blocks cost more than the convolution.
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "cpu/common/large_pages.h"
+#include "cpu/common/machine.h"
 #include "cpu/conv/pixels.h"
 #include "cpu/reference/epilogue.h"
 #include "reference/reference.h"

@@ -10,7 +10,7 @@
 
 #include "block.h"
 #include "checks.h"
-#include "cpu/common/large_pages.h"
+#include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
 #include "cpu/multiply/slice_kernel.h"
 #include "cpu/norm_map/strip_norms.h"

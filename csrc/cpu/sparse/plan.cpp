@@ -3,7 +3,7 @@
 // Each block row of C is built by itself: a first pass over its products counts the valid ones of
 // each column, a second writes them to their places. Both visit k in ascending order.
 #include "checks.h"
-#include "cpu/threshold/maps.h"
+#include "cpu/threshold/norm_products.h"
 #include "sparse/csr.h"
 
 namespace spamm::cpu {

@@ -2,8 +2,7 @@
 // which blocks of a result are dropped.
 #include "checks.h"
 #include "cpu/threshold/bound.h"
-#include "cpu/threshold/maps.h"
-#include "cpu/threshold/product_counter.h"
+#include "cpu/threshold/norm_products.h"
 #include "norm_slack.h"
 #include "sparse/csr.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cpu/norm_map/strip_norms.h"
-#include "cpu/threshold/product_counter.h"
+#include "cpu/threshold/norm_products.h"
 #include "norm_slack.h"
 
 namespace spamm::cpu {

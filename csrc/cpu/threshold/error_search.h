@@ -18,8 +18,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "cpu/common/clones.h"
-#include "cpu/threshold/maps.h"
+#include "cpu/common/machine.h"
+#include "cpu/threshold/norm_products.h"
 #include "norm_slack.h"
 
 namespace spamm::cpu {

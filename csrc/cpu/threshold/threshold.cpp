@@ -6,11 +6,10 @@
 #include <functional>
 
 #include "checks.h"
-#include "cpu/common/clones.h"
+#include "cpu/common/machine.h"
 #include "cpu/threshold/bound.h"
 #include "cpu/threshold/error_search.h"
-#include "cpu/threshold/maps.h"
-#include "cpu/threshold/product_counter.h"
+#include "cpu/threshold/norm_products.h"
 #include "norm_slack.h"
 
 namespace spamm::cpu {

@@ -8,7 +8,6 @@
 #include "cuda/device.h"
 #include "cuda/forced.h"
 #include "cuda/operand.h"
-#include "cuda/tau_argument.h"
 #include "stage_range.h"
 #include "threshold.h"
 

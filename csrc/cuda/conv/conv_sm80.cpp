@@ -10,7 +10,6 @@
 #include "cuda/multiply/multiply.h"
 #include "cuda/norm_map/norm_map.h"
 #include "cuda/operand.h"
-#include "cuda/tau_argument.h"
 #include "stage_range.h"
 #include "threshold.h"
 

@@ -8,7 +8,7 @@
 #include "cuda/device.h"
 #include "cuda/multiply/launch.h"
 #include "cuda/operand.h"
-#include "tf32_setting.h"
+#include "environment.h"
 
 namespace spamm::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include "cuda/forced.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/split.h"
-#include "cuda/tau_argument.h"
+#include "cuda/operand.h"
 #include "kernels/multiply/lists.h"
 
 namespace spamm::cuda {

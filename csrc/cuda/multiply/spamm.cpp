@@ -10,8 +10,8 @@
 #include "cuda/multiply/multiply.h"
 #include "cuda/norm_map/norm_map.h"
 #include "cuda/operand.h"
+#include "environment.h"
 #include "stage_range.h"
-#include "tf32_setting.h"
 #include "threshold.h"
 
 namespace spamm::cuda {

@@ -5,7 +5,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 
-#include "cuda/tau_argument.h"
+#include "cuda/operand.h"
 
 namespace spamm::cuda {
 namespace {

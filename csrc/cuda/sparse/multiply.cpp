@@ -4,8 +4,8 @@
 #include "cuda/device.h"
 #include "cuda/norm_map/norm_map.h"
 #include "cuda/sparse/maps.h"
+#include "environment.h"
 #include "stage_range.h"
-#include "tf32_setting.h"
 
 namespace spamm::cuda {
 namespace {

@@ -10,7 +10,6 @@
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/error_search.cuh"
 #include "kernels/threshold/held_products.cuh"
-#include "kernels/threshold/product_histogram.cuh"
 #include "kernels/threshold/select_tau.cuh"
 
 namespace spamm::cuda {

@@ -3,7 +3,7 @@
 
 #include "checks.h"
 #include "cuda/device.h"
-#include "cuda/tau_argument.h"
+#include "cuda/operand.h"
 #include "cuda/threshold/launch.h"
 
 namespace spamm::cuda {

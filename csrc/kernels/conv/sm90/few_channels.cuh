@@ -15,9 +15,8 @@
 #include "kernels/common/overlap.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
-#include "kernels/conv/sm90/few_channels_patch.cuh"
+#include "kernels/conv/sm90/few_channels_operands.cuh"
 #include "kernels/conv/sm90/few_channels_plan.h"
-#include "kernels/conv/sm90/few_channels_weights.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
 namespace spamm::kernels::conv::sm90 {
