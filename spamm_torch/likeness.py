@@ -29,7 +29,7 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
     centres' rows they are cut into ``round(sqrt(N / block))`` bands of equal size; within a band
     they are sorted by the centres' columns, in every other band backwards. Images that have no
     centre, constant ones and those with NaN or infinity, count as centred in the picture. Equal
-    centres keep the order of the batch. docs/experiments/accuracy.md compares this with other
+    centres keep the order of the batch. docs/experiments/networks.md compares this with other
     orders.
 
     Nothing waits for the device. On CUDA one kernel orders up to 1024 images. Else the first

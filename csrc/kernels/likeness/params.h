@@ -7,7 +7,7 @@
 
 namespace spamm::kernels::likeness {
 
-// docs/experiments/accuracy.md: by rows into bands, in these by columns, every other band
+// docs/experiments/networks.md: by rows into bands, in these by columns, every other band
 // backwards.
 struct OrderParams {
   const void* data;                                 // the first channel of images
