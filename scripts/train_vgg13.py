@@ -25,14 +25,15 @@ from common.journal import model_digest
 from common.options import add, add_numbers, choose_device, make_parser, number
 from common.training import add_training_options, train_or_load
 from models.files import UserError, require_writable
-from models.finetuning import (
+from models.training import (
     PEAK_LEARNING_RATE,
     SKIPPING,
     FineTuneConfig,
+    accuracy,
     fine_tune,
+    validation_pictures,
     with_skipping,
 )
-from models.training import accuracy, validation_pictures
 from spamm_torch import record_stats
 
 

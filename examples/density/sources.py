@@ -124,11 +124,11 @@ def waters(molecules: int, basis: str, seed: int, sparse: dict[str, Any] | None 
     ``sparse``: block, drop, device and molecules of block-sparse matrices; None: dense ones.
     """
     require_numpy()
-    from models.water import blocks, model
+    from models.water import model
 
     cluster = model.water_cluster(molecules, seed)
     if sparse is not None:
-        overlap, fock = blocks.block_sparse(cluster, basis, **sparse)
+        overlap, fock = model.block_sparse(cluster, basis, **sparse)
     else:
         overlap = model.overlap(cluster, basis)
         fock = model.model_fock(cluster, basis, overlap)

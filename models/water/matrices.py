@@ -73,7 +73,7 @@ class ErgoMatrices:
 
 
 def read(path):
-    """The ErgoMatrices in a file: data/ergo/README.md says what it holds.
+    """The ErgoMatrices in a file: data/README.md says what it holds.
 
     Raises:
         UserError: the file is missing, of another format, or damaged.

@@ -21,7 +21,8 @@ from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.measuring import cell, require_near
 from common.timing import by_clock, medians, synchronize
-from models.water import blocks, geometry
+from models.water import geometry
+from models.water.model import block_sparse
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import read
 from tables import table_3
@@ -104,7 +105,7 @@ def overlap_of(n, dtype, device):
     """S of a cluster with n functions, n a multiple of 7."""
     cluster = geometry.water_cluster(n // 7)
     made = {"block": BLOCK, "drop": DROP, "device": device, "matrices": ("overlap",)}
-    [s] = blocks.block_sparse(cluster, BASIS, **made)
+    [s] = block_sparse(cluster, BASIS, **made)
     return s.to(dtype)
 
 
@@ -236,7 +237,7 @@ def density(waters, max_error, device, repeats, group=None):
         torch.cuda.reset_peak_memory_stats()
     clock, fine = [now(device)], max_error / 100
     # Lists give their matrices to calls, which let them go when they are done with them.
-    s = blocks.block_sparse(cluster, BASIS, **made, matrices=("overlap",))
+    s = block_sparse(cluster, BASIS, **made, matrices=("overlap",))
     one = block_rows(sparse.identity(size, like=s[0]), 7 * first // BLOCK, -(-7 * last // BLOCK))
     rows = one.shape[0] // BLOCK
     clock.append(now(device))
@@ -247,7 +248,7 @@ def density(waters, max_error, device, repeats, group=None):
     stored = {f"stored_{name}": len(x.col_indices()) / rows for name, x in (("z", z), ("v", v))}
     del zsz
     clock.append(now(device))
-    fock = blocks.block_sparse(cluster, BASIS, **made, matrices=("fock",))
+    fock = block_sparse(cluster, BASIS, **made, matrices=("fock",))
     clock.append(now(device))
     fock = [linalg.in_basis(fock.pop(), z, max_error=fine, **alike).matrix]
     del z

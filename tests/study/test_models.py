@@ -13,8 +13,7 @@ import train_vgg13
 from common.journal import model_digest
 from models import training
 from models.data import ROOT_VARIABLE, Digits, to_pictures
-from models.finetuning import SKIPPING, FineTuneConfig, fine_tune, with_skipping
-from models.training import TrainConfig, distillation_loss, load_checkpoint, train
+from models.training import SKIPPING, FineTuneConfig, TrainConfig, fine_tune, with_skipping
 from models.unet import UPSAMPLINGS, UNet
 from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
 from spamm_torch import SpAMMConv2d
@@ -82,7 +81,7 @@ def test_folding_batch_norm_keeps_the_function():
 def test_training_learns(name, tmp_path, data):
     """Bars are easy: a narrow network knows all training images after a few epochs."""
     config = TrainConfig(model=name, width=8, epochs=12, batch=10)
-    model = train(config, data, tmp_path / "c.pt", CPU, silent)
+    model = training.train(config, data, tmp_path / "c.pt", CPU, silent)
     images = data.split(config.seed)[0]
     assert not model.training
     found = model(to_pictures(images.images)).argmax(1)
@@ -97,7 +96,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     """Stopped within and between epochs of 4 steps, a checkpoint at each step."""
     monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", -1)
     config = TrainConfig(model=name, width=2, epochs=2, batch=10)
-    whole = train(config, data, tmp_path / "whole.pt", CPU, silent)
+    whole = training.train(config, data, tmp_path / "whole.pt", CPU, silent)
 
     def interrupt(step, steps, message):
         assert steps == 8
@@ -106,8 +105,8 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
 
     messages = []
     with pytest.raises(KeyboardInterrupt):
-        train(config, data, tmp_path / "cut.pt", CPU, interrupt)
-    resumed = train(config, data, tmp_path / "cut.pt", CPU, lambda *report: messages.append(report))
+        training.train(config, data, tmp_path / "cut.pt", CPU, interrupt)
+    resumed = training.train(config, data, tmp_path / "cut.pt", CPU, lambda *r: messages.append(r))
     assert messages[0][0] == stop - 1
     assert "resumed" in messages[0][2]
     assert same_parameters(resumed, whole)
@@ -118,7 +117,7 @@ def test_ctrl_c_saves_the_step_at_hand(name, tmp_path, data):
     """Between checkpoints, which an epoch of 4 steps and a minute make."""
     config = TrainConfig(model=name, width=2, epochs=2, batch=10)
     path = tmp_path / "cut.pt"
-    whole = train(config, data, tmp_path / "whole.pt", CPU, silent)
+    whole = training.train(config, data, tmp_path / "whole.pt", CPU, silent)
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(step, steps, message):
@@ -126,15 +125,15 @@ def test_ctrl_c_saves_the_step_at_hand(name, tmp_path, data):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(config, data, path, CPU, interrupt)
+        training.train(config, data, path, CPU, interrupt)
     assert str(caught.value) == (
         f"step 3 of 8 is saved in {path}; the same command goes on from there"
     )
     assert signal.getsignal(signal.SIGINT) is before
-    assert load_checkpoint(path)["step"] == 3
-    assert same_parameters(train(config, data, path, CPU, silent), whole)
+    assert training.load_checkpoint(path)["step"] == 3
+    assert same_parameters(training.train(config, data, path, CPU, silent), whole)
     content, reports = path.read_bytes(), []
-    again = train(config, data, path, CPU, lambda *report: reports.append(report))
+    again = training.train(config, data, path, CPU, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [8]  # a finished one returns at once
     assert "already trained" in reports[0][2]
     assert not again.training
@@ -157,7 +156,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
+        training.train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
     assert not (tmp_path / "c.pt").exists()
 
 
@@ -167,7 +166,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
 @pytest.fixture(scope="module")
 def content_of_a_checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("trained") / "c.pt"
-    train(TINY, Digits(*digits(50), "50 bars"), path, CPU, silent)
+    training.train(TINY, Digits(*digits(50), "50 bars"), path, CPU, silent)
     return path.read_bytes()
 
 
@@ -323,7 +322,7 @@ def skip_all(ratio):
 @pytest.fixture
 def start(tmp_path, data):
     """A trained network, and the configuration of a fine-tuning of it."""
-    model = train(ONE_EPOCH, data, tmp_path / "c.pt", CPU, silent)
+    model = training.train(ONE_EPOCH, data, tmp_path / "c.pt", CPU, silent)
     return model, FineTuneConfig(skip_all(0.5), model_digest(model), ONE_EPOCH)
 
 
@@ -341,7 +340,7 @@ def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, dat
         assert type(getattr(tuned, name)) is SpAMMConv2d
         assert getattr(tuned, name).valid_ratio == 0.5
     assert type(tuned.conv11) is torch.nn.Conv2d
-    ONE_EPOCH.build().load_state_dict(load_checkpoint(tmp_path / "t.pt")["model"])
+    ONE_EPOCH.build().load_state_dict(training.load_checkpoint(tmp_path / "t.pt")["model"])
 
 
 def test_the_loss_depends_on_what_is_skipped(tmp_path, data, start):
@@ -360,7 +359,7 @@ def test_the_dense_networks_answers_are_learnt_beside_the_labels(tmp_path, data,
 
     def run(name, **rest):
         begin = with_skipping(model, config.settings)
-        return train(config, data, tmp_path / name, CPU, silent, begin, **rest)
+        return training.train(config, data, tmp_path / name, CPU, silent, begin, **rest)
 
     assert not same_parameters(run("taught.pt", teacher=model), run("alone.pt"))
 
@@ -370,15 +369,15 @@ def test_the_distillation_loss_is_the_divergence_of_softened_answers():
     answers, taught = (torch.randn(5, 10, generator=generator) * 3 for _ in range(2))
     own, other = ((x / 2).softmax(1) for x in (answers, taught))
     expected = 4 * (other * (other / own).log()).sum() / 5
-    torch.testing.assert_close(distillation_loss(answers, taught, temperature=2), expected)
-    assert distillation_loss(taught, taught, temperature=4).abs() < 1e-6
+    torch.testing.assert_close(training.distillation_loss(answers, taught, temperature=2), expected)
+    assert training.distillation_loss(taught, taught, temperature=4).abs() < 1e-6
 
 
 def test_fewer_steps_than_an_epoch(tmp_path, data, start):
     model, config = start
     path = tmp_path / "t.pt"
     fine_tune(replace(config, steps=3), model, data, path, CPU, silent)
-    assert load_checkpoint(path)["step"] == 3
+    assert training.load_checkpoint(path)["step"] == 3
     reports = []
     fine_tune(replace(config, steps=3), model, data, path, CPU, lambda *r: reports.append(r))
     assert [step for step, _, _ in reports] == [3]
@@ -412,7 +411,7 @@ def test_the_command_trains_and_fine_tunes(capsys, options, tmp_path):
     code, output, _ = run(capsys, *options, "--spamm", "0.5")
     assert code == 0
     assert "before and" in output
-    assert load_checkpoint(tmp_path / "c.spamm.pt")["step"] == 4
+    assert training.load_checkpoint(tmp_path / "c.spamm.pt")["step"] == 4
     code, output, _ = run(capsys, *options, "--spamm", "0.5")
     assert code == 0
     assert output.count("already trained") == 2

@@ -12,11 +12,11 @@ from support import norm_maps, refuses
 
 import spamm_torch
 from models.files import UserError
-from models.water import blocks, matrices
+from models.water import matrices
 from models.water import overlap as overlaps
 from models.water.geometry import BOHR, JITTER, SPACING, WaterCluster, molecule, water_cluster
 from models.water.matrices import FILES, FOLDER, load
-from models.water.model import model_fock, overlap
+from models.water.model import block_sparse, model_fock, overlap
 from models.water.overlap import BASES, function_atoms
 
 
@@ -127,11 +127,11 @@ def test_the_model_turns_with_the_cluster(device, basis):
 @pytest.mark.parametrize(("basis", "molecules"), [("STO-3G", 150), ("6-31G", 90)])
 @pytest.mark.parametrize("block", [32, 64])
 def test_block_sparse_matrices_are_the_dense_ones(device, monkeypatch, basis, molecules, block):
-    monkeypatch.setattr(blocks, "_PAIRS", 1)  # in several parts
+    monkeypatch.setattr("models.water.model._PAIRS", 1)  # in several parts
     cluster = water_cluster(molecules)
     s = overlap(cluster, basis)
     for drop, most in ((0.0, 1e-14), (1e-3, 1e-3)):
-        found = blocks.block_sparse(cluster, basis, block=block, drop=drop, device=device)
+        found = block_sparse(cluster, basis, block=block, drop=drop, device=device)
         for given, expected in zip(found, (s, model_fock(cluster, basis, s)), strict=True):
             dense = given.to_dense().cpu()
             assert torch.equal(dense, dense.T)
