@@ -23,11 +23,11 @@ from common.machine import describe_machine
 from common.measuring import close, tables_of
 from models.files import require_writable
 
-# A case has TITLE, NOTES, MODE (inference_mode or no_grad); DEFAULTS by kind of device;
-# add_options(parser); cells(options), {name: call that measures it}, as of common.measuring. It may
-# have choose(options), which completes options and raises UserError; prepare(options), where
+# A case has TITLE, MODE (inference_mode or no_grad), DEFAULTS by kind of device,
+# add_options(parser) and cells(options), {name: call that measures it}, as of common.measuring. It
+# may have choose(options), which completes options and raises UserError; prepare(options), where
 # something must be made first; header(options); settings(options), what decides its figures beside
-# the options; joined(tables), more tables of those of all cells.
+# the options; joined(tables), more tables of those of all cells. Its docstring is on its pages.
 _CASES = (mm, block_sparse, conv, networks, layers, vgg13, multi_gpu)
 CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
 
@@ -87,7 +87,7 @@ def main(arguments=None):
             tables |= _if_it_has(case, "joined", tables)
             run = {"name": options.name, "said": results.said(tables)}
             run |= {"header": header, "tables": tables}
-            results.finish(options.out / options.name, case.TITLE, run, console, case.NOTES)
+            results.finish(options.out / options.name, case.TITLE, run, console, case.__doc__)
             close(journal, tables, console)
 
 

@@ -18,7 +18,7 @@ import torch
 
 import spamm_torch
 from common.console import exit_code
-from common.options import make_parser, require_cuda
+from common.options import choose_device, make_parser
 
 DEVICE = "cuda"
 OPS = torch.ops.spamm_torch
@@ -320,7 +320,7 @@ def main(arguments=None):
     said = f"run these alone, in this order: {', '.join(names)}"
     parser.add_argument("parts", nargs="*", metavar="PART", choices=[[], *names], help=said)
     chosen = parser.parse_args(arguments).parts or names
-    require_cuda()
+    choose_device(DEVICE)
     for name in chosen:
         part = globals()[name]
         for allow_tf32 in (False, True) if part in IN_BOTH_FORMATS else (True,):

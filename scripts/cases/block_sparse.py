@@ -5,6 +5,10 @@ products a block row keeps. Density: S^(-1/2), F in that basis and SP2 purificat
 times, energies and memory. Rivals of a product: pairs expanded on the device, torch.bmm of gathered
 blocks and index_add_; dense storage; and, at the smallest size, products of entries in CSR at the
 same error.
+
+Times are medians in ms on the host's clock, candidates in turns. mm is the whole call: norms,
+pattern and list of products (plan), and the products, whose rate counts valid ones. Energies are
+compared with that of a budget a hundred times smaller.
 """
 
 import functools
@@ -28,12 +32,6 @@ from spamm_torch.sparse.blocks import read
 from tables import table_3
 
 TITLE = "Block-sparse products and density matrices"
-NOTES = """\
-Times are medians in ms on the host's clock, candidates in turns, launches and waiting included. mm
-is the whole call: norms, pattern and list of products (plan) and the products themselves
-(multiply), whose rate counts valid products. Dense storage is this library's mm of the same matrix
-and threshold. Density: milliseconds of SP2; its energy is compared with that of a budget a hundred
-times smaller."""
 MODE = torch.inference_mode
 BASIS, BLOCK, DROP = "STO-3G", 64, 1e-8
 DEFAULTS = {

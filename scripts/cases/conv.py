@@ -2,7 +2,9 @@
 
 Layers: the ten convolutions of VGG13 on 32 x 32 pictures, the 3 x 3 and 1 x 1 convolutions of
 ResNet-50 on 224 x 224, and two large ones. The weight's norms are pinned and tau is held, as in
-serving.
+serving. Times are medians, all candidates in turns; the share of block products kept is of those
+that reach a pixel of the input. The JSON file has the peak of memory above input, weight and
+output, over the size of these, and relative errors against float64 with the same products skipped.
 """
 
 import functools
@@ -21,11 +23,6 @@ from models.files import UserError
 from spamm_torch._info import conv2d_norm_maps
 
 TITLE = "conv2d against torch.nn.functional.conv2d"
-NOTES = """\
-Times are medians in us, all candidates in turns. The share of block products kept is of those that
-reach a pixel of the input. tau is held and the weight's norms are pinned, as in serving. In the
-JSON file: the peak of memory above input, weight and output, over the size of these; errors,
-relative, against float64 with the same products skipped."""
 MODE = torch.inference_mode
 
 

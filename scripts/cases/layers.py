@@ -1,6 +1,8 @@
 """ResNet-50's convolutions one by one, with bias, residual and ReLU in the same kernel.
 
-By group: what a byte and flop model says that they need.
+By group: what a byte and flop model says that they need. Times are medians, candidates in turns:
+ours, conv2d at tau = 0; dense_conv2d, the op with the same arguments; separate, a convolution, then
+add_ and relu_; compiled, the same under torch.compile. Errors are relative, against float64's.
 """
 
 import functools
@@ -19,18 +21,8 @@ from common.machine import TOLERANCE, use_precision
 from common.measuring import require_near
 from common.timing import interleaved
 
-CANDIDATES = {
-    "ours": "conv2d at tau = 0, which skips nothing, with bias, residual and ReLU",
-    "dense_conv2d": "the dense op with the same arguments",
-    "separate": "torch's convolution, then add_ and relu_: a kernel each",
-    "compiled": "the same under torch.compile: the convolution, then one kernel for the rest",
-}
+CANDIDATES = ("ours", "dense_conv2d", "separate", "compiled")
 TITLE = "ResNet-50's convolutions fused, nothing skipped"
-NOTES = (
-    "Times are medians, all candidates in turns. "
-    + "; ".join(f"{name}: {what}" for name, what in CANDIDATES.items())
-    + ". Errors are of the output, relative, against float64's."
-)
 MODE = torch.no_grad
 DEFAULTS = {"cpu": {"batches": (16,), "repeats": 7}, "cuda": {"batches": (64,), "repeats": 9}}
 # What one H200 sustains: the bytes of a kernel that streams, the operations of cuDNN's fastest

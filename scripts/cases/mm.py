@@ -1,4 +1,10 @@
-"""mm against torch.mm (cuBLAS, oneDNN or MKL) by size, valid ratio, dtype and block."""
+"""mm against torch.mm (cuBLAS, oneDNN or MKL) by size, valid ratio, dtype and block.
+
+Times are medians in ms, all candidates in turns; mm includes the norm maps of both operands, tau is
+held. The JSON file has the multiply alone, the share of the floor (the operands read once at copy
+bandwidth, plus the larger of valid ratio x torch.mm and all three matrices at copy bandwidth),
+spreads, and relative errors against float64 with the same block products skipped.
+"""
 
 import argparse
 import functools
@@ -14,12 +20,6 @@ from common.operands import operands
 from common.timing import interleaved
 
 TITLE = "mm against torch.mm"
-NOTES = """\
-Times are medians in ms, all candidates in turns. mm includes the norm maps of both operands; tau is
-held. The JSON file has the multiply alone, the share of the floor (the operands read once at copy
-bandwidth, plus the larger of valid ratio x torch.mm and all three matrices at copy bandwidth),
-spreads, and errors: relative, in the Frobenius norm, against float64 with the same block products
-skipped."""
 MODE = torch.inference_mode
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
 _SIZES = (1024, 2048, 4096, 8192, 16384)

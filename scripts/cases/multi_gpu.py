@@ -23,20 +23,13 @@ from common.operands import DATA
 from common.timing import by_clock
 from models.files import UserError
 
-LAYOUTS = {
-    "R": "rows of A on each device, the whole of B on each",
-    "S": "rows of A and rows of B on each device",
-    "0": "A and B on the first device, C too",
-    "H": "A and B in pinned host memory, C too",
-    "ranks": "as S, one process a device, with torch.distributed",
-}
+LAYOUTS = ("R", "S", "0", "H", "ranks")
 PEERS = {"R": "torch.mm", "ranks": "DTensor"}  # dense products of operands that lie so
 NEED_CUDA = ("0", "H")
 # The other layouts: at the largest size, with the first data set.
 _EVERYWHERE = {"cpu": ("R", "S"), "cuda": ("R", "S", "0")}
 LAYERS = {layer.name: layer for layer in GROUPS["vgg13"]}
 TITLE = "mm and conv2d on several devices against one"
-NOTES = "Layouts: " + "; ".join(f"{name}: {what}" for name, what in LAYOUTS.items()) + "."
 STORED_PRECISIONS = ("float32", "float64")
 MODE = torch.inference_mode
 RATIOS = (0.05, 0.3, 1.0)
@@ -53,7 +46,9 @@ _TINY = {"data": "decay", "precision": "float16"}  # of 256 rows it takes next t
 
 def add_options(parser):
     cli.add_device_option(parser)
-    cli.add_parts_option(parser)
+    what = "number of devices; on a CPU, of parts that share it"
+    several = cli.number(int, lambda value: value >= 2, "an integer of 2 or more")
+    cli.add(parser, "--parts", what, 2, type=several)
     what = "edges of the square matrices; layouts H and ranks at the largest only"
     cli.add_sizes_option(parser, DEFAULTS, what)
     what = "more sizes, in R and S at the smallest ratio, to see from where on it pays"
@@ -64,7 +59,7 @@ def add_options(parser):
     )
     cli.add_choices(parser, "--data", what, DEFAULTS, DATA)
     some = {"nargs": "*"}
-    cli.add_choices(parser, "--layouts", "where operands lie", tuple(LAYOUTS), LAYOUTS, **some)
+    cli.add_choices(parser, "--layouts", "where operands lie", LAYOUTS, LAYOUTS, **some)
     cli.add_ratios_option(parser, RATIOS)
     what = "some of the layers"
     cli.add_choices(parser, "--layers", what, tuple(LAYERS), LAYERS, metavar="LAYER", **some)

@@ -1,9 +1,15 @@
 """Whole networks converted with nothing skipped, against the dense and the compiled network.
 
-Networks: torchvision's, VGG13 on 32 x 32 pictures and a U-Net. Candidates: the network as it is,
-under torch.compile (its default, max-autotune, and that with freezing), and converted by
-spamm_torch.convert_: by itself, compiled, and with a held tau. Each is timed as one CUDA graph and
-as Python launches it.
+Networks: torchvision's, VGG13 on 32 x 32 pictures and a U-Net, weights drawn from a seed, pictures
+of noise. Times are medians for one batch, candidates in turns in one process, as one CUDA graph and
+as Python launches it; compilation, conversion and first calls are not in them. Errors are of the
+output, relative, against float32's. Candidates:
+
+dense, as it is; compiled, torch.compile's default; max-autotune, that mode without CUDA graphs;
+freezing, the same with torch._inductor.config.freezing, which folds batch norms into weights; ours,
+convert_ with an example input, nothing skipped; ours-compiled, then torch.compile's default;
+held-tau, convert_ with tau = 1e-30 held in pixel blocks (64, 1, 1) and no example input: each layer
+that can skip asks of each block, in batches of up to 32.
 """
 
 import copy
@@ -31,26 +37,8 @@ from models.vgg13 import VGG13
 _MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 HELD_TAU = 1e-30  # skips blocks of zeros at most
 HELD_TAU_IMAGES = 32  # the largest batch at which a held tau is measured
-CANDIDATES = {
-    "dense": "the network as it is, batch norms and all",
-    "compiled": "torch.compile's default",
-    "max-autotune": f"torch.compile, mode {_MAX_AUTOTUNE}",
-    "freezing": f"torch.compile, mode {_MAX_AUTOTUNE}, with torch._inductor.config.freezing set "
-    "while it compiles, which folds batch norms into weights",
-    "ours": "convert_ with an example input, nothing skipped",
-    "ours-compiled": "ours, then torch.compile's default",
-    "held-tau": f"convert_ with tau = {HELD_TAU:g} held in pixel blocks (64, 1, 1), without an "
-    "example input: every layer that can skip does ask of each block; batches of up to "
-    f"{HELD_TAU_IMAGES}",
-}
+CANDIDATES = ("dense", "compiled", "max-autotune", "freezing", "ours", "ours-compiled", "held-tau")
 TITLE = "networks converted, nothing skipped, against torch.compile"
-NOTES = (
-    "Times are medians for one batch, all candidates in turns in one process; compilation, "
-    "conversion and first calls are not in them. Weights are drawn from a seed, pictures are "
-    "noise. "
-    + "; ".join(f"{name}: {what}" for name, what in CANDIDATES.items())
-    + ". Errors are of the output, relative, against float32's."
-)
 MODE = torch.no_grad  # not inference mode, whose tensors count no versions
 MODES = ("CUDA graph", "eager")
 _PEERS = {"CUDA graph": "compiled", "eager": "dense"}  # of each mode's speedups
@@ -127,7 +115,7 @@ DEFAULTS = {
     "cuda": {
         "networks": tuple(NETWORKS),
         "batches": None,  # each network's own
-        "candidates": tuple(CANDIDATES),
+        "candidates": CANDIDATES,
         "modes": MODES,
         "repeats": 9,
     },

@@ -4,6 +4,12 @@ Trains VGG13 on MNIST, or uses the checkpoint of train_vgg13.py. spamm_torch.cal
 settings that save the most time within an accuracy drop; they go to calibrated_DEVICE.json. Then
 the network so converted is timed beside the dense one. If it is interrupted, the same command goes
 on from there. With --shifted digits are not centred.
+
+Thresholds are found and chosen on one half of the validation images; the change of accuracy is
+that on the other, the dense accuracy that on all. Valid: the share of block products multiplied,
+weighted by multiplications. Times are medians for one batch, networks in turns. Dense: batch norm
+folded, on CUDA one call of cuDNN a layer. Nothing skipped: converted, what fusing alone brings. A
+layer's times are in the model; its dense one is the faster of torch's and the library's.
 """
 
 import copy
@@ -28,15 +34,6 @@ from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 
 TITLE = "VGG13 as served against the dense network"
-NOTES = """\
-Thresholds are found on some 512 images of one half of the validation images, and chosen by accuracy
-on that half. The change of accuracy is that on the other half; the dense accuracy is that on all.
-Valid: the share of block products multiplied, over all layers weighted by multiplications. Times
-are medians for one batch, all networks in turns. Dense: batch norm folded; on CUDA, convolution,
-bias and ReLU in one call of cuDNN. Nothing skipped: converted, which shows what fusing alone
-brings. Times of layers are in the model with bias and ReLU; dense is the faster of torch's
-convolution and the library's with nothing skipped. Error: of a layer's output, relative, with
-nothing skipped before it."""
 MODE = torch.no_grad  # not inference mode, in which weights' norms cannot be pinned
 DEFAULTS = {"cpu": {"dtype": "float32"}, "cuda": {"dtype": "float16"}}
 _SHIFT_SEED = 1

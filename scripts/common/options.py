@@ -68,13 +68,6 @@ def add_device_option(parser):
     add(parser, "--device", "auto: cuda where there is one", "auto", choices=choices)
 
 
-def add_parts_option(parser):
-    """``--parts``, into how many a product is cut."""
-    kind = number(int, lambda value: value >= 2, "an integer of 2 or more")
-    what = "number of devices; on a CPU, of parts that share it"
-    add(parser, "--parts", what, 2, type=kind)
-
-
 def add_folder_option(parser, what):
     """``--out``, the folder of ``what`` the script writes."""
     what = f"folder of {what}, made where it is missing"
@@ -126,7 +119,7 @@ def choose_device(name):
     import torch  # not above: options are read without it, as by --help and by what draws pictures
 
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("expected a CUDA device for --device cuda; torch finds none")
+        raise UserError("expected a CUDA device; torch finds none")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -142,15 +135,6 @@ def choose_devices(device, parts):
             f"expected {parts} CUDA devices, one a part; got {found} (--device cpu does without)"
         )
     return [torch.device("cuda", index) for index in range(parts)]
-
-
-def require_cuda():
-    """The CUDA device, for what runs on no other; UserError: there is none."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UserError("expected a CUDA device; torch finds none")
-    return torch.device("cuda")
 
 
 def show(values):

@@ -134,8 +134,8 @@ def test_options_out_of_range(capsys, tmp_path, case, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("mm", "--device", "cuda"), "expected a CUDA device for --device cuda"),
-        (("multi_gpu", "--device", "cuda"), "expected a CUDA device for --device cuda"),
+        (("mm", "--device", "cuda"), "expected a CUDA device; torch finds none"),
+        (("multi_gpu", "--device", "cuda"), "expected a CUDA device; torch finds none"),
         (("conv", "--groups", "large", "--layers", "conv21"), "--groups large; got conv21"),
         (("networks", "--modes", "CUDA graph"), "--modes eager on a CPU; got CUDA graph"),
     ],
