@@ -4,7 +4,13 @@
 //
 // Input and output are channels last. Contiguous tensors are transposed on the way in and out: the
 // extra copies take less time than reading elements that are far apart.
+#include <ATen/Context.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/accumulate.h>
+
 #include "conv/backend.h"
+#include "conv/layers.h"
 #include "conv/shape.h"
 #include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
@@ -283,6 +289,66 @@ const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable,
 const Backends<ReferenceBackend> of_deviations(at::kCPU, Rank::kPortable,
                                                {.convolve = {&supports_deviations,
                                                              &run_deviations}});
+
+// ---- Dense convolutions
+// --------------------------------------------------------------------------
+//
+// By oneDNN, whose call takes weights that are packed in its own layout, and applies activations to
+// the sums before it rounds them: the call that torch.compile makes of both. Activations are faster
+// so for channels-last tensors alone (docs/kernels/conv.md). oneDNN's relu and relu6 turn NaN into
+// 0, and are not used.
+
+using at::IntArrayRef;
+using Scalars = c10::List<std::optional<at::Scalar>>;
+
+using Pointwise = Tensor(const Tensor& input, const Tensor& weight,
+                         const std::optional<Tensor>& bias, IntArrayRef padding, IntArrayRef stride,
+                         IntArrayRef dilation, int64_t groups, std::string_view attr,
+                         Scalars scalars, std::optional<std::string_view> algorithm);
+
+// torch's op, in builds of torch with oneDNN.
+std::optional<c10::OperatorHandle> find_pointwise() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchema({"mkldnn::_convolution_pointwise", ""});
+  return op;
+}
+
+// oneDNN's name of an activation, or null.
+const char* attribute_of(Activation activation) {
+  switch (activation) {
+    case Activation::kHardswish:
+      return "hardswish";
+    case Activation::kSilu:
+      return "swish";
+    default:
+      return nullptr;
+  }
+}
+
+// Of fewer outputs the call costs more than a second pass.
+constexpr int64_t kLeastOutputs = int64_t{1} << 18;
+
+bool supports_dense(const DenseConvolution& conv) {
+  if (conv.weight.is_mkldnn()) return true;
+  return attribute_of(conv.activation) != nullptr && !conv.residual &&
+         conv.input.scalar_type() == at::kFloat &&
+         conv.output_format == at::MemoryFormat::ChannelsLast &&
+         c10::multiply_integers(conv.shape.output_sizes()) >= kLeastOutputs &&
+         at::globalContext().userEnabledMkldnn() && find_pointwise();
+}
+
+Tensor run_dense(const DenseConvolution& conv) {
+  const ConvShape& shape = conv.shape;
+  const char* const attribute = conv.residual ? nullptr : attribute_of(conv.activation);
+  const Tensor output = find_pointwise()->typed<Pointwise>().call(
+      conv.input, conv.weight, conv.bias, shape.padding.pair(), shape.stride.pair(),
+      shape.dilation.pair(), shape.groups, attribute ? attribute : "none", Scalars(), "");
+  apply_epilogue_(output, conv.residual, attribute ? Activation::kNone : conv.activation);
+  return output;
+}
+
+const Backends<DenseBackend> of_dense(at::kCPU, Rank::kPortable,
+                                      {.convolve = {&supports_dense, &run_dense}});
 
 }  // namespace
 }  // namespace spamm::cpu
