@@ -342,7 +342,6 @@ def load_checkpoint(path):
 
 SKIPPING = CONVOLUTIONS[1:]  # the first one has three input channels
 _PIXEL_BLOCK = (64, 1, 1)
-PEAK_LEARNING_RATE = 3e-4
 
 
 @dataclass(frozen=True)
@@ -363,7 +362,7 @@ class FineTuneConfig:
     network: str
     trained: TrainConfig = field(default_factory=TrainConfig)
     steps: int | None = None
-    peak: float = PEAK_LEARNING_RATE
+    peak: float = 3e-4
     temperature: float = 4.0
 
     epochs = 1
