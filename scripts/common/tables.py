@@ -89,26 +89,22 @@ KINDS: dict[str, Kind] = {
                         {"n": 8192, "cold": False, "block": 64}, "xy",
                         ("block products kept", "speedup over torch.mm"))),
     "norm maps": Kind("data precision block n cold",
-        "Norm maps of both operands, ms (share of a copy's bandwidth), and the search for tau of a "
-        "valid ratio of 30%, ms, by N:",
+        "Norm maps of both operands, ms (share of a copy's rate), and a search for 30% valid, ms:",
         "data precision block", "norms_ms; norms_share_of_copy|({:.0%}),; search_ms", "n",
         data=("decay",), block=(64,)),
     "convolutions": Kind("layer batch precision data block ratio cold",
-        "Speedup over the dense convolution (us), by the share of block products kept; after it, "
-        "where measured, that with input norms from the layer before:",
+        "Speedup over the dense convolution (us) by share kept / with norms of the layer before:",
         "layer batch precision data",
         ">dense_ms|us|dense; speedup|.2f; speedup_chained|/ {:.2f}", "ratio", batch=(64, 128),
         picture=Picture("ratio", "speedup", "layer", "precision", {"batch": None})),
     # ---- Networks
     "networks": Kind("network batch mode candidate",
-        "Time of a batch in us, and the speed over torch.compile (in a CUDA graph) or over the "
-        "dense network (eager):",
+        "us of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
         "network batch mode", "ms|us; speedup|({:.2f}x)", "candidate",
         mode=("CUDA graph",), batch=(1, 8, 64, 512),
         picture=Picture("candidate", "speedup", "network batch", None, {"mode": "CUDA graph"})),
     "fused layers": Kind("layer batch candidate",
-        "ResNet-50's convolutions with bias, residual and ReLU, us; the floor is what bytes or "
-        "operations take on an H200:",
+        "ResNet-50's convolutions fused, us; floor: what bytes or operations take on an H200:",
         "group layer count batch", ">floor_us||floor; ms|us", "candidate"),
     "served": Kind("model mode network",
         "Time of a batch in us, and the speed over the dense network:",
@@ -166,8 +162,7 @@ KINDS: dict[str, Kind] = {
         "The paper's errors and its mean speedup over cuBLAS, N = 13,656:",
         "number", ">norm|.5g|norm of C; error|.2g; speedup|{:.1f}x", "tau"),
     "study": Kind("images title precision ratio layout",
-        "Table 5: change of accuracy in points and speed over the dense convolution, by type and "
-        "layout beside the paper's, whose speed is over its dense product:",
+        "Table 5: points of accuracy, speed over the dense convolution (paper: its dense product):",
         "title ratio",
         ">paper_change|+.1f|paper: change; >paper_speedup|{:.1f}x|paper: speed; "
         "accuracy_change|+.2f; over_conv", "precision layout",

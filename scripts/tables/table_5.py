@@ -182,7 +182,7 @@ class _Study:
 
     @torch.inference_mode()
     def several(self, title, precision, gpus, images):
-        """One convolution by position on some GPUs against torch's on one; all lies on the first."""
+        """One convolution by position on some GPUs against torch's on one; all is on the first."""
         devices = first_gpus(self._run, gpus)
         model = self._model(precision)
         pictures, _ = next(validation_pictures(self._validation[: self._batch], self._batch))
