@@ -37,8 +37,7 @@ def inverse_sqrt(
         NotConverged: as where ``s`` is not positive definite.
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
-    shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
-    of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, **shared)
+    of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, group=group, alike=alike)
     _, highest = of.gershgorin(s) if of.size else (1.0, 1.0)
     one, scaled = of.identity(s), [s * (1 / highest)]
     del s  # its memory, where the caller does not hold it
@@ -77,8 +76,7 @@ def sign(
         NotConverged: as where an eigenvalue is 0.
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
-    shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
-    of, a = Matrices.opened("sign", a, block, size, callback, **shared)
+    of, a = Matrices.opened("sign", a, block, size, callback, group=group, alike=alike)
     bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
     steps, scale = ("1 - X^2", "X + X R / 2"), 1 / bound if bound else 1.0
     one = of.identity(a)
@@ -144,8 +142,7 @@ def in_basis(
         max_error, block, size, callback, group: see above.
     """
     alike = {"max_error": max_error}
-    shared: Any = {"group": group, "alike": alike, "check": lambda _: check_max_error(max_error)}
-    of, a = Matrices.opened("in_basis", a, block, size, callback, **shared)
+    of, a = Matrices.opened("in_basis", a, block, size, callback, group=group, alike=alike)
     z = of.kept(z)
     maps = of.norms(z), of.norms(a)
     half, map_half = of.product("Z A", z, a, maps, max_error, symmetric=False)
@@ -180,8 +177,8 @@ def matrix_power(
             raise ValueError(f"n must be at least 0; got {n}")
 
     alike = {"max_error": max_error, "n": n}
-    shared: Any = {"group": group, "alike": alike, "check": check}
-    of, a = Matrices.opened("matrix_power", a, block, size, callback, **shared)
+    given = "matrix_power", a, block, size, callback
+    of, a = Matrices.opened(*given, group=group, alike=alike, check=check)
     if n == 0:
         return replace(of.result(of.identity(a)), total_bound=0.0)
     # Each factor: matrix, norm map, and where it comes from: None, or the products' numbers.

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import functional, sparse
-from .._arguments import check_integer, check_tensor, dtype_name
-from .._rounding import BELOW, bounds, dense_maps, norm
+from .._arguments import as_knobs, check_integer, check_max_error, check_tensor, dtype_name
+from .._info import NormMaps, SkipInfo, skip_info, with_bounds
+from .._rounding import BELOW
 from ..distributed import axis_of
 from ..sparse.blocks import is_sparse, read
 from ..sparse.products import Recipe, SparseInfo, multiplied
@@ -79,25 +80,21 @@ class Result:
 # ---- Dense and block-sparse matrices alike ------------------------------------------------------
 
 
-_Count = Callable[[], tuple[float, float, float]]  # the valid ratio and the two bounds
+_Count = Callable[[], SkipInfo | SparseInfo]
 
 
-def _after(count: Callable[[], SparseInfo]) -> tuple[float, float, float]:
+def _numbers(count: _Count | None) -> tuple[float, float, float]:
+    """The valid ratio and the two bounds; of torch's own product nothing is proven."""
+    if count is None:
+        return 1.0, 0.0, math.inf
     info = count()
     return info.valid_ratio.item(), info.error_bound.item(), info.total_bound.item()
 
 
-def _counted(
-    maps: tuple[Tensor, Tensor], tau: Tensor, recipe: Recipe, norms: Tensor
-) -> tuple[float, float, float]:
+def _counted(maps: tuple[Tensor, Tensor], tau: Tensor, recipe: Recipe, norms: Tensor) -> SkipInfo:
     """Of a dense product with these norm maps and that of its result."""
-    made, edge = recipe.made(), (recipe.edge,) * 3
-    near = made.near(tau.dtype)
-    ratio, lost = (of(*maps, tau) for of in (functional.valid_ratio, functional.error_bound))
-    skipping = functional.error_bound(*maps, tau * near)
-    found = dense_maps(*maps, maps[1], tau / near, edge)
-    _, total = bounds(found, made, skipping)(norm(norms))
-    return ratio.item(), lost.item(), total.item()
+    both = NormMaps(*maps, maps[1], (recipe.edge,) * 3)
+    return with_bounds(skip_info(both, as_knobs(tau, None, None)), both, recipe.made())(norms)
 
 
 class Matrices:
@@ -131,15 +128,15 @@ class Matrices:
         if not least <= self.size <= rows:
             raise ValueError(f"size must be from {least} to {rows} for {rows} rows; got {size}")
         # Of each product what is known while the clock runs, and what counts the rest afterwards.
-        self.steps: list[tuple[tuple[str, torch.dtype, float | None, float], _Count]] = []
+        self.steps: list[tuple[tuple[str, torch.dtype, float | None, float], _Count | None]] = []
         self.clock = [time.perf_counter()]
 
     @classmethod
     def opened(
-        cls, *given: Any, group: Any, alike: dict[str, Any], check: Callable[["Matrices"], Any]
+        cls, *given: Any, group: Any, alike: dict[str, Any], check: Callable[..., Any] | None = None
     ) -> tuple["Matrices", Tensor]:
         """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective: what
-        ``check`` raises all ranks raise, as they do where the arguments ``alike`` differ.
+        ``check``, or the one of max_error, raises all ranks raise, and where ``alike`` differ.
         """
         axis = None if group is None else axis_of(group)
         are_shards = axis is not None and axis.size > 1
@@ -147,7 +144,7 @@ class Matrices:
 
         def made() -> Matrices:
             of = cls(*given, are_shards=are_shards)
-            check(of)
+            check_max_error(alike["max_error"]) if check is None else check(of)
             return of
 
         if axis is None or not are_shards:
@@ -186,17 +183,16 @@ class Matrices:
             self.clock.append(time.perf_counter())
         if self.callback is not None:
             self.callback(len(self.steps), residual)
-        count: _Count = lambda: (1.0, 0.0, math.inf)  # noqa: E731
+        count: _Count | None = None
         operands = (a, b) if added is None else (added, a, b)
         scale = {} if added is None else {"beta": beta, "alpha": alpha}
         if max_error is None:
             c = (torch.mm if added is None else torch.addmm)(*operands, **scale, out=out)
             norms = norm_of(c)
         elif self.rows is not None:
-            c, norms, info = self.rows.product(
+            c, norms, count = self.rows.product(
                 a, b, maps, max_error, added=added, symmetric=symmetric, **scale
             )
-            count = partial(_after, info)
         else:
             below = BELOW[maps[0].dtype] if symmetric else 1.0
             options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "block": self.block}
@@ -204,10 +200,9 @@ class Matrices:
             if self.is_sparse:
                 knob = {"tau": None, "valid_ratio": None, "max_error": max_error}
                 options |= {"drop": math.inf, "input": added, "below": below}
-                blocks, map_c, _, info, sums = multiplied("product", a, b, knob, **options)
+                blocks, map_c, _, count, sums = multiplied("product", a, b, knob, **options)
                 c, norms = blocks.matrix(), map_c.matrix()
                 self.sums = (c, sums)
-                count = partial(_after, info)
             else:
                 tau = maps[0].new_zeros(())
                 if max_error:
@@ -227,7 +222,7 @@ class Matrices:
             self.clock.append(time.perf_counter())
         took = [end - start for start, end in itertools.pairwise(self.clock)]
         pairs = zip(self.steps, took, strict=False)
-        iterations = [Iteration(*of, seconds, *count()) for (of, count), seconds in pairs]
+        iterations = [Iteration(*of, seconds, *_numbers(count)) for (of, count), seconds in pairs]
         bound = sum(each.error_bound for each in iterations)
         if self.rows is not None:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()

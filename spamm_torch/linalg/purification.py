@@ -17,9 +17,7 @@ from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 
 
 class Start(NamedTuple):
-    """The first matrix, which stands for the Hamiltonian's image with its spectrum in [0, 1]: its
-    error, a Frobenius norm, and how far by rounding an eigenvalue of the image may lie outside.
-    """
+    """The first matrix's error, a Frobenius norm; how far eigenvalues may lie outside [0, 1]."""
 
     error: float
     outside: float
@@ -34,9 +32,7 @@ class End(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The proven numbers: the bound of norm(X - projector), inf where nothing is proven, of which
-    ``end`` is the last matrix's own; and at least the gap of eigenvalues behind each product.
-    """
+    """The bound of norm(X - projector), the gaps behind products, the last matrix's own share."""
 
     bound: float
     gaps: list[float]
@@ -49,9 +45,7 @@ _TINY = 1e-14  # more than the numbers from 0 to 1 are rounded by here, in a ste
 def prove(
     steps: Sequence[tuple[bool, float]], start: Start, end: End, size: int, occupied: int
 ) -> Proof:
-    """Follows the spectrum forwards, then the gap backwards from the last matrix, where it shows.
-    ``steps``: of each product, whether it squares, and the Frobenius norm of its error.
-    """
+    """Follows the spectrum forwards, the gap backwards. ``steps``: is each a square, its error."""
     nothing = Proof(math.inf, [], math.inf)
     if not all(math.isfinite(x) for x in (*(error for _, error in steps), *start, *end)):
         return nothing
@@ -318,8 +312,7 @@ def _purified(
     lowest, highest = of.gershgorin(hamiltonian)
     width = highest - lowest or 1.0
     x = of.shifted(hamiltonian, -1 / width, highest / width).to(budget.dtype)
-    norms = _map_of(of, x, budget)
-    spare = None if of.is_sparse else torch.empty_like(x)
+    norms, spare = _map_and_spare(of, x, budget)
     residuals: list[float] = []
     start = _start(of, norms, (lowest, highest), budget.dtype)
     while True:
@@ -348,8 +341,7 @@ def _purified(
         ):
             budget = schedule.last
             x = x.to(budget.dtype)
-            norms = _map_of(of, x, budget)
-            spare = None if of.is_sparse else torch.empty_like(x)
+            norms, spare = _map_and_spare(of, x, budget)
         if len(of.steps) == most_iterations:
             break
         last_done += budget == schedule.last
@@ -375,9 +367,10 @@ def _start(of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: to
     return Start(rounded, (of.size + 8) * eps * max(abs(lowest), abs(highest)) / width)
 
 
-def _map_of(of: Matrices, x: Tensor, budget: Budget) -> Tensor:
-    """The norm map; for torch.mm the norm, which is that of one large block."""
-    return norm_of(x) if budget.max_error is None else of.norms(x)
+def _map_and_spare(of: Matrices, x: Tensor, budget: Budget) -> tuple[Tensor, Tensor | None]:
+    """The norm map, for torch.mm the norm of all as one block; and memory for a dense product."""
+    norms = norm_of(x) if budget.max_error is None else of.norms(x)
+    return norms, None if of.is_sparse else torch.empty_like(x)
 
 
 def _predicted(decay: list[float], steps: int) -> float:
