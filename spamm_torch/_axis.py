@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -44,10 +44,10 @@ class Axis:
         number = torch.tensor([[int(own)]], device=device)
         return self.gather(number, [1] * self.size).flatten().tolist()
 
-    def broadcast(self, x: Tensor, source: int = 0) -> None:
-        """Replaces ``x`` on every rank by that of the rank ``source`` of the axis."""
+    def broadcast(self, x: Tensor) -> None:
+        """Replaces ``x`` on every rank by that of the first rank of the axis."""
         if self.size > 1:
-            dist.broadcast(x, group_src=source, group=self.group)
+            dist.broadcast(x, group_src=0, group=self.group)
 
     def sum(self, x: Tensor) -> None:
         """Replaces ``x`` on every rank by its sum over all ranks."""
@@ -61,10 +61,6 @@ class Cut:
 
     axis: Axis
     at: tuple[int, ...]
-
-    @classmethod
-    def by_lengths(cls, axis: Axis, lengths: Sequence[int]) -> Cut:
-        return cls(axis, tuple(accumulate(lengths, initial=0)))
 
     @classmethod
     def whole(cls, length: int) -> Cut:
@@ -140,21 +136,6 @@ def one_ahead(started: Iterable[Any]) -> Iterator[Any]:
 # ---- Units that travel, stage by stage -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Units:
-    """The units of one stage that are on their way to this rank."""
-
-    block_rows: Tensor  # int64, for each unit
-    entries: Tensor  # (units, rows of a block, columns of the stage)
-    work: dist.Work
-
-    def copy_to(self, out: Tensor) -> None:
-        """Waits for the units, and writes them to their rows of ``out``; other rows stay."""
-        self.work.wait()
-        by_block_rows = out.unflatten(0, (-1, self.entries.shape[1]))
-        by_block_rows.index_copy_(0, self.block_rows, self.entries)
-
-
 class Exchange:
     """One exchange of a matrix (K, columns) between the ranks of an axis, a shard of rows each.
 
@@ -184,15 +165,17 @@ class Exchange:
             leaving.nonzero()[:, 2], arriving.nonzero()[:, 1]
         )
 
-    def stages(self) -> Iterator[tuple[slice, Units]]:
-        """The columns and units of each stage, the fewest first; the next travel meanwhile."""
+    def stages(self) -> Iterator[tuple[slice, Callable[[Tensor], None]]]:
+        """The columns of each stage, the fewest units first, and what waits for its units and
+        writes them to their rows of a matrix; other rows stay. The next units travel meanwhile.
+        """
         return one_ahead((self._columns(stage), self._start(stage)) for stage in self._order)
 
     def _columns(self, stage: int) -> slice:
         begin = stage * self._stage_columns
         return slice(begin, min(begin + self._stage_columns, self._units.shape[2]))
 
-    def _start(self, stage: int) -> Units:
+    def _start(self, stage: int) -> Callable[[Tensor], None]:
         """Sends this rank's units of a stage to the ranks that need them."""
         block_rows = self._block_rows[stage]
         source = self._units[:, :, self._columns(stage)]
@@ -200,7 +183,12 @@ class Exchange:
         sent, counts = self._sent[stage], (self._arrive_from[stage], self._leave_to[stage])
         how: Any = {"group": self._axis.group, "async_op": True}
         work = dist.all_to_all_single(entries, source.index_select(0, sent), *counts, **how)
-        return Units(block_rows, entries, work)
+
+        def copy_to(out: Tensor) -> None:
+            work.wait()
+            out.unflatten(0, (-1, entries.shape[1])).index_copy_(0, block_rows, entries)
+
+        return copy_to
 
     def _on_device(self, sent: Tensor, block_rows: Tensor) -> tuple[tuple[Tensor, ...], ...]:
         """Indices stage by stage where the units are, by one copy that waits for nothing."""

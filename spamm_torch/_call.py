@@ -11,21 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._arguments import (
-    as_knobs,
-    check_block,
-    check_bool,
-    check_operands,
-    check_tensor,
-    dtype_name,
-    held_tau,
-)
+from ._arguments import check_block, check_bool, check_operands, check_tensor, dtype_name
 from ._axis import Axis
 from ._info import multiplied_dtype
 from ._rank_product import Settings
@@ -42,7 +34,6 @@ _TERMS: tuple[tuple[str, type[Exception]], ...] = (  # what has to be equal on a
     ("balance", ValueError),
     ("which of a and b require a gradient", RuntimeError),
 )
-_TEXT_BYTES = 1024  # of a message that travels
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ class Call:
             str(self.a.shape[1]),
             str(self.b.shape[1]),
             str(self.settings.block),
-            self.settings.knob_text(),
+            self.settings.text,
             str(self.settings.balance),
             " and ".join(self.needs_grad) or "none",
         ]
@@ -83,12 +74,8 @@ def read_call(
     a, b = a.to(multiplied_dtype(a)), b.to(multiplied_dtype(b))
     check_operands(a, b)
     check_served(a, backends)
-    checked = as_knobs(**knobs)
-    tau = held_tau(checked)
-    if tau is not None:  # in one form, so that it can be compared between ranks
-        checked["tau"], checked["threshold"] = tau.double().cpu(), None
     check_bool(balance, "balance")
-    return Call(a, b, Settings(checked, check_block(block), balance), kind)
+    return Call(a, b, Settings.of(knobs, check_block(block), balance), kind)
 
 
 def check_served(a: Tensor, backends: str) -> None:
@@ -120,61 +107,41 @@ def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list
     except _ERRORS as error:
         problem, rows, texts = error, [0, 0], [""] * len(_TERMS)
     status = next((i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind)), -1)
-    own = [*rows, dist.get_rank(), status, *map(_digest, [str(problem), *texts])]
+    own = [*rows, status, _digest(texts)]
 
-    device = torch.device("cpu" if "cpu:" in backends else "cuda")
-    table = torch.tensor([own], device=device)
+    table = torch.tensor([own], device="cpu" if "cpu:" in backends else "cuda")
     for axis in reversed(axes):
         table = axis.gather(table, [len(table)] * axis.size)
-    headers = [_Header._make([*row[:5], row[5:]]) for row in table.tolist()]
-
-    def text_of(source: int, own: str) -> str:
-        """The text of the rank ``source``, counted in the order of the axes. A collective call."""
-        encoded = own.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-        raw = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
-        for axis in reversed(axes):
-            source, place = divmod(source, axis.size)
-            axis.broadcast(raw, place)
-        return bytes(raw.tolist()).rstrip(b"\0").decode(errors="replace")
-
-    _raise_together(headers, text_of, problem, texts)
-    return call, [(header.rows_a, header.rows_b) for header in headers]
+    headers = table.tolist()
+    if any(status >= 0 or digest != own[3] for _, _, status, digest in headers):
+        _raise_together(axes, (dist.get_rank(), status, str(problem), texts))
+    return call, [(rows_a, rows_b) for rows_a, rows_b, *_ in headers]
 
 
-class _Header(NamedTuple):
-    """The header that a rank sends to all others."""
-
-    rows_a: int
-    rows_b: int
-    rank: int  # of all processes, whatever the group
-    status: int  # -1, or the kind of the rank's problem
-    problem: int
-    terms: list[int]
-
-
-def _digest(text: str) -> int:
+def _digest(texts: list[str]) -> int:
     """63 bits that differ where texts differ."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    digest = hashlib.blake2b(repr(texts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
-def _raise_together(
-    headers: list[_Header],
-    text_of: Callable[[int, str], str],
-    problem: Exception | None,
-    texts: list[str],
-) -> None:
-    """Raises on all ranks, or on none, the first thing that is wrong by the headers."""
-    for place, header in enumerate(headers):
-        if header.status >= 0:
-            text = text_of(place, str(problem))
-            everywhere = all(other.problem == header.problem for other in headers)
-            raise _ERRORS[header.status](text if everywhere else f"{text} (on rank {header.rank})")
-    first = headers[0]
+def _raise_together(axes: Sequence[Axis], own: tuple[int, int, str, list[str]]) -> None:
+    """Raises on all ranks the first thing that is wrong: with each rank's number, the kind of its
+    problem (-1: none) and the text of that, and its terms.
+    """
+    said: list[Any] = [own]
+    for axis in reversed(axes):
+        parts: list[Any] = [None] * axis.size
+        dist.all_gather_object(parts, said, group=axis.group)
+        said = [each for part in parts for each in part]
+    for rank, status, text, _ in said:
+        if status >= 0:
+            everywhere = all(other == text for _, _, other, _ in said)
+            raise _ERRORS[status](text if everywhere else f"{text} (on rank {rank})")
+    first, *_, expected = said[0]
     for term, (name, error) in enumerate(_TERMS):
-        for place, header in enumerate(headers):
-            if header.terms[term] != first.terms[term]:
-                got, other = text_of(0, texts[term]), text_of(place, texts[term])
+        for rank, *_, terms in said:
+            if terms[term] != expected[term]:
                 raise error(
-                    f"{name} must be the same on all ranks; got {got} on rank {first.rank} and "
-                    f"{other} on rank {header.rank}"
+                    f"{name} must be the same on all ranks; got {expected[term]} on rank {first} "
+                    f"and {terms[term]} on rank {rank}"
                 )

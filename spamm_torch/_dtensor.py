@@ -20,9 +20,7 @@ Role = Literal["rows", "columns", "whole"]
 
 
 def mm(a: Any, b: Any, knobs: Any, block: Any, balance: Any = False, **refused: Any) -> Tensor:
-    """:func:`spamm_torch.mm` where ``a`` or ``b`` is a DTensor. A collective call of its mesh.
-    ``refused``: arguments that must be None or False with DTensors.
-    """
+    """:func:`spamm_torch.mm` of DTensors, without the ``refused`` arguments. A collective call."""
     mesh = (a if isinstance(a, DTensor) else b).device_mesh
     if mesh.get_coordinate() is None:
         raise ValueError(f"the mesh of a and b must contain this rank; got {mesh}")
@@ -106,7 +104,10 @@ def _product(a: Any, b: Any, settings: Settings) -> Tensor:
     axes = {role: Axis(mesh.get_group(dim)) for dim, role in enumerate(roles) if role != "whole"}
     c_placements = [_PLACEMENT[role] for role in roles]
     a_placements, b_placements = (
-        [_placement(p, role, role == free) for p, role in zip(x.placements, roles, strict=True)]
+        [
+            now if role == free and now == Replicate() else _PLACEMENT[role]  # it may stay whole
+            for now, role in zip(x.placements, roles, strict=True)
+        ]
         for x, free in ((a, "columns"), (b, "rows"))
     )
     (m, k), n = a.shape, b.shape[1]
@@ -139,11 +140,6 @@ def _roles(placements: list[tuple[Placement, Placement]]) -> list[Role]:
             free.remove(role)
         roles.append(role)
     return roles
-
-
-def _placement(now: Placement, role: Role, may_be_whole: bool) -> Placement:
-    """How an operand is placed for a role; it stays whole where it may be."""
-    return now if may_be_whole and now == Replicate() else _PLACEMENT[role]
 
 
 def _chunks(length: int, axis: Axis | None) -> Cut:

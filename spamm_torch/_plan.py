@@ -85,10 +85,8 @@ class ExchangePlan:
         column_cuts, a_cuts: of the columns of B and C, and of A (K); mesh columns + 1 numbers.
         stages: the number of stages in which each mesh column receives units of B.
         need: for each mesh column, bool (mesh rows, KB, stages) on the CPU: which units of B each
-            rank of it needs, its own among them. An entry is one block row in one stage; of
-            block-sparse maps (mesh rows, stored blocks, 1), one stored block.
-        need_a: for each mesh row, bool (mesh columns, KB, stages of rows) on the CPU: which units
-            of A each rank of it needs. An entry is one block column in one stage of rows.
+            rank of it needs, its own too; of block-sparse maps (mesh rows, stored blocks, 1).
+        need_a: for each mesh row, bool (mesh columns, KB, stages of rows): which units of A.
         send: send[source][destination] is the number of bytes that travel between two ranks.
         dense_send: the same without skipping.
         work: each rank's work, in valid block products; see :func:`row_cuts`.
@@ -163,8 +161,7 @@ def exchange_plan(
     Each rank of a line owns rows of A and of B, and computes its rows of C. B reaches it in stages,
     which are neighbouring block columns. A unit, one block row of B in one stage, travels to a
     rank that does not own it if one of its block products with the rank's rows of A is valid. In a
-    mesh of ranks, A is cut along K and travels along mesh rows by the same rule with the roles of
-    rows and columns exchanged; B travels along mesh columns.
+    mesh, A is cut along K and travels along mesh rows likewise; B travels along mesh columns.
 
     Of block-sparse matrices, cut into block rows, each stored block of B is a unit, there is one
     stage, and the ranks stand in a line.
@@ -361,9 +358,7 @@ def _bytes_text(count: int) -> str:
 def _stored_exchange(
     a: Blocks, b: Blocks, tau: Tensor, cuts: list[int], owners: list[int]
 ) -> tuple[Tensor, Tensor, Tensor, list[float]]:
-    """Which stored blocks of B each rank needs, bool (ranks, stored blocks); how many blocks travel
-    [source, destination], and would without skipping; and each rank's valid products, on the CPU.
-    """
+    """The stored blocks of B that ranks need, the numbers that travel (without skipping), work."""
     plan = make_plan("exchange_plan", a, b, None, tau, False, 0)
     ranks = len(cuts) - 1
     of_row = torch.repeat_interleave(torch.arange(ranks), torch.tensor(cuts).diff())

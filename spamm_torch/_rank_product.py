@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _plan
-from ._arguments import Knobs
+from ._arguments import Knobs, as_knobs, held_tau
 from ._axis import Cut, Exchange, one_ahead, recut
 from ._histogram import find_tau_across
 from ._plan import ROW_MULTIPLE
@@ -56,16 +56,21 @@ class Layout:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a product, the same on all ranks. A given tau is a scalar on the host."""
+    """The settings of a product, the same on all ranks; ``text``: the knob, to be compared."""
 
     knobs: Knobs
     block: tuple[int, int, int]
     balance: bool
+    text: str
 
-    def knob_text(self) -> str:
-        """The knob's name and exact value."""
-        given: dict[str, Any] = {**self.knobs}
-        return next(f"{name}={float(x)}" for name, x in given.items() if x is not None)
+    @classmethod
+    def of(cls, knobs: dict[str, Any], block: tuple[int, int, int], balance: bool) -> Settings:
+        """Of knobs, checked here. A given tau becomes a scalar on the host, to be compared."""
+        checked: Any = as_knobs(**knobs)
+        if (tau := held_tau(checked)) is not None:
+            checked["tau"], checked["threshold"] = tau.double().cpu(), None
+        text = next(f"{name}={float(x)}" for name, x in checked.items() if x is not None)
+        return cls(checked, block, balance, text)
 
 
 def multiply(a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
@@ -119,21 +124,18 @@ class _Maps:
             return torch.full_like(tau, -1.0) if tau == 0 else tau
         axes = self._rows.axis, self._columns.axis
         if valid_ratio is not None and axes[0].size * axes[1].size > WHOLE_MAPS_RANKS:
-            return self._search_together(valid_ratio)
+            products = self._rows.length * self.norm_a.shape[1] * self._columns.length
+            of_rank = self.norm_a, self.norm_b
+
+            def add_up(counts: Tensor) -> None:
+                for axis in axes:
+                    axis.sum(counts)
+
+            return find_tau_across(*of_rank, valid_ratio, products, add_up)
         tau = _ops.find_tau(*self.whole, valid_ratio, max_error=max_error)
         for axis in axes:  # of different devices, say
             axis.broadcast(tau)
         return tau
-
-    def _search_together(self, valid_ratio: float) -> Tensor:
-        """Every rank counts the products of its own rows and columns."""
-
-        def add_up(counts: Tensor) -> None:
-            self._rows.axis.sum(counts)
-            self._columns.axis.sum(counts)
-
-        products = self._rows.length * self.norm_a.shape[1] * self._columns.length
-        return find_tau_across(self.norm_a, self.norm_b, valid_ratio, products, add_up)
 
     def rows_by_work(self, tau: Tensor, rows: Cut) -> Cut:
         """Cuts of A's rows that give all ranks about the same work."""
@@ -168,8 +170,8 @@ class _Part:
         need, stage_rows = self._needed(owners, self._blocks.rows, self._block[0], of_a=True)
         panel = a.new_empty(a.shape[0], owners.length * edge)
         panel[:, self._layout.depth_a.own] = a
-        for rows, units in Exchange(a.t(), owners, edge, need, stage_rows).stages():
-            units.copy_to(panel[rows].t())
+        for rows, copy_to in Exchange(a.t(), owners, edge, need, stage_rows).stages():
+            copy_to(panel[rows].t())
         return panel[:, : self._layout.depth_a.length]
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
@@ -186,9 +188,9 @@ class _Part:
         # Its rows hold whole blocks, so that each starts at an aligned address.
         width = min(stage_columns, self._norm_b.shape[1] * n)
         buffer = b.new_empty(owners.length * edge, width)
-        for columns, units in Exchange(b, owners, edge, need, stage_columns).stages():
+        for columns, copy_to in Exchange(b, owners, edge, need, stage_columns).stages():
             stage = buffer[:, : columns.stop - columns.start]
-            units.copy_to(stage)
+            copy_to(stage)
             norms = self._norm_b[:, columns.start // n : -(-columns.stop // n)]
             self._multiply(a, stage[:depth], norms, c[:, columns], own_rows=b[:, columns])
         return c
@@ -224,10 +226,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class Product(torch.autograd.Function):
-    """The product with skipping; its gradients are those without, cut as the operands are. The
-    backward pass, a collective call too, holds the shard of B of one other rank at a time, and the
-    next one on its way.
-    """
+    """The product with skipping. The backward pass, collective too, holds a shard at a time."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
@@ -245,9 +244,7 @@ class Product(torch.autograd.Function):
 
 
 class _Third(torch.autograd.Function):
-    """The one of C = A @ B, A = C @ B.T and B = A.T @ C that is None, from the shards of the
-    others. The gradients of each are the others, so that gradients can be differentiated again.
-    """
+    """The one of C = A @ B, A = C @ B.T and B = A.T @ C that is None; the others are gradients."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None, depth: Cut) -> Any:

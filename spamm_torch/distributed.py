@@ -9,6 +9,7 @@ How to start, and what happens where a rank fails: docs/scaling.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch.distributed as dist
@@ -90,7 +91,7 @@ def mm(
         raise RuntimeError(
             f"the rows of b on all ranks must add up to the columns of a, {k}; got {sum(rows_b)}"
         )
-    of_a, of_b = (Cut.by_lengths(axis, lengths) for lengths in (rows_a, rows_b))
+    of_a, of_b = (Cut(axis, tuple(accumulate(of, initial=0))) for of in (rows_a, rows_b))
     layout = Layout(rows=of_a, depth_a=Cut.whole(k), depth_b=of_b, columns=Cut.whole(n))
     if call.needs_grad:
         return Product.apply(call.a, call.b, layout, call.settings)

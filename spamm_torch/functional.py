@@ -162,7 +162,7 @@ def find_tau(
         _check_norm_maps(norm_a, norm_b)
     check_search(valid_ratio, max_error, max_iterations, tolerance)
     if of_blocks:
-        return maps.find_tau(norm_a, norm_b, valid_ratio, max_error)
+        return maps.find_tau(*maps.of_maps("find_tau", norm_a, norm_b), valid_ratio, max_error)
     limits = {"max_iterations": max_iterations, "tolerance": tolerance}
     return _ops.find_tau(norm_a, norm_b, valid_ratio, max_error=max_error, **limits)
 
@@ -212,7 +212,8 @@ def _of_maps(function: Callable[..., Tensor], norm_a: Tensor, norm_b: Tensor, ta
     if has_torch_function_variadic(norm_a, norm_b):
         return handle_torch_function(function, (norm_a, norm_b), norm_a, norm_b, tau=tau)
     if is_sparse(norm_a, norm_b):
-        return getattr(maps, function.__name__)(norm_a, norm_b, as_tau(tau))
+        name, threshold = function.__name__, as_tau(tau)
+        return getattr(maps, name)(*maps.of_maps(name, norm_a, norm_b), threshold)
     _check_norm_maps(norm_a, norm_b)
     op = share_of_valid if function is valid_ratio else getattr(_ops, function.__name__)
     return op(norm_a, norm_b, as_tau(tau))

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 import spamm_torch
 from spamm_torch._rounding import sums_of
-from spamm_torch.sparse.products import TO_DROP
+from spamm_torch.sparse.maps import TO_DROP
 
 from . import space
 from .space import BLOCKS, DTYPES, EDGES, EXACT, PATTERNS, SEEDS, expect, expect_bits, matrices

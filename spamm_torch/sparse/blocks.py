@@ -118,9 +118,7 @@ def _quiet() -> None:
 
 
 def read(x: Any, name: str, function: str) -> Blocks:
-    """The blocks of a ``torch.sparse_bsr`` matrix that has none of the faults below. The ops
-    check that the columns of a row ascend.
-    """
+    """The blocks of a ``torch.sparse_bsr`` matrix, checked; ops check that columns ascend."""
     _check_layout(x, name, function, torch.sparse_bsr)
     values = x.values()
     if x.dim() != 2 or values.dim() != 3:

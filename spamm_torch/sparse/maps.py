@@ -20,7 +20,6 @@ from .blocks import (
     read,
     read_map,
 )
-from .capacity import check_capacity, lists_of
 
 _ops = torch.ops.spamm_torch
 _MOST_STORED = 2**31 - 1
@@ -46,24 +45,17 @@ def tensors(a: Blocks, b: Blocks) -> tuple[Any, ...]:
     return *a[:3], *b[:3], b.columns
 
 
-def find_tau(norm_a: Tensor, norm_b: Tensor, valid_ratio: Any, max_error: Any) -> Tensor:
-    a, b = of_maps("find_tau", norm_a, norm_b)
-    return found_tau(a, b, valid_ratio, max_error)
-
-
-def found_tau(a: Blocks, b: Blocks, valid_ratio: float | None, max_error: float | None) -> Tensor:
+def find_tau(a: Blocks, b: Blocks, valid_ratio: float | None, max_error: float | None) -> Tensor:
     return _ops.bsr_find_tau(*tensors(a, b), valid_ratio=valid_ratio, max_error=max_error)
 
 
-def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    a, b = of_maps("valid_counts", norm_a, norm_b)
+def valid_counts(a: Blocks, b: Blocks, tau: Tensor) -> Tensor:
     crow, col, first, *_ = _ops.bsr_plan(*tensors(a, b), tau, lists=False)
     index = index_dtype(a, b)
     return Blocks(crow.to(index), col.to(index), first.diff().int(), b.columns).matrix()
 
 
-def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    a, b = of_maps("valid_ratio", norm_a, norm_b)
+def valid_ratio(a: Blocks, b: Blocks, tau: Tensor) -> Tensor:
     return shares(a, b, lost(a, b, tau)[1])[0]
 
 
@@ -80,15 +72,14 @@ def shares(a: Blocks, b: Blocks, products: Tensor) -> tuple[Tensor, Tensor]:
     return found, (valid / whole if whole else torch.ones_like(valid)).to(a.values.dtype)
 
 
-def error_bound(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    a, b = of_maps("error_bound", norm_a, norm_b)
+def error_bound(a: Blocks, b: Blocks, tau: Tensor) -> Tensor:
     return lost(a, b, tau)[0]
 
 
 def threshold(maps: tuple[Blocks, Blocks], tau: Any, valid_ratio: Any, max_error: Any) -> Tensor:
     """The threshold that the one knob given means."""
     held = held_tau(as_knobs(tau, valid_ratio, max_error))
-    return found_tau(*maps, valid_ratio, max_error) if held is None else held
+    return find_tau(*maps, valid_ratio, max_error) if held is None else held
 
 
 def given_maps(
@@ -234,9 +225,7 @@ def make_plan(
     *,
     may_lack_lists: bool = False,
 ) -> Plan:
-    """The plan; torch.OutOfMemoryError before its lists, if they and the result do not fit, or with
-    ``may_lack_lists`` a plan without them.
-    """
+    """The plan; torch.OutOfMemoryError, or one without lists, where these do not fit in memory."""
     added = {} if input is None else {"crow_input": input.crow, "col_input": input.col}
     device = norm_a.values.device
     fits = {
@@ -351,11 +340,61 @@ def plan(
     maps = given_maps("plan", (a, b), (left, right), (norm_a, norm_b))
     held = threshold(maps, tau, valid_ratio, max_error)
     if capacity is not None:
-        check_capacity(capacity, left.rows * right.columns)
+        _check_capacity(capacity, left.rows * right.columns)
         if added is not None or symmetric:
             raise ValueError("capacity is for plans of mm without symmetric; got another plan")
-        return Plan(*maps, None, held, False, *lists_of(*maps, held, *capacity))
+        return Plan(*maps, None, held, False, *_lists_of(*maps, held, *capacity))
     return make_plan("plan", *maps, added, held, symmetric, left.block_bytes())
+
+
+# ---- Plans of a stated capacity ------------------------------------------------------------------
+
+
+def _check_capacity(capacity: Any, most: int) -> None:
+    if not isinstance(capacity, tuple) or [type(x) for x in capacity] != [int, int]:
+        raise TypeError(f"capacity must be two integers, (blocks, products); got {capacity!r}")
+    if not 1 <= capacity[0] <= most or capacity[1] < 1:
+        raise ValueError(
+            f"capacity must be 1 to {most} blocks and 1 product or more; got {capacity}"
+        )
+
+
+def _lists_of(a: Blocks, b: Blocks, tau: Tensor, blocks: int, products: int) -> tuple[Tensor, ...]:
+    """As the op ``bsr_plan``, with room for so many blocks and products, without waiting. Blocks of
+    zeros fill what the result leaves. The last tensor: how many blocks and products had no room.
+    """
+    none = a.rows * b.columns  # a key behind all
+    counts = b.crow.long().diff()[a.col.long()]  # the products of each block of A
+    ends, place = counts.cumsum(0), torch.arange(products, device=a.col.device)
+    slot_a = torch.searchsorted(ends, place, right=True)
+    row, col_a, norm_a, before = (
+        pad(x, (0, 1)) for x in (a.row_of(), a.col, a.values, ends - counts)
+    )
+    slot_b = (b.crow.long()[col_a[slot_a].long()] + place - before[slot_a]).clamp(0, len(b.col))
+    col_b, norm_b = (pad(x, (0, 1))[slot_b] for x in (b.col, b.values))
+    total = counts.sum()
+    valid = (place < total) & ~(norm_a[slot_a] * norm_b < tau.to(norm_b.dtype))
+    key, order = torch.where(valid, row[slot_a] * b.columns + col_b, none).sort(stable=True)
+    starts = (pad(key, (1, 0), value=-1).diff() > 0) & (key < none)
+    number = starts.cumsum(0)  # of the block, from 1
+    count = number[-1]
+
+    def put(into: Tensor, at: Tensor, keys: Tensor, where: Tensor) -> Tensor:
+        at = torch.where(where & (at < blocks), at, blocks)
+        return pad(into, (0, 1)).scatter(0, at, keys)[:blocks]
+
+    pattern = put(torch.full((blocks,), none, device=key.device), number - 1, key, starts)
+    free = torch.arange(min(2 * blocks, none), device=key.device)
+    is_free = pattern[torch.searchsorted(pattern, free).clamp(max=blocks - 1)] != free
+    pattern = put(pattern, count + is_free.cumsum(0) - 1, free, is_free).sort().values
+    crow = torch.searchsorted(pattern, torch.arange(a.rows + 1, device=key.device) * b.columns)
+    last = torch.searchsorted(key, pattern[-1:], right=True)
+    first = torch.cat((torch.searchsorted(key, pattern), last))
+    slots = [x[order].int() for x in (slot_a, slot_b)]
+    if not key.is_cuda:
+        slots = [x[: int(last)] for x in slots]
+    excess = torch.stack((count - blocks, total - products)).clamp(min=0)
+    return crow, pattern % b.columns, first, *slots, excess
 
 
 # ---- Shapes of the ops' results ------------------------------------------------------------------

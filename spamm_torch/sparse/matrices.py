@@ -63,9 +63,8 @@ def from_scipy(a: Any, block: int = 64) -> Tensor:
     _check_edge(block)
     if not hasattr(a, "tobsr"):
         raise TypeError(f"from_scipy expects a sparse matrix of scipy; got {type(a).__name__}")
-    found = a.copy()
     sizes = [-(-n // block) * block for n in a.shape]
-    found = found.tocsr()
+    found = a.copy().tocsr()
     found.resize(*sizes)
     found = found.tobsr((block, block))
     found.sum_duplicates()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._arguments import check_tensor
 from .._rounding import Made, Maps, bounds, norm, sums_of
+from . import maps
 from .blocks import (
     Blocks,
     all_blocks,
@@ -20,18 +21,6 @@ from .blocks import (
     index_dtype,
     is_sparse,
     read,
-)
-from .maps import (
-    TO_DROP,
-    Plan,
-    check_plan,
-    dropped,
-    given_maps,
-    lost,
-    make_plan,
-    shares,
-    tensors,
-    threshold,
 )
 from .strips import Strips
 
@@ -104,7 +93,7 @@ def multiplied(
     norm_b: Tensor | None,
     symmetric: bool,
     drop: float | None,
-    plan: Plan | None = None,
+    plan: maps.Plan | None = None,
     input: Tensor | None = None,
     beta: float = 1,
     alpha: float = 1,
@@ -128,17 +117,17 @@ def multiplied(
     added = None if beta == 0 else added
     if plan is None:
         max_error = knob["max_error"]
-        maps = given_maps(function, (a, b), (left, right), (norm_a, norm_b))
-        share = 1.0 - TO_DROP if drop else 1.0  # of max_error that skipping may use
-        tau = threshold(maps, **knob | {"max_error": max_error and max_error * share})
+        pair = maps.given_maps(function, (a, b), (left, right), (norm_a, norm_b))
+        share = 1.0 - maps.TO_DROP if drop else 1.0  # of max_error that skipping may use
+        tau = maps.threshold(pair, **knob | {"max_error": max_error and max_error * share})
         tau = tau if below == 1 else tau * below
         rest: tuple[Any, ...] = added, tau, symmetric, left.block_bytes() * (2 if drop else 1)
-        plan = make_plan(function, *maps, *rest, may_lack_lists=bool(drop))
+        plan = maps.make_plan(function, *pair, *rest, may_lack_lists=bool(drop))
     else:
         max_error = None
         if given := [name for name, value in knob.items() if value is not None]:
             raise ValueError(f"a plan has its own threshold: expected no {given[0]}; got one")
-        check_plan(plan, left, right, added, symmetric)
+        maps.check_plan(plan, left, right, added, symmetric)
     drop_bound = sums = None
     if drop and not plan.has_lists:
         in_strips = Strips(function, plan, left, right, added, beta=beta, alpha=alpha)
@@ -149,7 +138,7 @@ def multiplied(
         c = Blocks(plan.crow, plan.col, found, right.columns)
         if drop:
             summed = values if values.dtype == found.dtype else None
-            c, numbers, drop_bound, sums = dropped(plan, c, drop, max_error, alpha, summed)
+            c, numbers, drop_bound, sums = maps.dropped(plan, c, drop, max_error, alpha, summed)
             if len(numbers) < len(values):
                 values = values[numbers]
     index = index_dtype(left, right)
@@ -222,9 +211,7 @@ def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Recipe(NamedTuple):
-    """How a product is made, without its operands: who counts later keeps no matrix for that.
-    ``added``: values, or norms, of what is added. ``is_square``: whether A is B.
-    """
+    """How a product is made, without operands. ``added``: values or norms of what is added."""
 
     dtype: torch.dtype
     device: torch.device
@@ -241,14 +228,14 @@ class Recipe(NamedTuple):
         cls,
         operands: tuple[Any, Any, Any],
         blocks: tuple[Blocks, Blocks, Blocks | None],
-        maps: tuple[Blocks, Blocks],
+        norm_maps: tuple[Blocks, Blocks],
         scale: tuple[float, float],
         symmetric: bool,
     ) -> "Recipe":
         """Of alpha * a @ b + beta * input. ``scale`` is alpha and beta."""
         (a, b, input), (left, right, added) = operands, blocks
         values = None if added is None else added.values
-        for operand, norms in zip((a, b), maps, strict=True):
+        for operand, norms in zip((a, b), norm_maps, strict=True):
             values = norms.values if input is operand and added is not None else values
         edge, like = left.edge, left.values
         entries = float(left.rows * right.columns * edge**2)
@@ -272,24 +259,24 @@ def info_of(
 ) -> SparseInfo:
     """The info of a product, from the norm maps of its operands and ``norms``, the result's."""
     made, edge = recipe.made(), recipe.edge
-    skip_bound, products = lost(norm_a, norm_b, tau)
+    skip_bound, products = maps.lost(norm_a, norm_b, tau)
     drop_bound = torch.zeros_like(skip_bound) if drop_bound is None else drop_bound
     near, whole = made.near(skip_bound.dtype), torch.full_like(tau, math.inf)
-    most = _ops.bsr_plan(*tensors(norm_a, norm_b), tau / near, lists=False)[2].diff()
+    most = _ops.bsr_plan(*maps.tensors(norm_a, norm_b), tau / near, lists=False)[2].diff()
     found = Maps(
         norm_a.values,
         norm_b.values,
         (edge,) * 3,
-        lambda x, y: lost(norm_a._replace(values=x), norm_b._replace(values=y), whole)[0],
+        lambda x, y: maps.lost(norm_a._replace(values=x), norm_b._replace(values=y), whole)[0],
         most.amax() if most.numel() else most.new_zeros(()),
     )
-    skipping = lost(norm_a, norm_b, tau * near)[0] if made.are_near else skip_bound
+    skipping = maps.lost(norm_a, norm_b, tau * near)[0] if made.are_near else skip_bound
     dropping = drop_bound.double()
     rounding, total = bounds(found, made, skipping)(norm(norms) + dropping)
     tau = tau.to(skip_bound.dtype)
     if tau.device != skip_bound.device:  # by value: a copy would wait
         tau = torch.full_like(skip_bound, tau.item())
     bound = _rounded_up(abs(made.alpha) * skip_bound.double() + dropping, tau.dtype)
-    ratio, of_all = shares(norm_a, norm_b, products)
+    ratio, of_all = maps.shares(norm_a, norm_b, products)
     lines = (tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
     return SparseInfo(*lines, rounding, (total + dropping) * (1 + 2.0**-50))

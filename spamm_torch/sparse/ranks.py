@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._arguments import as_knobs, held_tau
+from .._arguments import as_knobs
 from .._axis import Axis
 from .._call import Call, agree, check_served
 from .._rank_product import Settings
 from .._rounding import BELOW
 from .blocks import Blocks, check_block_of, check_pair, index_dtype, read, read_map
-from .maps import TO_DROP, Plan, dropped, found_tau, make_plan
+from .maps import TO_DROP, Plan, dropped, find_tau, make_plan
 from .matrices import blocks_at, identity
 from .products import Recipe, SparseInfo, info_of
 from .strips import Strips
@@ -45,10 +45,7 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         check_served(a, backends)
         if balance:
             raise ValueError("balance is for dense shards; got sparse_bsr ones with balance=True")
-        checked = as_knobs(**knobs)
-        if (tau := held_tau(checked)) is not None:
-            checked["tau"], checked["threshold"] = tau.double().cpu(), None
-        return Call(a, b, Settings(checked, (left.edge,) * 3, False), "sparse_bsr")
+        return Call(a, b, Settings.of(knobs, (left.edge,) * 3, False), "sparse_bsr")
 
     call, rows = agree([axis], read_call)
     if (k := sum(rows_b for _, rows_b in rows)) != a.shape[1]:
@@ -65,7 +62,7 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
     if tau is None:
         whole_a, _ = of_a.gathered(map_a)
         searched = (call.settings.knobs[name] for name in ("valid_ratio", "max_error"))
-        tau = found_tau(whole_a, map_b, *searched)
+        tau = find_tau(whole_a, map_b, *searched)
     maps = map_a, map_b
     plan, values, _ = _multiplied("distributed.mm", axis, maps, (left, right), stored, tau)
     index = index_dtype(left, right)
@@ -136,10 +133,7 @@ def _multiplied(
 
 
 def _planned(axis: Axis, make: Callable[[], Plan], own: Blocks) -> tuple[Plan, bool]:
-    """A plan, and whether those of all ranks have lists.
-
-    An error on all ranks where one does not fit in its rank's memory.
-    """
+    """A plan, and whether those of all ranks have lists; an error on all where one does not fit."""
     problem = None
     try:
         plan = make()
@@ -196,16 +190,6 @@ def _ask(
 
 
 @dataclass(frozen=True)
-class _Settings(Settings):
-    """Of a function: its arguments that all ranks have alike, as a text."""
-
-    text: str
-
-    def knob_text(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
 class Rows:
     """Which block rows of square matrices a rank holds: ``at[rank]`` to ``at[rank + 1]``.
 
@@ -226,17 +210,14 @@ class Rows:
     def agreed(
         cls, function: str, a: Tensor, axis: Axis, alike: dict[str, Any], check: Callable[[], Any]
     ) -> Rows:
-        """Of a matrix whose block rows lie on the ranks. A collective call.
-
-        What ``check`` raises, all ranks raise. So they do where the arguments ``alike`` differ.
-        """
+        """Of shards; all ranks raise what ``check`` does on one, and where ``alike`` differ."""
 
         def read_call(backends: str) -> Call:
             blocks = read(a, "a", function)
             check_served(a, backends)
             check()
             text = ", ".join(f"{name}={x}" for name, x in alike.items())
-            settings = _Settings(as_knobs(0.0, None, None), (blocks.edge,) * 3, False, text)
+            settings = Settings(as_knobs(0.0, None, None), (blocks.edge,) * 3, False, text)
             return Call(a, a, settings, "sparse_bsr")
 
         _, rows = agree([axis], read_call)
@@ -291,7 +272,7 @@ class Rows:
         left, right = read(a, "a", "mm"), read(b, "b", "mm")
         input = None if added is None else read(added, "input", "addmm")
         map_a, map_b = (read_map(x, "norms", "mm") for x in maps)
-        tau = found_tau(map_a, map_b, None, max_error * (1.0 - TO_DROP))
+        tau = find_tau(map_a, map_b, None, max_error * (1.0 - TO_DROP))
         tau = tau * BELOW[tau.dtype] if symmetric else tau
         of_rows = left._replace(values=map_a.values[self._slice(map_a)])
         stored_b = map_b.crow[list(self.at)].diff().tolist()
@@ -327,10 +308,7 @@ class Rows:
         return slice(begin, end)
 
     def gathered(self, own: Blocks) -> tuple[Blocks, list[int]]:
-        """The norm map of all ranks' rows, from this rank's; and the number of each rank's blocks.
-
-        Waits for the device.
-        """
+        """The norm map of all ranks' rows; each rank's number of blocks. Waits for the device."""
         rows = [end - begin for begin, end in pairwise(self.at)]
         counts = own.crow[slice(self._own[0], self._own[1] + 1)].long().diff()
         crow = pad(self.axis.gather(counts[:, None], rows)[:, 0].cumsum(0), (1, 0))

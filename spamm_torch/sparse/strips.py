@@ -18,10 +18,7 @@ _MOST_BYTES = 2**34  # of a strip's blocks: launches take no time beside so many
 
 
 class Strips:
-    """One product. ``plan`` needs no lists; the rest is as of :func:`spamm_torch.addmm`.
-
-    ``b`` has its norms for values until :meth:`take` gives blocks.
-    """
+    """One product by a plan without lists. ``b`` has norms until :meth:`take` gives blocks."""
 
     def __init__(
         self, function: str, plan: Plan, a: Blocks, b: Blocks, added: Blocks | None, **scale: float
@@ -31,9 +28,7 @@ class Strips:
         self._numbers: Tensor | None = None  # of the blocks of B that are there; None: all
 
     def product(self, below: float, max_error: float | None) -> tuple[Blocks, Tensor, Tensor]:
-        """The norm map and the values of the blocks that stay, and the bound of the others.
-        torch.OutOfMemoryError where these blocks and a block row of the product do not fit.
-        """
+        """The norm map and the values of blocks that stay, and the bound of the others."""
         c, _, drop_bound, _ = dropped(
             self._plan, self.norms(), below, max_error, self._scale["alpha"]
         )
@@ -83,9 +78,7 @@ class Strips:
         return min(_MOST_BYTES, max(1, free // 4))
 
     def _strips(self, of: Blocks, room: int, block_bytes: int) -> Iterator[Plan]:
-        """Plans of block rows, of which the blocks of a pattern need so much room.
-        torch.OutOfMemoryError where a plan's blocks of so many bytes do not fit.
-        """
+        """Plans of block rows for so much room; torch.OutOfMemoryError where one does not fit."""
         plan, row = self._plan, of.row_of()
         blocks = of.crow.diff()
         if plan.symmetric:  # a row's blocks from the diagonal on, and their mirror images
