@@ -4,6 +4,7 @@ Each function checks an argument and returns it in the form that the ops take. P
 ``raise`` rather than ``torch._check_value``: it costs a tenth, and torch.compile can trace it.
 """
 
+import contextlib
 import math
 import numbers
 import sys
@@ -229,8 +230,12 @@ def check_block_pair(block: Any) -> tuple[int, int]:
     return rows, columns
 
 
+def _is_several(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, Tensor))
+
+
 def _edges(block: Any, count: int, form: str) -> tuple[int, ...]:
-    several = isinstance(block, Iterable) and not isinstance(block, (str, Tensor))
+    several = _is_several(block)
     edges = tuple(block) if several else (block,) * count
     if len(edges) != count or not all(is_integer(edge) and edge in EDGES for edge in edges):
         got = list(edges) if several else block
@@ -240,7 +245,7 @@ def _edges(block: Any, count: int, form: str) -> tuple[int, ...]:
 
 def check_pixel_block(pixel_block: Any, block: Any = None) -> tuple[int, int, int]:
     """The triple that ``pixel_block`` means, whose product is the n of a given ``block``."""
-    several = isinstance(pixel_block, Iterable) and not isinstance(pixel_block, (str, Tensor))
+    several = _is_several(pixel_block)
     edges = tuple(pixel_block) if several else (pixel_block,)
     powers = all(is_integer(edge) and edge > 0 and edge & (edge - 1) == 0 for edge in edges)
     if len(edges) != 3 or not powers or math.prod(edges) not in EDGES:
@@ -278,10 +283,7 @@ def conv_block(
 
 def as_devices(devices: Any) -> list[int]:
     """The numbers of the CUDA devices that ``devices`` names; the op checks that they exist."""
-    several = isinstance(devices, (list, tuple)) or (
-        isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
-    )
-    if not several:
+    if not _is_several(devices):
         raise TypeError(
             f"devices must be a sequence of GPU numbers or torch.devices; got {devices!r}"
         )
@@ -289,24 +291,19 @@ def as_devices(devices: Any) -> list[int]:
 
 
 def _cuda_number(device: Any) -> int:
-    if isinstance(device, str):
-        try:
-            device = torch.device(device)
-        except RuntimeError:
-            raise ValueError(
-                f"devices must be CUDA devices with a number, as in 'cuda:0'; got {device!r}"
-            ) from None
-    if isinstance(device, torch.device):
-        if device.type != "cuda" or device.index is None:
-            raise ValueError(
-                f"devices must be CUDA devices with a number, as in 'cuda:0'; got {device}"
-            )
-        return device.index
     if is_integer(device):
         return int(device)
-    raise TypeError(
-        f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"
-    )
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"
+        )
+    got = repr(device)
+    with contextlib.suppress(RuntimeError):
+        found = torch.device(device)
+        if found.type == "cuda" and found.index is not None:
+            return found.index
+        got = str(found)
+    raise ValueError(f"devices must be CUDA devices with a number, as in 'cuda:0'; got {got}")
 
 
 # ---- Tensors ------------------------------------------------------------------------------------
@@ -353,8 +350,8 @@ def check_optional_tensor(value: Any, name: str) -> None:
 def check_operands(a: Tensor, b: Tensor) -> None:
     """Raises unless two dense tensors are matrices of one supported dtype, on one device."""
     if a.dtype not in DTYPES:
-        names = ", ".join(map(dtype_name, DTYPES[:-1]))
-        raise TypeError(f"a must be {names} or {dtype_name(DTYPES[-1])}; got {dtype_name(a.dtype)}")
+        got = dtype_name(a.dtype)
+        raise TypeError(f"a must be float16, bfloat16, float32 or float64; got {got}")
     if a.dtype != b.dtype:
         raise TypeError(
             f"a and b must have one dtype; got {dtype_name(a.dtype)} and {dtype_name(b.dtype)}"

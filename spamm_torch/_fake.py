@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
+from torch.nn.functional import conv2d, max_pool2d
 
 from ._arguments import check_block, check_block_pair, conv_block, dtype_name
 
@@ -214,20 +215,10 @@ def _conv(
         ),
     )
     batch = input if input.dim() == 4 else input.unsqueeze(0)
-    sides = []
-    for axis, (size, kernel) in enumerate(zip(batch.shape[2:], weight.shape[2:], strict=True)):
-        s, p, d = (numbers[min(axis, len(numbers) - 1)] for numbers in (stride, padding, dilation))
-        window, padded = d * (kernel - 1) + 1, size + 2 * p
-        torch._check(
-            window <= padded,
-            lambda window=window, padded=padded: (
-                f"the dilated kernel must fit into the padded input; got {window} and {padded}"
-            ),
-        )
-        sides.append((padded - window) // s + 1)
+    shape = conv2d(batch, weight, None, stride, padding, dilation, groups).shape
     is_last = torch.channels_last in map(suggest_memory_format, (batch, weight))
     last = torch.channels_last if is_last else torch.contiguous_format
-    output = batch.new_empty((batch.shape[0], weight.shape[0], *sides)).to(memory_format=last)
+    output = batch.new_empty(shape).to(memory_format=last)
     return output if input.dim() == 4 else output.squeeze(0)
 
 
@@ -270,7 +261,7 @@ def _max_pool(input: Tensor, kernel_size: Any, **setting: Any) -> Tensor:
         input.dim() == 4,
         lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
     )
-    return torch.nn.functional.max_pool2d(input, kernel_size, **setting)
+    return max_pool2d(input, kernel_size, **setting)
 
 
 @_fake("max_pool2d")

@@ -23,9 +23,7 @@ def check_path(path: Any, name: str) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Puts a text file in the place of what the path names; readers find the old or the new one,
-    and the old one stays where that raises TypeError or OSError.
-    """
+    """Writes a text file whole: readers find the old one (too where it raises) or the new one."""
     check_path(path, "path")
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():  # a pipe, say, which nothing can take the place of

@@ -148,17 +148,13 @@ class _SpAMM(nn.Module):
         """Pins the weight's norms, for serving: they are no longer computed in each call.
 
         The norms count for this weight as it is now. After a change in place, where another tensor
-        takes the weight's place (``functional_call``, a new Parameter, replicas of
-        ``nn.DataParallel``), and under autocast to another dtype they rest: each call computes
-        norms anew, until ``freeze_()`` is called again. Moving, casting, loading, copying and
-        unpickling the module pin them again. ``train()`` and :meth:`unfreeze_` undo it.
-
-        A change is found by the weight's version counter and address. Call ``freeze_()`` yourself
-        after what moves neither: writes through ``.data``, by torch's optimisers with
-        ``fused=True``, and by another process. A captured CUDA graph holds the norms of its
-        capture; compiled code guards that the weight is the same tensor, not that it is unchanged;
-        a program of ``torch.export`` computes the norms in each call, as do weights that nothing
-        tells of changes: those made in inference mode, and subclasses of Tensor.
+        takes its place, and under autocast to another dtype each call computes norms anew, until
+        ``freeze_()`` is called again. Moving, casting, loading, copying and unpickling the module
+        pin them again. ``train()`` and :meth:`unfreeze_` undo it. Call it yourself after changes
+        that neither the weight's version counter nor its address tells: through ``.data``, by
+        optimisers with ``fused=True``, by other processes. docs/serving.md has CUDA graphs and
+        compiled code. Programs of ``torch.export``, weights made in inference mode and subclasses
+        of Tensor, of which nothing tells changes, compute norms in each call.
 
         On CUDA it waits until the norms are computed, so that every stream may use them; it cannot
         be called while a CUDA graph is captured. Returns the module.
