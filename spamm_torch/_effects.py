@@ -13,11 +13,11 @@ from torch import fx, nn
 
 from ._state import Place, is_own
 
-_IN_PLACE = frozenset(
+IN_PLACE = frozenset(
     getattr(operator, f"i{name}")
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 ) | {operator.setitem}
-_IN_PLACE_METHODS = frozenset(f"__{function.__name__}__" for function in _IN_PLACE)
+_IN_PLACE_METHODS = frozenset(f"__{function.__name__}__" for function in IN_PLACE)
 # Names of functions whose result has the same memory, or a part of it.
 _VIEWS = frozenset(
     (
@@ -35,7 +35,7 @@ def held_tensor_written(node: fx.Node) -> str | None:
     written = node.kwargs.get("out")
     name = str(getattr(node.target, "__name__", node.target))
     is_in_place = name in _IN_PLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
-    if node.op == "call_function" and (node.target in _IN_PLACE or node.kwargs.get("inplace")):
+    if node.op == "call_function" and (node.target in IN_PLACE or node.kwargs.get("inplace")):
         is_in_place = True
     if node.op in ("call_function", "call_method") and is_in_place and node.args:
         written = node.args[0]

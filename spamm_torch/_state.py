@@ -153,32 +153,46 @@ def _address(tensor: Tensor) -> int:
 
 
 class RandomStates(Place):
-    """The states from which Python, NumPy and torch draw random numbers on the host."""
+    """The states that random numbers are drawn from, on the host and a CUDA device if given."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         super().__init__(None, "a state of random numbers")
+        self._device = device if device is not None and device.type == "cuda" else None
         self._states = self._now()
 
-    def _now(self) -> tuple[Any, Any, Any]:
+    def _now(self) -> tuple[Any, ...]:
         numpy: Any = sys.modules.get("numpy")  # which torch does without
         state = None if numpy is None else pickle.dumps(numpy.random.get_state())
-        return random.getstate(), torch.get_rng_state().numpy(force=True).tobytes(), state
+        of_torch = [torch.get_rng_state()]
+        of_torch += [] if self._device is None else [torch.cuda.get_rng_state(self._device)]
+        return random.getstate(), state, *(x.numpy(force=True).tobytes() for x in of_torch)
 
     def is_changed(self) -> bool:
         return self._states != self._now()
 
     def restore(self) -> None:
-        of_python, of_torch, of_numpy = self._states
+        of_python, of_numpy, *states = self._states
         random.setstate(of_python)
-        torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
         if of_numpy is not None:
             sys.modules["numpy"].random.set_state(pickle.loads(of_numpy))
+        own, *of_cuda = (torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in states)
+        torch.set_rng_state(own)
+        for state in of_cuda:
+            torch.cuda.set_rng_state(state, self._device)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, the same numbers are drawn each time; outside, nothing of it is seen."""
+        before = RandomStates(self._device)
+        self.restore()
+        try:
+            yield
+        finally:
+            before.restore()
 
 
 class Snapshot:
-    """All that the forwards of a model may change, to go back to: attributes and what they hold,
-    some deep, globals and closures that code names, values of tensors, random states.
-    """
+    """All that the forwards of a model may change, as :class:`_Finder` finds it, to go back to."""
 
     def __init__(self, model: nn.Module) -> None:
         self._classes = [(module, type(module)) for module in model.modules()]
@@ -326,9 +340,7 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 @contextmanager
 def in_eval_mode(model: nn.Module, known: Snapshot | None = None) -> Iterator[Snapshot]:
-    """All modules in eval mode, and afterwards each as it was. Gives the state in eval mode, to go
-    back to between the steps inside: ``known`` where that still holds.
-    """
+    """All modules in eval mode inside. Gives that state to go back to; ``known``: if it holds."""
     modes = [(module, module.training) for module in model.modules() if module.training]
     for module, _ in modes:
         module.training = False

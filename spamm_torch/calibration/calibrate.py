@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from .._arguments import check_bool, check_integer, check_number
 from .._output import Progress, check_path
-from .._state import in_eval_mode
+from .._state import RandomStates, in_eval_mode
 from .._timing import Timing
 from ..networks.config import DENSE, LEFT, Band, Engine, SpAMMConfig
 from ..networks.conversion import device_name
@@ -21,7 +21,7 @@ from ..networks.example import Example
 from ..networks.report import shape_of
 from ..reference import check_reference
 from .form import Form, check_model
-from .inputs import Evaluator, Loss, Randomness, halves_of, statistics_inputs
+from .inputs import Evaluator, Loss, halves_of, statistics_inputs
 from .journal import Journal, journal_settings
 from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .search import LEAST_EVALUATIONS, Found, Move, chosen_after, moves_of, search
@@ -104,7 +104,7 @@ def calibrate(
     picture = None
     if reference is not None:
         picture = check_reference(reference, model, None, fuse=True)
-    randomness = Randomness(next(model.parameters()).device)
+    randomness = RandomStates(next(model.parameters()).device)
     with randomness.again(), in_eval_mode(model) as before, torch.no_grad():
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves, randomness)

@@ -26,8 +26,8 @@ from .._arguments import (
     holds_dtensor,
 )
 from .._info import NormMaps, as_multiplied, conv2d_norm_maps
-from ..networks.config import Band, SpAMMConfig
-from ..networks.install import band_of, fused_of
+from ..networks.config import SpAMMConfig
+from ..networks.install import fused_of
 from ..nn import _SpAMM
 
 _ops = torch.ops.spamm_torch
@@ -142,7 +142,7 @@ def watch(
         try:
             yield found
         finally:
-            found.forget_layers()
+            found.layers.clear()  # lets go of the weights
 
 
 class Watch(TorchFunctionMode):
@@ -158,12 +158,8 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self._model, self._settings = model, settings
         self._on_call, self._before = on_call, before
-        self._layers: dict[int, tuple[Tensor, str]] = {}  # by the identity of weights, kept alive
+        self.layers: dict[int, tuple[Tensor, str]] = {}  # by the identity of weights, kept alive
         self.unknown = 0
-
-    def forget_layers(self) -> None:
-        """Lets go of the weights."""
-        self._layers.clear()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -195,11 +191,11 @@ class Watch(TorchFunctionMode):
             on_call(layer, call)
 
     def _layer_of(self, weight: Tensor) -> str | None:
-        known = self._layers.get(id(weight))
+        known = self.layers.get(id(weight))
         if known is None:  # folded weights may be new
             for tensor, name in _weights(self._model):
-                self._layers.setdefault(id(tensor), (tensor, name))
-            known = self._layers.get(id(weight))
+                self.layers.setdefault(id(tensor), (tensor, name))
+            known = self.layers.get(id(weight))
         return None if known is None else known[1]
 
 
@@ -211,17 +207,6 @@ def spamm_layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if isinstance(module, _SpAMM) or module in fused
     }
-
-
-def bands_of(model: nn.Module) -> dict[str, Band | None]:
-    """The valid ratios that the layers of a model had when they were calibrated, by name."""
-    by_layer: dict[nn.Module, Band | None] = {}
-    for module in model.modules():
-        fused = fused_of(module)
-        if fused is not None:
-            by_layer |= fused.bands()
-    layers = spamm_layers(model)
-    return {name: band_of(layer) or by_layer.get(layer) for name, layer in layers.items()}
 
 
 def _fused_weights(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor | None]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .._state import RandomStates, in_eval_mode
+from ..networks.compare import is_floating
 from ..networks.example import Example
 
 _STATISTICS_INPUTS = 512
@@ -54,11 +55,9 @@ def halves_of(loader: Any) -> tuple[Half, Half]:
 
 
 def statistics_inputs(model: nn.Module, half: Half, like: Any) -> list[Example]:
-    """The inputs of some 512 pictures of a loader, on the model's device, in its type or that of
-    ``like``. Of a tuple or a list the first element is the input, a dict holds arguments by name.
-    """
+    """Some 512 inputs of a loader, on the model's device, of the type of ``like`` or the model."""
     parameter = next(model.parameters())
-    floating = [x.dtype for x in pytree.tree_leaves(like) if _is_floating(x)]
+    floating = [x.dtype for x in pytree.tree_leaves(like) if is_floating(x)]
     dtype = floating[0] if floating else parameter.dtype
     examples, count = [], 0
     for batch in half:
@@ -91,33 +90,7 @@ def batch_size(value: Any) -> int:
 def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
-
-
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-class Randomness:
-    """The states of random numbers, as they are when it is made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._devices = [device] if device.type == "cuda" else []
-        self._host = RandomStates()
-        self._on_devices = [torch.cuda.get_rng_state(device) for device in self._devices]
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Inside, the same numbers are drawn each time; outside, nothing of it is seen."""
-        before = RandomStates()
-        with torch.random.fork_rng(self._devices):
-            self._host.restore()
-            for state, device in zip(self._on_devices, self._devices, strict=True):
-                torch.cuda.set_rng_state(state, device)
-            try:
-                yield
-            finally:
-                before.restore()
+    return value.to(device, dtype if value.is_floating_point() else None)
 
 
 # ---- Results of evaluate ------------------------------------------------------------------------
@@ -133,9 +106,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Loss:
-    """The cost of a setting on one half of the data: how much the score drops, and the percentage
-    of answers that change; None without answers.
-    """
+    """The cost of a setting on a half of the data: the score's drop, changed answers in percent."""
 
     drop: float
     changed: float | None = None
@@ -160,7 +131,7 @@ class Evaluator:
         model: nn.Module,
         evaluate: Callable[..., Any],
         halves: tuple[Half, Half],
-        randomness: Randomness,
+        randomness: RandomStates,
     ) -> None:
         _check_evaluate(evaluate, model, halves[0])
         self._model, self._evaluate, self._halves = model, evaluate, halves

@@ -42,9 +42,7 @@ class Journal:
         kind: type[Result],
         names: Collection[str] = (),
     ) -> Result:
-        """The result as it was kept, else as ``measure()`` gives it: of numbers, dataclasses of
-        such, or ``dict[str, kind]``, with these ``names``. ValueError for anything else.
-        """
+        """The result as kept, else measured: numbers, dataclasses of such, dicts with ``names``."""
         if key not in self._results:
             self._results[key] = json.loads(json.dumps(measure(), default=asdict))
             self._save()

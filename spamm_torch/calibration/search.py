@@ -148,9 +148,7 @@ def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: Los
 
 
 class _Search:
-    """The choices that the first half allows, as far as it has been tried, in at most ``left``
-    evaluations more: ``low`` moves it allowed; ``high`` it did not, at first one more than all.
-    """
+    """The first half's choices: it allowed ``low`` moves, not ``high`` (first: more than all)."""
 
     def __init__(
         self, errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf
@@ -198,8 +196,10 @@ class _Search:
             return _LIKELY_ERROR
         known = [
             (math.log(self.errors[moves - 1]), math.log(share))
-            for moves, share in ((n, self._share(n)) for n in (self.low, self.high))
-            if 0 < share < math.inf and self.errors[moves - 1] > 0
+            for moves in (self.low, self.high)
+            if (loss := self.losses.get(moves)) is not None
+            and 0 < (share := loss.share(self.max_drop)) < math.inf
+            and self.errors[moves - 1] > 0
         ]
         if len(known) == 2 and self._in_a_row < _ONE_SIDED:
             (least, below), (most, above) = known
@@ -209,10 +209,6 @@ class _Search:
             beyond = self._in_a_row if share <= 0 else -self._in_a_row
             return math.exp(error - share) * _BEYOND**beyond
         return None
-
-    def _share(self, moves: int) -> float:
-        loss = self.losses.get(moves)
-        return math.inf if loss is None else loss.share(self.max_drop)
 
 
 def _held(run: _Search) -> Found:

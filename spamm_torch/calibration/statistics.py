@@ -53,9 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Of a layer: multiplications for one input, the settings that it may get, and the share of
-    block products that are not skipped without a loss.
-    """
+    """A layer's multiplications for one input, candidates, and valid ratio without a loss."""
 
     multiplications: float
     candidates: tuple[Candidate, ...]

@@ -13,7 +13,8 @@ from .._arguments import has_tau
 from .._info import NormMaps, SkipInfo, skip_info
 from .._output import table
 from ..networks.config import Band, SpAMMConfig
-from .calls import Call, Watch, bands_of, watch
+from ..networks.install import BAND
+from .calls import Call, Watch, spamm_layers, watch
 
 Triple: TypeAlias = tuple[int, int, int]
 
@@ -77,7 +78,8 @@ class ModelStats(Mapping[str, LayerStats]):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._bands = bands_of(model)
+        layers = spamm_layers(model).items()
+        self._bands: dict[str, Band | None] = {n: vars(layer).get(BAND) for n, layer in layers}
         self._infos: dict[str, list[tuple[int, SkipInfo, Tensor]]] = {
             name: [] for name in self._bands
         }

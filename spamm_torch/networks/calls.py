@@ -43,9 +43,7 @@ def dense_conv2d(
     activation: str = "none",
     packed: Tensor | None = None,
 ) -> Tensor:
-    """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them; with a
-    weight that :func:`.operands.packed` returned in eager calls.
-    """
+    """The op ``dense_conv2d``, for a compiler in parts; eager calls take the ``packed`` weight."""
     groups, is_compiled = geometry[3] if len(geometry) > 3 else 1, torch.compiler.is_compiling()
     if not is_compiled or not _compilers_make_more(weight, groups, activation):
         weight = weight if is_compiled or packed is None else packed
@@ -153,9 +151,7 @@ def size_after(before: Sequence[int], size: Any, scale_factor: Any) -> tuple[int
 
 @functools.lru_cache(1 << 10)
 def _is_repeat(before: int, after: int) -> bool:
-    """Whether torch repeats each row (or column) equally often: it takes row floor(i * step), where
-    step is 1 / factor in float32, rounded down for 41, say.
-    """
+    """Whether torch, whose steps are of float32, repeats each row (or column) equally often."""
     if before == 0 or after > _MOST_ROWS or after < before or after % before:
         return False
     factor = after // before

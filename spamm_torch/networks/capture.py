@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
-from .._effects import Watch, held_tensor_written, line_of
+from .._effects import IN_PLACE, Watch, held_tensor_written, line_of
 from .._state import Snapshot
 from ..nn import _SpAMM
 from .example import Signature
@@ -39,25 +39,19 @@ _LEAVES = (
 )
 
 
-def capture(
-    model: nn.Module, before: Snapshot, forms: Mapping[nn.Module, Signature] = {}
-) -> "Capture":
-    """Traces a model in eval mode, and leaves it as it was; ``forms``: how modules are called."""
-    captured = Capture(before, forms)
-    captured.visit("", model)
-    return captured
-
-
 class Capture:
-    """The walk over a model: the islands that it finds, and by name why others are none."""
+    """The islands of a model in eval mode, and by name why others are none."""
 
-    def __init__(self, before: Snapshot, forms: Mapping[nn.Module, Signature]) -> None:
+    def __init__(
+        self, model: nn.Module, before: Snapshot, forms: Mapping[nn.Module, Signature] = {}
+    ) -> None:
         self.islands: list[Island] = []
         self.problems: dict[str, str] = {}
         self._before, self._forms = before, forms
         self._visited: set[int] = set()
+        self._visit("", model)
 
-    def visit(self, name: str, module: nn.Module) -> None:
+    def _visit(self, name: str, module: nn.Module) -> None:
         if id(module) in self._visited or isinstance(module, _LEAVES):
             return
         self._visited.add(id(module))
@@ -75,7 +69,7 @@ class Capture:
                 for node in nodes
             }
         for inner_name, inner in inside.items():
-            self.visit(inner_name, inner)
+            self._visit(inner_name, inner)
 
     def _trace(self, name: str, root: nn.Module) -> Island | None:
         """The island of this root, or None where the root itself cannot be traced."""
@@ -130,9 +124,7 @@ def _reason_not_to_trace(root: nn.Module) -> str | None:
 
 
 class _Proxy(fx.Proxy):
-    """Records ``a += b`` as what it is; fx alone takes it for ``a = a + b``, and other names of the
-    same tensor would keep the old value. Attributes of tensors cannot be set.
-    """
+    """Records ``a += b`` as it is: fx would take ``a + b``. Attributes of tensors cannot be set."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "node" in self.__dict__ and name not in ("node", "tracer"):
@@ -145,9 +137,7 @@ class _Held(_Proxy):
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, tensor: Tensor) -> None:
         super().__init__(node, tracer)
-        for name in ("shape", "ndim"):
-            self.__dict__[name] = getattr(tensor, name)
-        for name in ("size", "dim", "numel", "nelement"):
+        for name in ("shape", "ndim", "size", "dim", "numel", "nelement"):
             self.__dict__[name] = getattr(tensor, name)
 
     def __len__(self) -> int:
@@ -155,17 +145,15 @@ class _Held(_Proxy):
         return int(shape[0])
 
 
-def _record_in_place(name: str) -> None:
-    function = getattr(operator, name)
-
+def _record_in_place(function: Callable[..., Any]) -> None:
     def method(self: fx.Proxy, other: Any) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
-    setattr(_Proxy, f"__{name}__", method)
+    setattr(_Proxy, f"__{function.__name__}__", method)
 
 
-for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior"):
-    _record_in_place(_name)
+for _function in IN_PLACE - {operator.setitem}:
+    _record_in_place(_function)
 
 
 class _Tracer(fx.Tracer):

@@ -79,27 +79,25 @@ def are_equal(one: Any, other: Any) -> bool:
 
 
 def is_rounding(expected: Any, found: Any, wide: Any) -> bool:
-    """Whether ``found`` is about as near to the result in a wider type as ``expected`` is, which is
-    near itself: a model that draws random numbers proves nothing.
-    """
+    """Whether ``found`` is about as near to ``wide`` as ``expected`` is, which has to be near."""
     own = distance(expected, wide)
     is_near = own <= _MOST_ROUNDING * size_of(wide)
     return is_near and distance(found, wide) <= _LIKE_ROUNDING * own
 
 
-def _is_floating(value: Any) -> bool:
+def is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def distance(value: Any, other: Any) -> float:
     """The Frobenius norm of the difference of all floating tensors."""
     pairs = zip(_numbers(value), _numbers(other), strict=True)
-    return size_of([a.double() - b.double() for a, b in pairs if _is_floating(a)])
+    return size_of([a.double() - b.double() for a, b in pairs if is_floating(a)])
 
 
 def size_of(value: Any) -> float:
     """The Frobenius norm of all floating tensors."""
-    norms = [x.double().norm() for x in _numbers(value) if _is_floating(x)]
+    norms = [x.double().norm() for x in _numbers(value) if is_floating(x)]
     return torch.stack(norms).norm().item() if norms else 0.0
 
 
@@ -140,9 +138,9 @@ def difference_beyond_rounding(
     problem = difference(expected, found)
     if problem is None or other_form(expected, found) is not None:
         return problem
-    is_single = any(_is_floating(x) and x.dtype == torch.float32 for x in pytree.tree_leaves(given))
+    is_single = any(is_floating(x) and x.dtype == torch.float32 for x in pytree.tree_leaves(given))
     wider = torch.float64 if is_single else torch.float32
-    widened = pytree.tree_map(lambda x: x.to(wider) if _is_floating(x) else x, given)
+    widened = pytree.tree_map(lambda x: x.to(wider) if is_floating(x) else x, given)
     try:
         wide = run(copy.deepcopy(module).to(wider), widened)
         return None if is_rounding(expected, found, wide) else problem
@@ -157,9 +155,7 @@ def own_result(island: Island, module: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def made_up_calls(island: Island, before: Snapshot) -> list[tuple[tuple[Tensor, ...], Any]]:
-    """A call with made-up images, and its result; none where the island cannot take any. One that
-    changes anything in the model (from ``before``) is made once more: it may count calls.
-    """
+    """A call with made-up images and its result, if one runs; two if it changes the model."""
     for image in small_images(island):
         try:
             calls: list[tuple[tuple[Tensor, ...], Any]] = [

@@ -100,9 +100,7 @@ NOTHING_SKIPPED = SpAMMConfig(tau=0.0)
 
 
 def lossless(dtype: torch.dtype) -> "SpAMMConfig":
-    """The setting that skips the products whose norms multiply to exactly zero, image by image: its
-    tau is the smallest positive number of the norms' type.
-    """
+    """The setting, image by image, that skips products of exactly zero: tau is the least number."""
     norms = torch.float64 if dtype == torch.float64 else torch.float32
     info = torch.finfo(norms)
     return SpAMMConfig(tau=info.smallest_normal * info.eps, pixel_block=(1, 8, 8))

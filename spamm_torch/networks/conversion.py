@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .._output import SILENT, Progress
 from .._state import Place, Snapshot, in_eval_mode
 from ..nn import SpAMMConv2d, _SpAMM
-from .capture import capture
+from .capture import Capture
 from .compare import (
     are_equal,
     difference,
@@ -21,7 +21,7 @@ from .compare import (
 )
 from .config import DENSE, LEFT, NOTHING_SKIPPED, Engine
 from .engines import Choice, Chooser, own_setting
-from .example import Call, Example, Signature, copied
+from .example import Call, Example, Signature, copied, first_line
 from .fused import Fused
 from .generate import generate
 from .install import Installation
@@ -59,7 +59,11 @@ class Conversion:
             for name, module in model.named_modules()
             if isinstance(module, (nn.modules.conv._ConvNd, nn.Linear))
         }
-        self._check_layers()
+        if not any(isinstance(layer, nn.Conv2d) for layer in self._layers.values()):
+            raise ValueError(
+                "convert_ expects a model with nn.Conv2d layers; got "
+                f"{type(model).__name__}, which has none in {len(list(model.modules()))} modules"
+            )
         self._fuses = fuse
         self._islands: list[Island] = []
         self._calls: Mapping[nn.Module, list[Call]] = {}
@@ -140,22 +144,13 @@ class Conversion:
 
     # ---- Parts of the model ---------------------------------------------------------------------
 
-    def _check_layers(self) -> None:
-        if any(isinstance(layer, nn.Conv2d) for layer in self._layers.values()):
-            return
-        modules = sum(1 for _ in self._model.modules())
-        raise ValueError(
-            "convert_ expects a model with nn.Conv2d layers; got "
-            f"{type(self._model).__name__}, which has none in {modules} modules"
-        )
-
     def _capture(self) -> list[Island]:
         before = self._before
         forms: dict[nn.Module, Signature] = {}
         if self._example is not None:
             given = self._model, before, [self._model]
             self._calls, self._changed = self._example.record(*given, forms=forms)
-        captured = capture(self._model, before, forms)
+        captured = Capture(self._model, before, forms)
         for name, problem in captured.problems.items():
             kind = type(self._model.get_submodule(name)).__name__
             if kind not in ("ModuleList", "ModuleDict"):
@@ -219,14 +214,18 @@ class Conversion:
                     generate(Plan(island, sites, engines))  # as other engines may need it
                     return None
             except SyntaxError as error:  # an attribute is called as a keyword is
-                return f"no code can be generated ({_first_line(error)})"
+                return f"no code can be generated ({first_line(error)})"
             calls = list(self._plain_calls(island))
             if self._example is None:
-                self._note_guess(island)
+                name, signature = island.name or "the model", island.signature
+                if signature.is_guessed and signature.traced:
+                    self._notes.append(
+                        f"{name} is fused for calls that give {signature.traced[0]} alone: all "
+                        "arguments have defaults, and no example_input tells which are given"
+                    )
                 with self._before.kept():  # random numbers are drawn once more below
                     calls = made_up_calls(island, self._before)
                 if not calls:
-                    name = island.name or "the model"
                     self._notes.append(f"{name} was not compared: no example_input was given")
             elif not calls:
                 with_what = "with tensors alone " if self._calls[island.module] else ""
@@ -236,20 +235,11 @@ class Conversion:
                 try:
                     found = fused.run(copied(args))
                 except Exception as error:  # any fault of the generated code
-                    return f"it cannot run ({_first_line(error)})"
+                    return f"it cannot run ({first_line(error)})"
                 problem = difference_beyond_rounding(island.module, run, args, expected, found)
                 if problem is not None:
                     return problem
         return None
-
-    def _note_guess(self, island: Island) -> None:
-        """Says which calls a part is fused for, where nothing tells how it is called."""
-        if island.signature.is_guessed and island.signature.traced:
-            self._notes.append(
-                f"{island.name or 'the model'} is fused for calls that give "
-                f"{island.signature.traced[0]} alone: all arguments have defaults, and no "
-                "example_input tells which are given"
-            )
 
     def _problem_of_all(self, sites: Sequence[Site]) -> str | None:
         """Names a fault of the whole model on the example, with nothing skipped; or None."""
@@ -270,7 +260,7 @@ class Conversion:
             try:
                 found = [example.call(self._model) for _ in expected]
             except Exception as error:  # of code that meets another result or class
-                return f"it cannot run ({_first_line(error)})"
+                return f"it cannot run ({first_line(error)})"
             has_own_way = difference(expected[0], expected[-1]) is not None  # draws numbers, say
             for pair in zip(expected, found, strict=True):
                 if has_own_way:
@@ -329,11 +319,6 @@ class Conversion:
             *(site.name, shape_of(site.conv), action, absorbed, "; ".join(reasons)),
             *(engine.of_op, choice.times, engine.band, geometry_of(site.conv)),
         )
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {line}"
 
 
 def _is_plain_linear(layer: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from ..reference import ReferenceConversion, check_reference
 from .config import SpAMMConfig
 from .conversion import Conversion
 from .example import Example
-from .install import detach, fuse_again, fused_class, fused_of, is_converted_layer, revert_layer
+from .install import detach, fuse_again, fused_class, fused_of, is_converted_layer, revert_module
 from .report import ConvertReport
 from .request import check_like_settings, read_request
 
@@ -133,14 +133,10 @@ def revert_(model: Model) -> Model:
             (``fully_shard``, a parametrization): undo that first. Nothing is changed then.
     """
     _check_model(model, "revert_")
-    modules = list(model.modules())
     for name, module in model.named_modules():
         _check_state(name, module, "revert_")
-    for module in modules:
-        if fused_of(module) is not None:
-            detach(module)
-        if is_converted_layer(module):
-            revert_layer(module)
+    for module in list(model.modules()):
+        revert_module(module)
     return model
 
 

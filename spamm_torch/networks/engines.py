@@ -52,9 +52,7 @@ def own_setting(site: Site) -> SpAMMConfig | None:
 
 @dataclass
 class Chooser:
-    """Chooses the engine of each call of a convolution, by name in ``choices``, and notes times, by
-    forms of ``installation``. Nothing may be converted where there is a ``problem``.
-    """
+    """Chooses each call's engine, by name in ``choices``; where there is a ``problem``, none."""
 
     model: nn.Module
     request: Request
@@ -139,9 +137,7 @@ class Chooser:
     def _times_in_place(
         self, example: Example, free: Mapping[str, Mapping[str, Engine]]
     ) -> dict[str, dict[str, Timing]]:
-        """The times of candidates in the running model: in each round it runs with every call's
-        first candidate, with the second, and so on. Operands lie where the layer before left them.
-        """
+        """The times of candidates in the running model: first ones in a form, second ones, ..."""
         if not free:
             return {}
         forms = []

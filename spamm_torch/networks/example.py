@@ -122,9 +122,7 @@ class Call(NamedTuple):
 
 
 class Example:
-    """An example input, in the form in which the model is called: a tuple of all positional
-    arguments, a dict of arguments by name, or the only argument. ``name``: what the user calls it.
-    """
+    """The arguments of a call: a tuple of all, a dict by name, or the only one. ``name``: of it."""
 
     def __init__(self, value: Any, name: str = "example_input") -> None:
         self.args: tuple[Any, ...] = ()
@@ -160,9 +158,8 @@ class Example:
         times: int = 2,
         forms: dict[nn.Module, Signature] | None = None,
     ) -> tuple[dict[nn.Module, list[Call]], list[Place]]:
-        """Runs the model, which is in eval mode, twice in a row, and puts it back (``before``).
-        Returns the calls of the watched modules, copied as they were, and the places that changed.
-        ``forms`` takes how each module that runs is called.
+        """Runs the model, in eval mode, twice in a row, and puts it back. Returns copies of calls
+        of watched modules, and the places that changed; ``forms`` takes how modules are called.
         """
         calls: dict[nn.Module, list[Call]] = {module: [] for module in watched}
 
@@ -181,10 +178,9 @@ class Example:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever the model raises for a wrong input
-                line = str(error).strip().partition("\n")[0]
                 raise ValueError(
-                    f"{self._name} must be what the model takes; got "
-                    f"{describe(self._value)} ({type(error).__name__}: {line})"
+                    f"{self._name} must be what the model takes; got {describe(self._value)} "
+                    f"({first_line(error)})"
                 ) from error
             finally:
                 for handle in handles:
@@ -223,6 +219,11 @@ def _copy(value: Any) -> Any:
         for each in fields(value):
             object.__setattr__(value, each.name, copied(getattr(value, each.name)))
     return value
+
+
+def first_line(error: Exception) -> str:
+    """An error's type, and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def describe(value: Any) -> str:

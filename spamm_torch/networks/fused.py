@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .config import Band, Engine
+from .config import Engine
 from .generate import Forward, generate
 from .operands import Made, Source
 from .plan import Island, Plan, Site, computes_output_norms, fills_norm_block, norm_flow
@@ -28,9 +28,8 @@ _keys = itertools.count()
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts from which copies and pickles of a module generate its forward again: the engine of
-    each call and what it absorbed, by names below the module, and the form of the call that was
-    traced (:attr:`Signature.form`).
+    """What pickles generate a module's forward from: the engine of each call and what it absorbed,
+    by names below the module, and the form of the call (:attr:`Signature.form`).
     """
 
     calls: Mapping[str, tuple[Engine, tuple[str, ...]]]
@@ -141,32 +140,29 @@ class Fused:
 
     def serves(self, args: tuple[Any, ...]) -> bool:
         """Whether the generated forward is right for these arguments, as things are now."""
-        if torch.compiler.is_compiling():
-            return self._serves_compiled(args)
-        for arg in args:
-            kind = type(arg)
-            if kind is not Tensor and kind is not nn.Parameter:
+        if is_compiling := torch.compiler.is_compiling():
+            if not all(isinstance(arg, Tensor) for arg in args) or self.root.training:
                 return False
-        if (
-            torch._C._is_any_autocast_enabled()
-            or torch_module._has_any_global_hook()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch._C._is_tracing()
-            or forward_ad._current_level >= 0
-        ):
-            return False
-        if torch.is_grad_enabled() and any(arg.requires_grad for arg in args):
-            return False
-        return self.is_ready()
-
-    def _serves_compiled(self, args: tuple[Any, ...]) -> bool:
-        """The same for a call that is compiled or exported: what can change later is guarded."""
-        if not all(isinstance(arg, Tensor) for arg in args) or self.root.training:
-            return False
+        else:
+            for arg in args:
+                kind = type(arg)
+                if kind is not Tensor and kind is not nn.Parameter:
+                    return False
+            if (
+                torch_module._has_any_global_hook()
+                or torch._C._functorch.peek_interpreter_stack() is not None
+                or torch._C._is_tracing()
+                or forward_ad._current_level >= 0
+            ):
+                return False
         if torch._C._is_any_autocast_enabled():
             return False
         if torch.is_grad_enabled() and any(arg.requires_grad for arg in args):
             return False
+        return self._is_ready_compiled() if is_compiling else self.is_ready()
+
+    def _is_ready_compiled(self) -> bool:
+        """For a call that is compiled or exported: what can change later is guarded."""
         if torch.compiler.is_dynamo_compiling():
             # functional_call puts other tensors there, which only the compiler sees.
             for module, name, tensor in self._held:
@@ -183,13 +179,9 @@ class Fused:
         if not proof.is_in_eval_mode() or not proof.fits() or proof.wants_gradient():
             return False
         origin = self._folded[1]
-        return (origin is not None and origin.is_of(proof.tensors)) or self.renew(in_place=False)
-
-    def is_ready_to_compile(self) -> bool:
-        """As :meth:`is_ready`, for code that goes on to read these operands."""
-        is_ready = self.is_ready()
-        self._read_elsewhere = self.operands
-        return is_ready
+        if origin is not None and origin.tensors is proof.tensors and origin.is_unchanged():
+            return True
+        return self.renew(in_place=False)
 
     def is_stale(self) -> bool:
         """Whether modules or hooks are no longer those that were traced."""
@@ -209,14 +201,6 @@ class Fused:
         weights = [*self.operands[::3], *(None for _ in self._sources)]
         both = zip(self._sources, weights, strict=False)
         return [(source.conv, weight) for source, weight in both if source.engine.of_op is not None]
-
-    def bands(self) -> dict[nn.Module, Band | None]:
-        """The valid ratios that convolutions had when they were calibrated."""
-        return {source.conv: source.engine.band for source in self._sources}
-
-    def prove_again(self) -> None:
-        """Takes classes and settings as they are now for those that were traced."""
-        self._proof.take()
 
     def renew(self, in_place: bool = True, made: Made | None = None) -> bool:
         """Folds weights and biases anew; False where that cannot be done now. With ``in_place``
@@ -288,10 +272,8 @@ def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     """The new values, in the old memory where that fits."""
     if old is None or new is None:
         return new
-    same = (old.shape, old.dtype, old.device, old.stride()) == (
-        *(new.shape, new.dtype, new.device, new.stride()),
-    )
-    if not same or old.data_ptr() == new.data_ptr():
+    one, other = ((x.shape, x.dtype, x.device, x.stride()) for x in (old, new))
+    if one != other or old.data_ptr() == new.data_ptr():
         return new
     return old.copy_(new)
 
@@ -299,5 +281,8 @@ def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:
 @torch.compiler.assume_constant_result
 def _is_ready(key: int, is_grad_enabled: bool) -> bool:
     """:meth:`Fused.is_ready`, asked once while a call is compiled."""
+    fused = _registry[key]
     with torch.set_grad_enabled(is_grad_enabled):
-        return _registry[key].is_ready_to_compile()
+        is_ready = fused.is_ready()
+    fused._read_elsewhere = fused.operands  # which the code goes on to read
+    return is_ready

@@ -33,9 +33,7 @@ def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
 
 
 def _geometry(conv: nn.Conv2d, groups: int) -> tuple[Any, ...]:
-    """The arguments behind the bias, one number where both sides have it, without trailing
-    defaults: the host takes a third of a small call's time to read its arguments.
-    """
+    """The arguments behind the bias, in short: reading them takes a third of a small call."""
     of_both = map(tuple, (conv.stride, conv.padding, conv.dilation))
     stride, padding, dilation = (
         of_rows if of_rows == of_columns else [of_rows, of_columns]
@@ -90,9 +88,7 @@ class _Generator:
         options: Mapping[str, Any] = {},
         leaves_norms: bool = False,
     ) -> None:
-        """Puts a call, with the input of the first, in the place of nodes, each of which the next
-        alone reads. Where it leaves norms, they are its second result, and are remembered.
-        """
+        """Puts a call in the place of a chain of nodes; norms are its second result, if any."""
         copies = [self._copies[node] for node in nodes]
         with self._graph.inserting_before(copies[-1]):
             value = self._graph.call_function(function, (copies[0].args[0], *args), dict(options))
@@ -167,35 +163,25 @@ def compiled(graph: fx.Graph) -> Forward:
 
 def _share_containers(graph: fx.Graph) -> None:
     """Rewrites calls of modules, and reads of attributes, of a graph that is to be printed."""
-    shared = _Containers(graph)
-    for node in list(graph.nodes):
-        if node.op not in ("call_module", "get_attr"):
-            continue
-        with graph.inserting_before(node):
-            value = shared.attribute(str(node.target))
-            if node.op == "call_module":
-                value = graph.call_method("__call__", (value, *node.args), dict(node.kwargs))
-        node.replace_all_uses_with(value)
-        graph.erase_node(node)
+    containers: dict[str, fx.Node] = {}
 
-
-class _Containers:
-    """The containers on the way to modules, each where it is first needed."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._graph = graph
-        self._found: dict[str, fx.Node] = {}
-
-    def attribute(self, path: str) -> fx.Node:
+    def attribute(path: str) -> fx.Node:
         """The module or tensor at a path such as ``features.0.weight``."""
         container, _, name = path.rpartition(".")
         own = "at_" + path.replace(".", "_")  # no name of the code around it, such as self
         if not container:
-            return self._graph.create_node("get_attr", name, name=own)
-        arguments = (self._container(container), name)
-        return self._graph.create_node("call_function", getattr, arguments, name=own)
+            return graph.create_node("get_attr", name, name=own)
+        if container not in containers:
+            containers[container] = attribute(container)
+        arguments = (containers[container], name)
+        return graph.create_node("call_function", getattr, arguments, name=own)
 
-    def _container(self, path: str) -> fx.Node:
-        if path not in self._found:
-            self._found[path] = self.attribute(path)
-        return self._found[path]
+    for node in list(graph.nodes):
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        with graph.inserting_before(node):
+            value = attribute(str(node.target))
+            if node.op == "call_module":
+                value = graph.call_method("__call__", (value, *node.args), dict(node.kwargs))
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)

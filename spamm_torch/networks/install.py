@@ -18,8 +18,8 @@ from torch import nn
 from .._state import in_eval_mode
 from .._timing import Mark
 from ..nn import SpAMMConv2d, _SpAMM
-from .capture import capture
-from .config import Band, Engine, SpAMMConfig
+from .capture import Capture
+from .config import Engine, SpAMMConfig
 from .example import Signature
 from .fused import Fused, Recipe
 from .plan import Island, Site
@@ -93,7 +93,7 @@ def fuse_again(root: nn.Module, recipe: Recipe) -> None:
 
     with in_eval_mode(root) as before:
         forms = {root: Signature(type(root).forward, *recipe.form)}
-        islands = capture(root, before, forms).islands
+        islands = Capture(root, before, forms).islands
         found = [(island, find_sites(island, added_before)) for island in islands]
     for island, sites in found:
         fused = recipe.fused(island, [site for site in sites if site.name in recipe.calls])
@@ -132,7 +132,7 @@ def attach(fused: Fused) -> None:
     module.__class__ = fused_class(kind)
     module.__dict__["_spamm_fused"] = fused
     if fused.is_stale():
-        fused.prove_again()  # the convolutions are of another class since it was made
+        fused._proof.take()  # the convolutions are of another class since it was made
 
 
 def detach(module: nn.Module) -> None:
@@ -150,7 +150,7 @@ def fused_of(module: nn.Module) -> Fused | None:
 # ---- Convolutions that skip by themselves -------------------------------------------------------
 
 _RECORD = "_spamm_before"
-_BAND = "_spamm_band"
+BAND = "_spamm_band"  # the lowest and highest valid ratio of a batch in a layer's calibration
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,12 @@ class Before:  # no tuple, which torch.export would replace by an equal one
     added: tuple[str, ...]
 
 
-def convert_layer(conv: nn.Conv2d, config: SpAMMConfig, band: Band | None = None) -> None:
-    """Makes a convolution skip by this setting, with the valid ratios of its calibration."""
+def convert_layer(conv: nn.Conv2d, config: SpAMMConfig) -> None:
+    """Makes a convolution skip by this setting."""
     own, values = conv.__dict__, _values(config).copy()
     if isinstance(conv, SpAMMConv2d):  # keeps the activation that it was given
         setting = (*config.setting(), "_pinned")
         values = {name: value for name, value in values.items() if name in setting}
-    values[_BAND] = band
     before = {name: own[name] for name in values if name in own}
     own[_RECORD] = Before(type(conv), before, tuple(name for name in values if name not in own))
     own.update(values)
@@ -182,11 +181,6 @@ def _values(config: SpAMMConfig) -> dict[str, Any]:
     template = SpAMMConv2d(1, 1, 1, device="meta", **config.setting())
     of_torch = nn.Conv2d(1, 1, 1, device="meta").__dict__
     return {name: value for name, value in template.__dict__.items() if name not in of_torch}
-
-
-def band_of(layer: nn.Module) -> Band | None:
-    """The lowest and highest valid ratio of a batch when a layer was calibrated, if it was."""
-    return layer.__dict__.get(_BAND)
 
 
 def is_converted_layer(module: nn.Module) -> bool:
@@ -203,6 +197,15 @@ def revert_layer(conv: nn.Module) -> None:
     conv.__class__ = before.kind
 
 
+def revert_module(module: nn.Module) -> None:
+    """Undoes whatever of :func:`attach` and :func:`convert_layer` was done to a module."""
+    if fused_of(module) is not None:
+        detach(module)
+    if is_converted_layer(module):
+        revert_layer(module)
+    module.__dict__.pop(BAND, None)
+
+
 # ---- A whole model ------------------------------------------------------------------------------
 
 # The generated forward of an island with these engines; None where it would compute nothing.
@@ -210,9 +213,7 @@ Fuse: TypeAlias = Callable[[Island, Sequence[Site], Mapping[str, Engine]], Fused
 
 
 class Installation:
-    """A model whose engines can be set, to measure one, too. With ``keeps_layers`` convolutions in
-    ``islands`` keep their class. ``sites``: all calls.
-    """
+    """A model whose engines can be set. ``keeps_layers``: those in islands keep their class."""
 
     def __init__(
         self,
@@ -239,10 +240,15 @@ class Installation:
         for site in self._alone:
             if is_converted_layer(site.conv):
                 revert_layer(site.conv)
+        for site in self._sites:
+            site.conv.__dict__.pop(BAND, None)
+        for site in self._sites:
+            if (band := engines[site.name].band) is not None:
+                site.conv.__dict__[BAND] = band
         for site in converted:
-            engine = engines[site.name]
-            if engine.setting is not None and not is_converted_layer(site.conv):
-                convert_layer(site.conv, engine.setting, engine.band)
+            setting = engines[site.name].setting
+            if setting is not None and not is_converted_layer(site.conv):
+                convert_layer(site.conv, setting)
         for island, sites in self.islands.items():
             fused = self._fuse(island, sites, self._engines)
             if fused_of(island.module) is not None:

@@ -10,6 +10,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from .._effects import IN_PLACE
+
 _MODULES: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu"}
 _MODULES |= {nn.Hardswish: "hardswish", nn.LeakyReLU: "leaky_relu"}
 _FUNCTIONS: dict[Callable[..., Any], str] = {
@@ -103,9 +105,8 @@ def find_linear_relus(graph: fx.Graph, root: nn.Module) -> dict[fx.Node, fx.Node
     found = {}
     for node in graph.nodes:
         users = list(node.users)
-        module = plain_module(node, root)
-        kind = type(module)  # subclasses may compute otherwise
-        is_linear = module is not None and kind is nn.Linear and module.bias is not None
+        linear: Any = plain_module(node, root)
+        is_linear = type(linear) is nn.Linear and linear.bias is not None
         if is_linear and len(users) == 1 and activation_of(users[0], root) == "relu":
             found[node] = users[0]
     return found
@@ -161,22 +162,17 @@ def may_write(node: fx.Node, root: nn.Module) -> bool:
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
         known = type(module).__module__.startswith("torch.nn")
-        return bool(getattr(module, "inplace", False)) if known else not _is_pure(module)
+        is_pure = isinstance(module, (nn.Conv2d, nn.Linear)) or is_frozen_batch_norm(module)
+        return bool(getattr(module, "inplace", False)) if known else not is_pure
     if node.op == "call_method":
         return str(node.target).endswith("_")
     if node.op == "call_function":
         if node.kwargs.get("inplace") or "out" in node.kwargs or any(a is True for a in node.args):
             return True
-        name = getattr(node.target, "__name__", "")
-        is_operator = getattr(node.target, "__module__", "") == "_operator"
-        return name.endswith("_") or name == "setitem" or (is_operator and name in _IN_PLACE_NAMES)
+        return getattr(node.target, "__name__", "").endswith("_") or node.target in IN_PLACE
     return False
 
 
-_IN_PLACE_NAMES = frozenset(
-    name for name in dir(operator) if name.startswith("i") and not name.startswith("is")
-) - {"index", "indexOf", "inv", "invert", "itemgetter"}
-
-
-def _is_pure(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Conv2d, nn.Linear)) or is_frozen_batch_norm(module)
+def is_written(value: fx.Node, root: nn.Module) -> bool:
+    """Whether a node that reads a value may change it."""
+    return any(may_write(user, root) for user in value.users)

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from .._arguments import check_block
 from .config import Engine
 from .example import Signature
-from .nodes import Pooling, Upsampling, find_linear_relus, may_write, pooling_of, upsampling_of
+from .nodes import Pooling, Upsampling, find_linear_relus, is_written, pooling_of, upsampling_of
 
 _ops = torch.ops.spamm_torch
 
@@ -144,9 +144,8 @@ class Plan:
 
 @dataclass
 class NormFlow:
-    """The layers of an island that compute norms with their output, as convolutions of the op
-    ``conv2d`` and max pools can, and those behind them that skip by these: ``producers`` and
-    ``readers`` are sites by name, ``pools`` max pools.
+    """The layers that compute norms with their output (``producers``, sites by name, and max
+    ``pools``), and the sites behind them that skip by these (``readers``).
     """
 
     producers: set[str] = field(default_factory=set)
@@ -166,7 +165,7 @@ def norm_flow(plan: Plan, of_few: bool = False) -> NormFlow:
         if not _needs_norms(plan, site, of_few):
             continue
         value = site.nodes[0].args[0]
-        if not isinstance(value, fx.Node) or _is_written(plan, value):
+        if not isinstance(value, fx.Node) or is_written(value, plan.island.module):
             continue
         producer = by_last.get(value)
         if producer is not None and plan.engines[producer.name].kind == "spamm":
@@ -189,10 +188,6 @@ def _needs_norms(plan: Plan, site: Site, of_few: bool) -> bool:
     images_first = setting.pixel_block is None or setting.pixel_block == (_EDGE, 1, 1)
     reads_them = (k == _EDGE or channels <= k < _EDGE) and n == _EDGE
     return site.conv.groups == 1 and reads_them and images_first
-
-
-def _is_written(plan: Plan, value: fx.Node) -> bool:
-    return any(may_write(user, plan.island.module) for user in value.users)
 
 
 def fills_norm_block(images: Tensor) -> bool:

@@ -25,7 +25,7 @@ _UNREAD = frozenset(  # names that no call in eval mode without gradients reads
         *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"),
         *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
         "_pinned",  # of a SpAMMConv2d: operands hold norms of their own
-        *("_compiled_call_impl", "_spamm_fused"),
+        *("_compiled_call_impl", "_spamm_fused", "_spamm_band"),
     )
 )
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -47,9 +47,7 @@ class _State(NamedTuple):
 
 
 class Proof:
-    """The state of modules, the root first, when a forward was generated that does their work.
-    Tensors of ``sources`` may change: folded ones follow them (:class:`Origin`).
-    """
+    """The modules' state (root first) when a forward was generated; ``sources`` are folded anew."""
 
     def __init__(self, modules: Sequence[nn.Module], sources: Sequence[nn.Module]) -> None:
         self._modules = list(modules)
@@ -178,9 +176,7 @@ class Proof:
         return True
 
     def _what_counts(self, place: int) -> dict[str, Any]:
-        """The entries of a dictionary by now, without new attributes that no code of the modules'
-        classes knows, such as marks of a training loop.
-        """
+        """The entries of a dictionary, without new attributes that no code of the classes knows."""
         now = dict(self._dicts[place])
         number = place - self._count  # of the module, if they are a module's attributes
         if 0 <= number < len(self._modules):
@@ -204,7 +200,7 @@ class Origin:
     """The tensors that operands are made of: which, of what version, and where."""
 
     def __init__(self, tensors: list[Tensor | None]) -> None:
-        self._tensors = tensors
+        self.tensors = tensors
         self._present = [tensor for tensor in tensors if tensor is not None]
         self.is_possible = all(
             type(tensor) in _PLAIN and not tensor.is_inference() for tensor in self._present
@@ -216,10 +212,6 @@ class Origin:
             self._placed = [tensor for tensor in self._present if tensor.dim()]
             self._marks = self._marks_now()
 
-    def is_of(self, tensors: list[Tensor | None]) -> bool:
-        """Whether it is of a proof's tensors, and none has been changed."""
-        return tensors is self._tensors and self.is_unchanged()
-
     def is_unchanged(self) -> bool:
         """Whether no tensor has been changed in place, or got other memory."""
         return self._marks_now() == self._marks
@@ -229,9 +221,7 @@ class Origin:
 
 
 def _are_same(old: dict[str, Any], new: dict[str, Any], are_folded: bool) -> bool:
-    """Whether a dictionary holds the same by now, but for entries that no call reads; a tensor,
-    which is looked up in each call or folded, may be another one.
-    """
+    """Whether all entries that calls read are the same; a tensor may be another one."""
     if are_folded and old.keys() == new.keys():
         return all(value is None or isinstance(value, Tensor) for value in new.values())
     names = (old.keys() | new.keys()) - _UNREAD

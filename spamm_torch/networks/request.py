@@ -20,9 +20,8 @@ _KINDS = ("spamm", "dense", "left")
 
 @dataclass(frozen=True)
 class Request:
-    """The checked arguments of :func:`convert_`: the config, None skips nothing; settings of layers
-    by name, and which of these names are in full: their setting is taken, not chosen. From a
-    settings file: the engines of calls by name, and the shape of its reference.
+    """The checked arguments of :func:`convert_`; ``named``: names in full, whose setting is taken.
+    From a settings file: the engines of calls by name, and the shape of its reference.
     """
 
     config: SpAMMConfig | None

@@ -10,18 +10,7 @@ from typing import TypeAlias
 from torch import fx, nn
 
 from ..nn import SpAMMConv2d
-from .nodes import (
-    activation_of,
-    activation_of_module,
-    is_frozen_batch_norm,
-    is_in_place_add,
-    is_of_pairs,
-    may_write,
-    operands_of_add,
-    plain_module,
-    pooling_of,
-    reason_not_plain,
-)
+from . import nodes
 from .plan import Island, Shapes, Site
 
 # Functions that pass their input on unless an argument says that they train, and its place.
@@ -32,9 +21,7 @@ Alike: TypeAlias = Callable[[str, fx.Node, fx.Node], bool]
 
 
 def alike_by_shapes(measured: Sequence[Shapes], likely: Sequence[Shapes]) -> Alike:
-    """Judges adds by the shapes in calls that were seen, and in likely ones, which must not
-    disagree: operands may be alike for a batch of one alone.
-    """
+    """Judges adds by shapes seen and by likely ones: a batch of one alone may look alike."""
     certain = measured or likely
 
     def are_alike(_: str, one: fx.Node, other: fx.Node) -> bool:
@@ -81,7 +68,7 @@ class _Finder:
     def __init__(self, island: Island, are_alike: Alike) -> None:
         self._root, self._are_alike = island.module, are_alike
         self._order = {node: place for place, node in enumerate(island.graph.nodes)}
-        self._writers = [node for node in self._order if may_write(node, island.module)]
+        self._writers = [node for node in self._order if nodes.may_write(node, island.module)]
         self._taken: set[fx.Node] = set()
 
     def follow(self, site: Site) -> None:
@@ -107,8 +94,8 @@ class _Finder:
         node = self._next(site)
         if node is None or self._is_written_between(site, node):
             return None
-        pooling = pooling_of(node, self._root)
-        return node if pooling is not None and is_of_pairs(pooling) else None
+        pooling = nodes.pooling_of(node, self._root)
+        return node if pooling is not None and nodes.is_of_pairs(pooling) else None
 
     def _next(self, site: Site) -> fx.Node | None:
         """The only user of what the site computes so far."""
@@ -116,7 +103,7 @@ class _Finder:
         return users[0] if len(users) == 1 and users[0].op != "output" else None
 
     def _module(self, node: fx.Node) -> nn.Module | None:
-        return plain_module(node, self._root)
+        return nodes.plain_module(node, self._root)
 
     def _take(self, site: Site, node: fx.Node, what: str) -> None:
         site.nodes.append(node)
@@ -158,7 +145,7 @@ class _Finder:
         node = self._next(site)
         if node is None or node in self._taken:
             return
-        operands = operands_of_add(node)
+        operands = nodes.operands_of_add(node)
         if operands is None:
             return
         own = site.last
@@ -166,7 +153,7 @@ class _Finder:
         if first is second or own not in operands:
             return
         other = second if first is own else first
-        if is_in_place_add(node) and first is not own:
+        if nodes.is_in_place_add(node) and first is not own:
             return  # the other operand is written to, and may be read elsewhere
         if not self._are_alike(site.name, own, other) or self._is_written_between(site, node):
             return
@@ -177,7 +164,7 @@ class _Finder:
         node = self._next(site)
         if node is None or self._is_written_between(site, node):
             return
-        activation = activation_of(node, self._root)
+        activation = nodes.activation_of(node, self._root)
         if activation is not None:
             site.activation = activation
             self._take(site, node, activation)
@@ -190,7 +177,7 @@ class _Finder:
 
 
 def _can_fold(module: nn.Module) -> bool:
-    if is_frozen_batch_norm(module):
+    if nodes.is_frozen_batch_norm(module):
         return True
     is_batch_norm = isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm))
     if not is_batch_norm or module.running_mean is None:
@@ -203,7 +190,7 @@ def _activation_of_batch_norm(module: nn.Module) -> str | None:
     """The activation that a batch norm applies itself; None where the ops have no such one."""
     for part in ("drop", "act"):
         inner = getattr(module, part, None)
-        if isinstance(inner, nn.Module) and reason_not_plain(inner) is not None:
+        if isinstance(inner, nn.Module) and nodes.reason_not_plain(inner) is not None:
             return None
     drop = getattr(module, "drop", None)
     if drop is not None and type(drop) is not nn.Identity:
@@ -211,7 +198,7 @@ def _activation_of_batch_norm(module: nn.Module) -> str | None:
     act = getattr(module, "act", None)
     if act is None or type(act) is nn.Identity:
         return "none"
-    return activation_of_module(act)
+    return nodes.activation_of_module(act)
 
 
 _LEAST_CHANNELS = 32  # the smallest edge of a block
@@ -235,7 +222,7 @@ def reason_not_to_convert(conv: nn.Module) -> str | None:
     if not weight.is_floating_point():
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
     if "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__:
-        return reason_not_plain(conv)
+        return nodes.reason_not_plain(conv)
     return None
 
 
@@ -258,7 +245,7 @@ def reason_not_to_call(conv: nn.Conv2d) -> str | None:
         return f"a subclass with a forward of its own, {kind.__name__}"
     if kind not in (nn.Conv2d, SpAMMConv2d):
         return f"a subclass, {kind.__name__}"
-    if (reason := reason_not_plain(conv)) is not None:
+    if (reason := nodes.reason_not_plain(conv)) is not None:
         return reason
     if not isinstance(conv._parameters.get("weight"), nn.Parameter):
         return "its weight is not a Parameter"

@@ -24,26 +24,9 @@ from ..networks.calls import activated, upsample_nearest
 from ..networks.generate import Forward, compiled
 from ..networks.nodes import may_write, operands_of_add
 from ..networks.plan import Shapes, Site
-from .layouts import (
-    LINEAR_MODULES,
-    Layout,
-    ReferencePlan,
-    columns_apart,
-    columns_of_phases,
-    columns_together,
-    concatenated,
-    concatenated_channels,
-    looks_at_shape,
-    one_for_each,
-)
-from .pixel_norms import (
-    PixelNormFlow,
-    layouts_by_place,
-    passed_on,
-    pixel_norm_flow,
-    regrouped,
-    upsampled,
-)
+from . import layouts
+from .layouts import LINEAR_MODULES, Layout, ReferencePlan
+from .pixel_norms import PixelNormFlow, passed_on, pixel_norm_flow, regrouped, upsampled
 
 _ops = torch.ops.spamm_torch
 
@@ -75,7 +58,9 @@ def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCod
     if flow.readers or flow.layouts or flow.pools or flow.joins or flow.plain:
         with_norms, _ = _Generator(plan, shapes, flow, places).run()
     forward, base = _Generator(plan, shapes, PixelNormFlow(), places).run()
-    return ReferenceCode(forward, with_norms, layouts_by_place(plan, flow.layouts), base)
+    sites = [(n, site.conv, flow.layouts.get(site.name)) for n, site in enumerate(plan.fused)]
+    own = [(place, conv, layout) for place, conv, layout in sites if layout is not None]
+    return ReferenceCode(forward, with_norms, own, base)
 
 
 class _Generator:
@@ -175,18 +160,10 @@ class _Generator:
         channels = self._shapes[node][0][1]
         return self._forward.call_function(regrouped, (norms, channels, own, columns))
 
-    def _with_norms(self, node: fx.Node, both: fx.Node, columns: int = 1) -> fx.Node:
-        """The first result; the second is remembered as the node's norms."""
-        value = self._forward.call_function(operator.getitem, (both, 0))
-        norms = self._forward.call_function(operator.getitem, (both, 1))
-        self._norms[node] = norms, columns
-        return value
-
-    def _joined(self, node: fx.Node, parts: Iterable[fx.Node]) -> fx.Node:
-        """The deviation of a node that concatenates parts, with its norms."""
-        values = [self._deviation_of(part) for part in parts]
-        join = _ops.join_deviations.default
-        return self._with_norms(node, self._forward.call_function(join, (values,)))
+    def _take_both(self, node: fx.Node, both: fx.Node) -> None:
+        """A node's deviation and its norms, the two results of a call."""
+        self._deviation[node] = self._forward.call_function(operator.getitem, (both, 0))
+        self._norms[node] = self._forward.call_function(operator.getitem, (both, 1)), 1
 
     # ---- Nodes ----------------------------------------------------------------------------------
 
@@ -200,7 +177,7 @@ class _Generator:
             if norms is not None:
                 columns = 1 if layout is None else layout.columns
                 if layout is not None and layout.in_phases:
-                    columns = columns_of_phases(site.conv.out_channels)
+                    columns = layouts.columns_of_phases(site.conv.out_channels)
                 self._norms[site.last] = norms, columns
         self._convolve_reference(place, site)
 
@@ -225,7 +202,9 @@ class _Generator:
         options["activation"] = site.activation
         parts = [self._together(self._deviation_of(node), layout) for node in nodes]
         if site.name in self._flow.plain:  # the sum of both is x
-            options["residual"] = self._forward.call_function(one_for_each, (base, parts[0]))
+            options["residual"] = self._forward.call_function(
+                layouts.one_for_each, (base, parts[0])
+            )
         if layout.in_phases:
             options["in_phases"] = True
         leaves_norms = (
@@ -239,7 +218,7 @@ class _Generator:
         result = self._forward.call_function(operator.getitem, (both, 0))
         left = self._forward.call_function(operator.getitem, (both, 1)) if leaves_norms else None
         if layout.columns > 1:
-            result = self._forward.call_function(columns_apart, (result, layout.columns))
+            result = self._forward.call_function(layouts.columns_apart, (result, layout.columns))
         return result, left
 
     def _read_by(self, site: Site, layout: Layout) -> fx.Node:
@@ -263,7 +242,7 @@ class _Generator:
     def _together(self, value: fx.Node, layout: Layout) -> fx.Node:
         if layout.columns == 1:
             return value
-        return self._forward.call_function(columns_together, (value, layout.columns))
+        return self._forward.call_function(layouts.columns_together, (value, layout.columns))
 
     def _convolve_reference(self, place: int, site: Site) -> None:
         weight, bias = (
@@ -284,16 +263,20 @@ class _Generator:
             self._pool(node)
             return
         if node in self._flow.joins:
-            parts = concatenated_channels(node)
+            parts = layouts.concatenated_channels(node)
             assert parts is not None
-            self._deviation[node] = self._joined(node, parts)
+            given = [self._deviation_of(part) for part in parts]
+            join = _ops.join_deviations.default
+            self._take_both(node, self._forward.call_function(join, (given,)))
             return
         if node in self._passed_by:
             return
         operands = self._operands_of_linear(node)
         is_linear = bool(operands) and self._deviation.keys() >= set(operands)
         values = self._deviation if is_linear else self._plain
-        form = self._either if is_linear or looks_at_shape(node) else self._plain_of
+        # Whoever looks at a shape takes the form that is there.
+        either = self._plain | self._deviation
+        form = either.__getitem__ if is_linear or layouts.looks_at_shape(node) else self._plain_of
         if node in self._upsamplings:
             args = fx.map_arg((node.args[0], *self._upsamplings[node]), form)
             values[node] = self._forward.call_function(upsample_nearest, args)
@@ -313,17 +296,13 @@ class _Generator:
             ),
             {"norm_input": self._norms[operand][0]} if operand in self._norms else {},
         )
-        self._deviation[node] = self._with_norms(node, both)
-
-    def _either(self, node: fx.Node) -> fx.Node:
-        """A value in the form in which it is there; both have one shape."""
-        return self._deviation_of(node) if node in self._deviation else self._plain[node]
+        self._take_both(node, both)
 
     def _operands_of_linear(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The tensors that a linear node without weights takes; none for other nodes."""
         if (added := operands_of_add(node)) is not None:
             return added
-        if (joined := concatenated(node)) is not None:
+        if (joined := layouts.concatenated(node)) is not None:
             parts, dim = joined
             if isinstance(dim, int) and dim != 0:
                 return tuple(part for part in parts if isinstance(part, fx.Node))

@@ -31,9 +31,7 @@ class ReferenceRecipe(Recipe):
 
 
 class ReferenceForm(Fused):
-    """Takes pictures of the reference's size; for others the module's own forward runs. The
-    module's values for the reference are operands like folded weights, and are renewed with these.
-    """
+    """Takes pictures of the reference's size; what the module makes of it are operands, too."""
 
     _packs = False  # dense convolutions of deviations are no calls of dense_conv2d
 
@@ -63,9 +61,7 @@ class ReferenceForm(Fused):
             watched.places[3 * (number - count)] = self.names[place]
 
     def serves(self, args: tuple[Any, ...]) -> bool:
-        """As of a generated forward, for arguments that are like the reference but in number, where
-        nothing is to be learned: convolutions of deviations have no gradient.
-        """
+        """As of the base, for arguments like the reference; deviations have no gradient."""
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.root.parameters()):
             return False
         return super().serves(args) and list(map(_kind, args)) == self._taken

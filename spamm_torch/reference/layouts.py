@@ -157,9 +157,7 @@ def _regrouped(images: Tensor, channels: int, width: int) -> Tensor:
 
 
 def _weight_of_columns(weight: Tensor, factor: int, dilation: int) -> Tensor:
-    """(factor * outputs, factor * inputs, rows, columns): output column ``own`` of a group reads
-    input column own + reach of the same one or a neighbour.
-    """
+    """The weight (factor * outputs, factor * inputs, ...): each own column reads its neighbours."""
     outputs, inputs, rows, columns = weight.shape
     padding = dilation * (columns - 1) // 2
     most = -(-padding // factor)  # groups to either side

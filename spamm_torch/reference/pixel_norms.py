@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional as F
 
 from .._arguments import check_block
 from ..networks.calls import size_after
 from ..networks.config import lossless
-from ..networks.nodes import Upsampling, may_write
+from ..networks.nodes import Upsampling, is_written, may_write
 from ..networks.plan import NormFlow, Plan, Shapes, Site
 from .layouts import ALIGNED, BLOCK, Layout, columns_of_phases, concatenated_channels, find_layout
 
@@ -102,9 +102,7 @@ class _Flow:
             self._take(found, True, flow)
 
     def _parts_for(self, site: Site) -> dict[fx.Node, _Found]:
-        """The parts of a concatenation that a site may read in place of it, and their norms; none
-        where no kernel does, or where something may write to the parts before.
-        """
+        """The parts of a concatenation, with norms, that a site may read in its place; or none."""
         value = site.nodes[0].args[0]
         layout = self._layouts.get(site.name, Layout())
         if not isinstance(value, fx.Node) or not self._computes_strips(site, layout):
@@ -112,7 +110,7 @@ class _Flow:
         parts = concatenated_channels(value) if can_be_joined(value, self._shapes) else None
         if parts is None or len(set(parts)) != 2 or len(parts) != 2:
             return {}
-        if _is_written(value, self._root) or _writes_between(value, site.nodes[0], self._plan):
+        if is_written(value, self._root) or _writes_between(value, site.nodes[0], self._plan):
             return {}
         found: dict[fx.Node, _Found] = {}
         for part in parts:
@@ -154,7 +152,7 @@ class _Flow:
         return found
 
     def _norms_of(self, value: Any) -> _Found | None:
-        if not isinstance(value, fx.Node) or _is_written(value, self._root):
+        if not isinstance(value, fx.Node) or is_written(value, self._root):
             return None
         if (site := self._by_last.get(value)) is not None:
             layout = self._layouts.get(site.name, Layout())
@@ -180,10 +178,6 @@ class _Flow:
         is_read_as_it_is = all(user.op == "output" for user in site.last.users)
         layout = self._layouts.get(site.name, Layout())
         return skips_zeros and is_sum and is_read_as_it_is and not layout.in_phases
-
-
-def _is_written(value: fx.Node, root: nn.Module) -> bool:
-    return any(may_write(user, root) for user in value.users)
 
 
 def _skips_by_pixels(plan: Plan, site: Site) -> bool:
@@ -214,13 +208,11 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
 
 
 def _reads_doubled(plan: Plan, site: Site, shapes: Shapes) -> bool:
-    """Whether a site may read the value before nearest upsampling that doubles rows and columns, to
-    which nothing may write in between: that shows of new tensors alone.
-    """
+    """Whether a site may read the value before nearest upsampling by 2: nothing writes to it."""
     value, root = site.nodes[0].args[0], plan.island.module
     assert isinstance(value, fx.Node)
     before = passed_on(value, plan.island.upsamplings, shapes)
-    if before is None or _is_written(value, root) or _is_written(before, root):
+    if before is None or is_written(value, root) or is_written(before, root):
         return False
     if not _is_new(before, plan, shapes) or _writes_between(value, site.nodes[0], plan):
         return False
@@ -306,14 +298,3 @@ def regrouped(norms: Tensor, channels: int, before: int, after: int) -> Tensor:
         groups = norms.reshape(images, rows, width // count, count)
         norms = functools.reduce(torch.hypot, groups.unbind(3))
     return norms.reshape(images, rows, width * before // after, -(-after * channels // BLOCK))
-
-
-def layouts_by_place(
-    plan: Plan, layouts: Mapping[str, Layout]
-) -> list[tuple[int, nn.Conv2d, Layout]]:
-    """The sites' places among the plan's, their convolutions and layouts."""
-    return [
-        (place, site.conv, layouts[site.name])
-        for place, site in enumerate(plan.fused)
-        if site.name in layouts
-    ]
