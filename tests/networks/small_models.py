@@ -12,34 +12,21 @@ import torchvision
 from support import Made
 from torch import nn
 from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock
 
 from models.unet import UNet
 from spamm_torch import convert_
 from spamm_torch.networks.install import fused_of
 
 
-class Block(nn.Module):
-    """A residual block as torchvision writes it, with activations in place."""
+class Block(BasicBlock):
+    """torchvision's residual block, which makes its own shortcut."""
 
     def __init__(self, inner, outer, stride=1):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outer)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outer)
-        self.downsample = None
+        super().__init__(inner, outer, stride)
         if stride != 1 or inner != outer:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)
-            )
-
-    def forward(self, x):
-        identity = x if self.downsample is None else self.downsample(x)
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        out += identity
-        return self.relu(out)
+            shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)
+            self.downsample = nn.Sequential(*shortcut)
 
 
 class ResNet(nn.Module):
@@ -80,8 +67,10 @@ def resnet(seed=0):
 
 
 def pictures(count=2, channels=3, size=16, dtype=torch.float32, seed=0):
+    """Noise; size: of both edges, or height and width."""
+    shape = (size, size) if isinstance(size, int) else size
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, channels, size, size, generator=generator).to(dtype)
+    return torch.randn(count, channels, *shape, generator=generator).to(dtype)
 
 
 def canvas(count=1, size=32, level=0.0):
@@ -125,6 +114,19 @@ def source_of(model, name="forward"):
     forward = getattr(fused_of(model), name)
     forward = forward if name == "forward" else forward(True)
     return "".join(linecache.getlines(forward.__code__.co_filename))
+
+
+@torch.no_grad()
+def compiled(model, *inputs):
+    """What a model gives that is compiled into one graph, and what this graph calls."""
+    targets = []
+
+    def keep(graph, _):
+        targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    torch._dynamo.reset()
+    return torch.compile(model, fullgraph=True, backend=keep)(*inputs), targets
 
 
 @torch.no_grad()

@@ -1,16 +1,17 @@
-"""Convolutions joined with a max pool, and groups joined to one product."""
+"""What layers pass on and take over: a max pool's work, groups joined to one product, norms."""
 
 import copy
-import json
 import pickle
 
 import pytest
 import torch
-from small_models import Made, is_served, source_of, trained
+from small_models import Made, OfFunction, compiled, is_served, pictures, source_of, trained
 from torch import nn
 from torch.nn import functional as F
 
+import spamm_torch
 from spamm_torch import SpAMMConfig, convert_, record_stats, revert_
+from spamm_torch.networks.install import fused_of
 from spamm_torch.networks.operands import joined_setting, joined_weight
 
 OPS = torch.ops.spamm_torch
@@ -28,16 +29,14 @@ class Stage(nn.Module):
         return self.pool(self.relu(self.bn(self.conv(x))))
 
 
-def stage(device="cpu", dtype=torch.float32, **options):
+def stage(device="cpu", dtype=torch.float32, kind=Stage, **options):
     torch.manual_seed(0)
-    model = trained(Stage(**options)).to(device, dtype)
+    model = trained(kind(**options)).to(device, dtype)
     return model.to(memory_format=torch.channels_last)
 
 
 def images(device="cpu", dtype=torch.float32, count=3, size=6):
-    generator = torch.Generator().manual_seed(2)
-    input = torch.randn(count, 64, size, size, generator=generator)
-    return input.to(device, dtype, memory_format=torch.channels_last)
+    return pictures(count, 64, size, dtype).to(device, memory_format=torch.channels_last)
 
 
 def calls_of_both(model):
@@ -56,14 +55,23 @@ def pooled(measured):
     return convert
 
 
-@pytest.mark.parametrize(("with_pool", "calls"), [(7.4, 1), (9.0, 0)])
-def test_a_plan_of_spamm_alone_pools_where_that_was_faster(measured, with_pool, calls):
-    measured([7.5, 8.0, with_pool], [9.0, 8.0, 1.0])  # dense alone; the whole model all SpAMM
+@pytest.mark.parametrize(
+    ("of_layer", "of_models", "calls"),
+    [
+        ([7.5, 8.0, 7.4], [9.0, 8.0, 1.0], 1),  # dense alone; the whole model all SpAMM
+        ([7.5, 8.0, 9.0], [9.0, 8.0, 1.0], 0),
+        ([1.0, 8.0, 9.0], [9.0, 1.0, 8.0], 0),  # dense
+        ([9.0, 1.0, 8.0], [9.0, 8.0, 1.0, 8.0], 0),
+    ],
+)
+def test_it_is_a_call_of_its_own_where_that_is_faster(of_layer, of_models, calls, measured):
+    measured(of_layer, of_models)
     model, input = stage(), images()
-    convert_(model, example_input=input)
     with torch.no_grad():
-        model(input)
-    assert calls_of_both(model) == calls
+        expected = model(input)
+        (row,) = convert_(model, example_input=input)
+        assert ("pool" in row.absorbed) == calls_of_both(model) == calls
+        torch.testing.assert_close(model(input), expected)
 
 
 @pytest.mark.parametrize("relu", [F.relu, nn.ReLU(inplace=True), lambda x: x.relu()])
@@ -88,52 +96,29 @@ def test_the_pool_is_computed_in_the_call(device, relu, pool, size, pooled):
         torch.testing.assert_close(model(input[0]), expected[0], rtol=4e-3, atol=4e-3)
 
 
-@pytest.mark.parametrize(
-    ("of_layer", "of_models"),
-    [([1.0, 8.0, 9.0], [9.0, 1.0, 8.0]), ([9.0, 1.0, 8.0], [9.0, 8.0, 1.0, 8.0])],
-    ids=["dense", "spamm"],
-)
-def test_it_is_a_call_of_its_own_where_that_is_faster(of_layer, of_models, measured):
-    measured(of_layer, of_models)
-    model, input = stage(), images()
-    with torch.no_grad():
-        expected = model(input)
-        (row,) = convert_(model, example_input=input)
-        assert "pool" not in row.absorbed
-        assert calls_of_both(model) == 0
-        torch.testing.assert_close(model(input), expected)
+class Read(Stage):
+    """The value before the pool is a result, too."""
+
+    def forward(self, x):
+        x = self.relu(self.bn(self.conv(x)))
+        return self.pool(x), x
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {"pool": nn.MaxPool2d(3, 2, 1)},
-        {"pool": nn.MaxPool2d(2, ceil_mode=True)},
-        {"pool": nn.MaxPool2d(2, 1)},
-        {"pool": nn.AvgPool2d(2)},
-        {"relu": F.silu},
-        {"relu": nn.Identity()},
+        *((Stage, {"pool": pool}) for pool in (nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, 1))),
+        *((Stage, {"pool": nn.MaxPool2d(2, ceil_mode=True)}), (Stage, {"pool": nn.AvgPool2d(2)})),
+        *((Stage, {"relu": F.silu}), (Stage, {"relu": nn.Identity()}), (Read, {})),
     ],
 )
-def test_other_pools_and_activations_stay(options, pooled):
-    model, input = stage(**options), images()
+def test_other_pools_and_activations_and_what_is_read_twice_stay(kind, options, pooled):
+    model, input = stage(kind=kind, **options), images()
     with torch.no_grad():
         expected = model(input)
         (row,) = pooled(model, input)
         assert "pool" not in row.absorbed
         torch.testing.assert_close(model(input), expected)
-
-
-def test_a_value_that_is_read_twice_stays(pooled):
-    class Read(Stage):
-        def forward(self, x):
-            x = self.relu(self.bn(self.conv(x)))
-            return self.pool(x), x
-
-    model, input = trained(Read()), images()
-    with torch.no_grad():
-        (row,) = pooled(model, input)
-    assert row.absorbed == ("bn", "relu")
 
 
 def test_without_an_example_and_where_it_skips_a_layer_keeps_its_pool(pooled):
@@ -162,17 +147,6 @@ def test_settings_copies_and_pickles_keep_it(tmp_path, pooled):
         torch.testing.assert_close(model(input), expected)
 
 
-def test_settings_of_a_pool_and_a_tau_are_refused(tmp_path, pooled):
-    file = tmp_path / "net.json"
-    pooled(stage(), images()).save(file)
-    settings = json.loads(file.read_text())
-    for wrong in ({"pool": "yes"}, {"pool": True, "setting": {"tau": 0.5}}):
-        layer = settings["layers"]["conv"] | wrong
-        file.write_text(json.dumps({**settings, "layers": {"conv": layer}}))
-        with pytest.raises(ValueError, match="must have true as pool where"):
-            convert_(stage(), file)
-
-
 def test_weights_that_change_and_a_pool_with_a_hook_are_noticed(pooled):
     model, input, seen = stage(), images(), []
     with torch.no_grad():
@@ -192,13 +166,8 @@ def test_compilers_see_one_call(pooled):
     with torch.no_grad():
         pooled(model, input)
         expected = model(input)
-        seen = []
-
-        def keep(graph, _):
-            seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
-            return graph.forward
-
-        assert torch.equal(torch.compile(model, fullgraph=True, backend=keep)(input), expected)
+        found, seen = compiled(model, input)
+        assert torch.equal(found, expected)
         assert seen == [OPS.conv2d_max_pool.default]
         exported = torch.export.export(model, (input,), strict=True).module()
         assert torch.equal(exported(input), expected)
@@ -212,18 +181,13 @@ OTHER_POOLS = {
 }
 
 
-def with_pool(pool):
-    return trained(nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), pool))
-
-
 @pytest.mark.parametrize("pool", OTHER_POOLS.values(), ids=OTHER_POOLS.keys())
-@pytest.mark.parametrize("images", [3, 40])
-def test_pools_give_the_values_of_torch(device, pool, images):
+@pytest.mark.parametrize("count", [3, 40])
+def test_pools_give_the_values_of_torch(device, pool, count):
     dtype, most = (torch.float16, 5e-3) if device.type == "cuda" else (torch.float32, 1e-5)
-    model = with_pool(pool).to(device, dtype).to(memory_format=torch.channels_last)
-    torch.manual_seed(0)
-    input = torch.randn(images, 16, 11, 10, device=device).to(dtype)
-    input = input.contiguous(memory_format=torch.channels_last)
+    model = trained(nn.Sequential(nn.Conv2d(64, 32, 3, padding=1), nn.BatchNorm2d(32), pool))
+    model = model.to(device, dtype).to(memory_format=torch.channels_last)
+    input = images(device, dtype, count, (11, 10))
     with torch.no_grad():
         convert_(model)
         assert is_served(model, input)
@@ -282,12 +246,13 @@ def test_one_group_computes_the_same(groups):
 @pytest.mark.parametrize(("images", "block"), [(1, (1, 8, 8)), (33, (32, 1, 2)), (500, (64, 1, 1))])
 def test_blocks_follow_the_batch(images, block):
     assert joined_setting(nn.Conv2d(64, 64, 3, groups=2), images).pixel_block == block
-
-
-def test_depthwise_layers_unseen_batches_and_huge_weights_stay():
-    assert joined_setting(nn.Conv2d(64, 128, 3, groups=64), 8) is None
+    # Depthwise layers, unseen batches and huge weights stay.
+    for conv in (
+        nn.Conv2d(64, 128, 3, groups=64),
+        nn.Conv2d(4096, 4096, 3, groups=64, device="meta"),
+    ):
+        assert joined_setting(conv, images) is None
     assert joined_setting(nn.Conv2d(64, 64, 3, groups=2), 0) is None
-    assert joined_setting(nn.Conv2d(4096, 4096, 3, groups=64, device="meta"), 8) is None
 
 
 def test_a_converted_network_joins_groups(device, joins_groups, tmp_path):
@@ -328,14 +293,129 @@ def test_deviations_are_computed_group_by_group():
         torch.testing.assert_close(model(input), expected)
 
 
-def test_settings_of_one_group_hold_no_dense_setting(tmp_path):
-    model = nn.Sequential(nn.Conv2d(32, 32, 3), nn.ReLU())
-    report = convert_(model)
-    text = str(report.to_dict()["layers"]["0"])
-    assert "'setting': None" in text
-    layers = report.to_dict()
-    layers["layers"]["0"]["setting"] = SpAMMConfig(tau=1e-3).to_dict()
-    path = tmp_path / "settings.json"
-    path.write_text(json.dumps(layers))
-    with pytest.raises(ValueError, match="spamm with a setting; got 'dense' with"):
-        convert_(model, path)
+# ---- Norms travel between converted layers: from convolutions and max pools to those that skip ---
+
+
+TAU = 30.0
+SKIPS = SpAMMConfig(tau=TAU)
+
+
+@pytest.fixture
+def passing_norms(monkeypatch):
+    """Builds converted networks whose layers pass norms on, as they do on Hopper, on any device."""
+    monkeypatch.setattr("spamm_torch.networks.fused.computes_output_norms", lambda *_: True)
+
+    def residual_block_and_pool(m, x):
+        y = F.relu(m.conv2(F.relu(m.bn1(m.conv1(x)))) + x)
+        return m.conv3(m.pool(y))
+
+    def build(config=SKIPS, pool=None, forward=residual_block_and_pool):
+        torch.manual_seed(0)
+        layers = {name: nn.Conv2d(64, 64, 3, padding=1) for name in ("conv1", "conv2")}
+        layers |= {"bn1": nn.BatchNorm2d(64), "conv3": nn.Conv2d(64, 64, 1)}
+        model = trained(Made(forward, **layers, pool=pool or nn.MaxPool2d(2)))
+        convert_(model, config)
+        return model
+
+    return build
+
+
+def code_of(model):
+    """The names of the ops that the generated forward with norms calls."""
+    forward = fused_of(model).forward_with_norms(True)
+    return None if forward is None else forward.__code__.co_names
+
+
+def operands_of(model, layers):
+    """Weight and bias of each layer."""
+    return [fused_of(model).operands[3 * layer : 3 * layer + 2] for layer in range(layers)]
+
+
+def dark_pictures(images=70):
+    return pictures(images, 64, 8) * torch.linspace(0, 1, 8)
+
+
+@torch.no_grad()
+def test_norms_travel_as_if_layers_were_called_by_hand(passing_norms):
+    model, x = passing_norms(), dark_pictures()
+    (w1, b1), (w2, b2), (w3, b3) = operands_of(model, 3)
+    first = {"padding": 1, "activation": "relu"}
+    y, norms = spamm_torch.conv2d(x, w1, b1, tau=TAU, return_norms=True, **first)
+    y = spamm_torch.conv2d(y, w2, b2, tau=TAU, residual=x, norm_input=norms, **first)
+    y, norms = OPS.max_pool2d(y, [2, 2], norms=True)
+    y = spamm_torch.conv2d(y, w3, b3, tau=TAU, norm_input=norms)
+    assert torch.equal(model(x), y)
+    skipping, dense = (spamm_torch.conv2d(x, w1, b1, tau=tau, **first) for tau in (TAU, 0.0))
+    assert not torch.equal(skipping, dense)
+
+
+def test_what_the_reader_does_not_need_is_not_computed(passing_norms):
+    model = passing_norms()
+    names = code_of(model)
+    assert "_spamm_torch_conv2d_with_norms" in names
+    assert "_spamm_torch_max_pool2d" in names
+    convert_(model, SpAMMConfig(tau=0.0), overrides={"conv2": SpAMMConfig(tau=0.0)})
+    assert code_of(model) is None
+    convert_(model, SpAMMConfig(tau=TAU, pixel_block=(1, 8, 8)))
+    assert code_of(model) is None
+
+
+@pytest.mark.parametrize(
+    ("pool", "takes_norms"),
+    [
+        (nn.MaxPool2d(3, 2, 1), True),
+        (lambda x: F.max_pool2d(x, 2), True),
+        (lambda x: F.max_pool2d(x, 3, stride=2, padding=1, ceil_mode=True), True),
+        (nn.AvgPool2d(2), False),
+        (lambda x: F.max_pool2d(x, 2).relu_(), False),
+        (lambda x: torch.sigmoid(x), False),
+    ],
+)
+@torch.no_grad()
+def test_pools_that_pass_norms_on(pool, takes_norms, passing_norms):
+    model = passing_norms(pool=pool if isinstance(pool, nn.Module) else OfFunction(pool))
+    assert ("_spamm_torch_max_pool2d" in code_of(model)) == takes_norms
+    found = model(dark_pictures())
+    fused_of(model)._reads_norms = False
+    assert torch.equal(found, model(dark_pictures()))
+
+
+@torch.no_grad()
+def test_norms_of_a_value_that_is_written_do_not_travel(passing_norms):
+    def forward(m, x):
+        y = F.relu(m.conv1(x))
+        y.mul_(8.0)
+        return m.conv2(y)
+
+    model = passing_norms(forward=forward)
+    (w1, b1), (w2, b2) = operands_of(model, 2)
+    y = spamm_torch.conv2d(dark_pictures(), w1, b1, 1, 1, tau=TAU, activation="relu")
+    expected = spamm_torch.conv2d(8 * y, w2, b2, 1, 1, tau=TAU)
+    assert torch.equal(model(dark_pictures()), expected)
+    assert code_of(model) is None
+
+
+@torch.no_grad()
+def test_small_batches_take_norms_themselves(passing_norms):
+    one, other = passing_norms(), passing_norms()
+    fused_of(one)._reads_norms = False
+    assert torch.equal(one(dark_pictures(8)), other(dark_pictures(8)))
+
+
+def test_layers_that_skip_nothing_get_the_norms_of_their_weights(device):
+    """Kernels leave out what meets padding alone, but for infinite weights."""
+    model = trained(nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()))
+    model = model.to(device, torch.float16).to(memory_format=torch.channels_last)
+    input = pictures(70, 64, 4, torch.float16).to(device, memory_format=torch.channels_last)
+    with torch.no_grad():
+        convert_(model, SpAMMConfig(tau=0.0), overrides={"0": SpAMMConfig(tau=0.0)})
+        expected = torch.ops.spamm_torch.conv2d(
+            *(input, model[0].weight, model[0].bias, 1, 1), threshold=0.0, activation="relu"
+        )
+        weight, _, norms = fused_of(model).operands
+        assert torch.equal(norms, torch.ops.spamm_torch.conv2d_weight_norm(weight))
+        assert torch.equal(model(input), expected)
+        model[0].weight[3, 5, 0, 0] = torch.inf
+        found = model(input)
+    assert found[:, 3, 0].isnan().all()
+    assert torch.equal(found[:, 4:], expected[:, 4:])

@@ -181,6 +181,8 @@ OTHER_SETTINGS = [
      "the settings must have engines spamm, dense, left, spamm with a setting;"),
     (setting({"tau": 0.5, "max_error": 1}),
      "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
+    (layer("conv1", setting=SKIPS.to_dict()), "spamm with a setting; got 'dense' with"),
+    *[(layer(pool=pool), "must have true as pool where") for pool in ("yes", True)],
     (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
     (setting({"tau": 10**400}), "tau must be a number that float64 holds; got a larger one"),
     *[(setting(SKIPS.to_dict() | change), message) for change, message in (
