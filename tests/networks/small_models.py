@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torchvision
-from support import Made
+from support import Made, Watching
 from torch import nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
@@ -46,6 +46,11 @@ class ResNet(nn.Module):
         x = self.layer2(self.layer1(x))
         x = self.fc(x.mean((2, 3)))
         return x if scale is None else x * scale
+
+
+def unet(width=32, depth=1, classes=4):
+    torch.manual_seed(0)
+    return trained(UNet(1, classes, width=width, depth=depth))
 
 
 def trained(model, seed=0):
@@ -114,6 +119,19 @@ def source_of(model, name="forward"):
     forward = getattr(fused_of(model), name)
     forward = forward if name == "forward" else forward(True)
     return "".join(linecache.getlines(forward.__code__.co_filename))
+
+
+def deviations(call):
+    """What convolutions of deviations get in a call: the parts of their input, and the weight."""
+    found = []
+
+    def note(name, args, _):
+        if name.startswith("conv2d_deviation"):
+            found.append(args[:2])
+
+    with torch.no_grad(), Watching(note):
+        call()
+    return found
 
 
 @torch.no_grad()

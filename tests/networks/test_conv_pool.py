@@ -301,9 +301,8 @@ SKIPS = SpAMMConfig(tau=TAU)
 
 
 @pytest.fixture
-def passing_norms(monkeypatch):
-    """Builds converted networks whose layers pass norms on, as they do on Hopper, on any device."""
-    monkeypatch.setattr("spamm_torch.networks.fused.computes_output_norms", lambda *_: True)
+def passing_norms(computing_norms):
+    """Builds converted networks whose layers pass norms on."""
 
     def residual_block_and_pool(m, x):
         y = F.relu(m.conv2(F.relu(m.bn1(m.conv1(x)))) + x)

@@ -1,15 +1,20 @@
-"""convert_: which layers become what, what they absorb, and that results stay what they were."""
+"""convert_: which layers become what, what they absorb, that results stay what they were, and what
+is refused: in one line, with the model as it was.
+"""
 
 import copy
+import json
 import operator
 import re
 from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
 from small_models import (
     Block,
     Made,
+    OfFunction,
     assert_same,
     calling,
     converted_alike,
@@ -18,13 +23,15 @@ from small_models import (
     pictures,
     resnet,
     rows,
+    state_of,
     trained,
 )
+from support import refuses
 from torch import nn
 from torch.nn import functional as F
 from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
-from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, revert_
+from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
 from spamm_torch._timing import Timing
 
 SKIPS = SpAMMConfig(tau=1e-3)
@@ -133,30 +140,22 @@ def test_spamm_layers_keep_their_own_setting():
         *((nn.ReLU(), "relu"), (nn.ReLU(inplace=True), "relu"), (nn.ReLU6(), "relu6")),
         *((nn.Hardswish(), "hardswish"), (nn.SiLU(inplace=True), "silu")),
         *((nn.LeakyReLU(), "leaky_relu"), (nn.LeakyReLU(0.2), None), (nn.GELU(), None)),
-        (nn.Hardsigmoid(), None),
-    ],
-    ids=str,
-)
-def test_activation_modules(activation, name):
-    absorbed = fused_alone(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), activation)
-    assert absorbed == (("bn",) if name is None else ("bn", name))
-
-
-@pytest.mark.parametrize(
-    ("activation", "name"),
-    [
+        *((nn.Hardsigmoid(), None), (torch.sigmoid, None)),
         *((F.relu, "relu"), (lambda x: F.relu(x, inplace=True), "relu"), (F.relu_, "relu")),
         *((torch.relu, "relu"), (torch.relu_, "relu"), (lambda x: x.relu(), "relu")),
         *((lambda x: x.relu_(), "relu"), (F.relu6, "relu6"), (F.hardswish, "hardswish")),
         *((F.silu, "silu"), (F.leaky_relu, "leaky_relu")),
         (lambda x: F.leaky_relu(x, 0.01, True), "leaky_relu"),
         (lambda x: F.leaky_relu(x, negative_slope=0.2), None),
-        *((lambda x: F.leaky_relu(x, 0.2), None), (torch.sigmoid, None)),
+        (lambda x: F.leaky_relu(x, 0.2), None),
     ],
+    ids=str,
 )
-def test_activation_functions(activation, name):
-    found = converted(lambda self, x: activation(self.bn(self.conv1(x))))
-    assert found["conv1"] == ("dense", ("bn",) if name is None else ("bn", name))
+def test_activations(activation, name):
+    layer = activation if isinstance(activation, nn.Module) else OfFunction(activation)
+    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), layer))
+    found = rows(converted_alike(model, pictures(channels=8)))
+    assert found["0"] == ("dense", ("bn",) if name is None else ("bn", name))
 
 
 @pytest.mark.parametrize(
@@ -534,3 +533,210 @@ def test_rounding_that_grows_is_not_a_difference():
             layer[1].running_mean += 300
     report = convert_(model, example_input=pictures(channels=16).to(torch.float16))
     assert all("differs" not in row.reason for row in report)
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+BAD_SETTINGS = [
+    (partial(SpAMMConfig, **setting), *refusal)
+    for setting, *refusal in (
+        ({}, ValueError, "exactly one of tau, valid_ratio and max_error must be given; got none"),
+        ({"tau": 1, "max_error": 1}, ValueError, "got tau and max_error"),
+        ({"valid_ratio": 0}, ValueError, "valid_ratio must be in (0, 1]; got 0"),
+        ({"tau": float("nan")}, ValueError, "tau must be a number; got nan"),
+        ({"tau": torch.tensor(1.0)}, TypeError, "tau must be a number in a SpAMMConfig"),
+        ({"tau": 1, "block": 48}, ValueError, "block must be 32, 64 or 128"),
+        ({"tau": 1, "pixel_block": (1, 2, 2)}, ValueError, "pixel_block must be"),
+        ({"tau": 10**400}, ValueError, "tau must be a number that float64 holds; got a larger one"),
+        ({"max_error": 10**400}, ValueError, "max_error must be a number that float64 holds"),
+    )
+] + [
+    (partial(make, value), error, *fragments)
+    for make, value, error, *fragments in (
+        (SpAMMConfig.from_json, "", ValueError, "a SpAMMConfig must be JSON; got ''"),
+        (SpAMMConfig.from_json, "[]", ValueError, "must be a JSON object; got '[]'"),
+        (SpAMMConfig.from_json, '{"tau": 1, "speed": 2}', ValueError, "holds tau, ", "; got speed"),
+        (SpAMMConfig.from_json, '{"tau": 1, "max_error": 1}', ValueError, "exactly one of"),
+        (SpAMMConfig.from_json, 3, TypeError, "is made of a str of JSON; got int"),
+        (SpAMMConfig.from_dict, [1], TypeError, "a SpAMMConfig is made of a dict; got list"),
+        (SpAMMConfig.from_dict, {1: 2}, ValueError, "a SpAMMConfig holds tau, ", "; got 1"),
+    )
+]
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_bad_settings(case):
+    make, error, *fragments = case
+    refuses(error, make, *fragments)
+
+
+def refused(model, error, message, **options):
+    before = state_of(model)
+    refuses(error, lambda: convert_(model, **options), message)
+    assert state_of(model) == before
+
+
+CONFIG = "config must be a SpAMMConfig, the path of a settings file, or None; got "
+KNOBS = "must come without tau, valid_ratio and max_error, which stand for one; got config and "
+EXAMPLE, FITS, PROVES = "example_input must ", "be what the model takes; ", "hold finite numbers; "
+BAD = {
+    TypeError: [
+        ({"config": 0.5}, f"{CONFIG}0.5 (a threshold is tau=0.5 or SpAMMConfig(tau=0.5))"),
+        ({"config": [0.5]}, f"{CONFIG}list"),
+        ({"tau": torch.tensor(0.1)}, "tau must be a number in a SpAMMConfig"),
+        ({"progress": 1}, "progress must be True or False; got 1"),
+        ({"fuse": 1}, "fuse must be True or False; got 1"),
+        ({"dry_run": None}, "dry_run must be True or False; got None"),
+        ({"overrides": {"conv1": 0.5}}, "overrides must hold a SpAMMConfig or None; got float"),
+        ({"overrides": {1: None}}, "overrides must have names as keys; got 1"),
+        ({"overrides": ["conv1"]}, "overrides must be a dict from names to settings; got list"),
+    ],
+    ValueError: [
+        ({"config": SKIPS, "tau": 0.1}, f"{KNOBS}tau"),
+        ({"config": "net.json", "valid_ratio": 0.5}, f"{KNOBS}valid_ratio"),
+        ({"valid_ratio": 0.5, "max_error": 0.1}, "exactly one of tau, valid_"),
+        ({"config": "none"}, "config must be a settings file that can be"),
+        ({"overrides": {"layer1.0.conv": SKIPS}},
+         "overrides must name convolutions of the model; got 'layer1.0.conv' (close: "),
+        ({"overrides": {"layer1": None}}, "(close: layer1.0.conv1, layer1.0.conv2)"),
+        ({"overrides": {"fc": SKIPS}}, "got 'fc' (it has 6 convolutions)"),
+        ({"overrides": {"re:stage.*": None}}, "got 're:stage.*', which matches none of 6"),
+        ({"overrides": {"re:(": None}}, "regular expressions behind re:; got 're:('"),
+        *(({"example_input": example}, EXAMPLE + message) for example, message in (
+            (pictures(channels=4), f"{FITS}got a tensor of shape (2, 4, 16, 16) and float32 (Runt"),
+            (pictures(dtype=torch.float64), f"{FITS}got a tensor of shape (2, 3, 16, 16) and flo"),
+            ((pictures(), None, None), f"{FITS}got a tuple (TypeError: "),
+            ({"y": pictures()}, f"{FITS}got a dict (TypeError: "),
+            ("picture", f"{FITS}got a str (TypeError: "),
+            (pictures(0), "not be empty; got a tensor of shape (0, 3, 16, 16) and float32"),
+            ({"x": pictures() * float("nan")}, f"{PROVES}got a tensor of shape (2, 3"),
+            (pictures() / 0, f"{PROVES}got a tensor of shape (2, 3, 16, 16)"),
+        )),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "message"), [(error, *bad) for error, of in BAD.items() for bad in of]
+)
+def test_bad_arguments(error, options, message):
+    """tests/robustness/test_hostile_files.py has settings files that are no JSON."""
+    refused(resnet(), error, message, **options)
+
+
+def test_models_that_are_none():
+    lazy = nn.Sequential(nn.LazyConv2d(64, 3), nn.ReLU())
+    message = "whose layers know their sizes; got one whose 0.weight is not initialised (run"
+    refused(lazy, ValueError, message)
+    message = "expects a model with values; got one whose conv1.weight is on the device meta"
+    refused(resnet().to("meta"), ValueError, message)
+    message = "convert_ expects a model with nn.Conv2d layers; got Sequential, which has none in 3"
+    refused(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), ValueError, message)
+    for function in (convert_, revert_, refresh_):
+        message = f"{function.__name__} expects an nn.Module; got str"
+        refuses(TypeError, lambda function=function: function("model"), message)
+    message = "refresh_ expects a model that convert_ converted; got Re"
+    refuses(ValueError, lambda: refresh_(resnet()), message)
+
+
+def test_nothing_to_convert():
+    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.GELU(), nn.Linear(8, 8)))
+    convert_(model, overrides={"0": SKIPS})
+    assert type(model[0]) is SpAMMConv2d
+    report = convert_(model, SKIPS)
+    assert type(model[0]) is nn.Conv2d
+    assert [row.action for row in report] == ["left"]
+    assert "8 input channels do not fill a block" in report[0].reason
+    assert report.notes[-1] == "the model stays as it was: nothing to absorb, nothing faster"
+
+
+def test_a_reason_is_said_once():
+    class Std(nn.Conv2d):
+        def forward(self, x):
+            return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+    (row,) = convert_(Std(64, 64, 3))
+    assert (row.action, row.reason) == ("left", "a subclass, Std")
+
+
+def settings(tmp_path, change=None):
+    path = tmp_path / "net.json"
+    convert_(resnet(), SKIPS).save(path)
+    content = json.loads(path.read_text())
+    if change is not None:
+        change(content)
+        path.write_text(json.dumps(content))
+    return path
+
+
+def layer(name="layer1.0.conv1", **changes):
+    """A change of what is known of a layer."""
+    return lambda content: content["layers"][name].update(changes)
+
+
+def setting(value):
+    return layer(setting=value)
+
+
+def renamed(content):
+    content["layers"]["conv2"] = content["layers"].pop("conv1")
+
+
+OTHER_SETTINGS = [
+    (renamed, "the settings must be those of this model; got a layer 'conv2' (close: conv1"),
+    (lambda content: content["layers"].pop("layer2.0.conv1"),
+     "got none for 'layer2.0.conv1' (1 layers are missing)"),
+    (layer("conv1", shape="3 > 32, 3x3, padding 0x0"),
+     "x3, padding 0x0' for 'conv1', which is '3 > 32, 3x3, padding 1x1'"),
+    (layer("conv1", engine="cudnn"),
+     "the settings must have engines spamm, dense, left, spamm with a setting;"),
+    (setting({"tau": 0.5, "max_error": 1}),
+     "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
+    (layer("conv1", setting=SKIPS.to_dict()), "spamm with a setting; got 'dense' with"),
+    *[(layer(pool=pool), "must have true as pool where") for pool in ("yes", True)],
+    (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
+    (setting({"tau": 10**400}), "tau must be a number that float64 holds; got a larger one"),
+    *[(setting(SKIPS.to_dict() | change), message) for change, message in (
+        *[({"tau": tau}, f"tau must be a number in a SpAMMConfig; got {tau!r}")
+          for tau in ("1", True)],
+        ({"tau": None}, "exactly one of tau, valid_ratio and max_error must be given; got none"),
+        *[({"block": block}, "block must be 32, 64 or 128, or a") for block in (10**400, [64] * 9)],
+        *[({"pixel_block": block}, "pixel_block must be (images, rows, columns), powers of two")
+          for block in ([0, 0, 0], [1e300, 1, 1])],
+        ({"__class__": "x"}, "a SpAMMConfig holds tau, valid_ratio, max_error, block, pixel_bl"),
+        ({"valid_ratio": 0.5}, "must be given; got tau and valid_ratio"),
+    )],
+    (setting({"tau": "high"}),
+     "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
+    *[(layer(band=band), f"bands of two valid ratios, 0 <= low <= high <= 1; got {band} for 'l")
+      for band in ([0.5, 0.2], [0.1], [-0.1, 0.5], [0.5, 1.5], [float("nan"), 0.5])],
+    *[(layer(band=band), f"bands of two valid ratios, 0 <= low <= high <= 1; got {band!r} for 'l")
+      for band in ("wide", [0.1, "x"])],
+    (lambda content: content.update(versions={"spamm_torch": "9.1.0"}), "got those of '9.1.0'"),
+    (lambda content: content.update(versions={}), "a settings file as a report saves it"),
+    (lambda content: content.update(format=2), "must be of format 3; got format 2 (make them"),
+    (lambda content: content.update(format=4), "must be of format 3; got format 4 (make them"),
+    (lambda content: content.clear(), "config must be a settings file as a report saves it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), OTHER_SETTINGS)
+def test_settings_of_another_model(tmp_path, change, message):
+    refused(resnet(), ValueError, message, config=settings(tmp_path, change))
+
+
+def test_settings_come_without_overrides(tmp_path):
+    message = "overrides must not come with a settings file, which names each layer's engine; got"
+    options = {"config": settings(tmp_path, lambda _: None), "overrides": {"conv1": None}}
+    refused(resnet(), ValueError, message, **options)
+
+
+def test_a_failure_late_in_the_conversion_leaves_the_model_as_it_was(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    model = resnet()
+    convert_(model, SKIPS)
+    monkeypatch.setattr("spamm_torch.networks.install.attach", fail)
+    refused(model, RuntimeError, "no memory", config=SpAMMConfig(tau=1.0))
+    assert model.layer1[0].conv1.tau == SKIPS.tau

@@ -10,16 +10,16 @@ from small_models import (
     Made,
     canvas,
     converted_alike,
+    deviations,
     pictures,
     scattered,
     source_of,
-    trained,
+    unet,
 )
 from support import FORMATS, Watching
 from torch import nn
 from torch.nn import functional as F
 
-from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_
 from spamm_torch._timing import Timing
 from spamm_torch.networks.config import lossless
@@ -29,14 +29,6 @@ from spamm_torch.reference.pixel_norms import regrouped
 
 ZEROS = lossless(torch.float32)
 canvas, scattered = (functools.partial(make, level=0.2) for make in (canvas, scattered))
-
-
-@pytest.fixture
-def computing_norms(monkeypatch):
-    """The code for devices that compute norms on the way, where it runs on the CPU, too."""
-    for module in ("conversion", "fused"):
-        name = f"spamm_torch.reference.{module}.computes_output_norms"
-        monkeypatch.setattr(name, lambda device, dtype: True)
 
 
 # ---- Which layout -------------------------------------------------------------------------------
@@ -134,18 +126,12 @@ def test_norms_are_regrouped(channels, before, after, count):
 # ---- In a network -------------------------------------------------------------------------------
 
 
-def deviations(call):
-    """The shapes of what the ops of deviations get in a call: channels, rows, columns, outputs."""
-    found = []
-
-    def note(name, args, _):
-        if name.startswith("conv2d_deviation"):
-            channels = sum(part.shape[1] for part in args[0])
-            found.append((channels, *args[0][0].shape[2:], args[1].shape[0]))
-
-    with Watching(note):
-        call()
-    return found
+def shapes_of(call):
+    """What convolutions of deviations get in a call: channels, rows, columns, outputs."""
+    return [
+        (sum(part.shape[1] for part in parts), *parts[0].shape[2:], weight.shape[0])
+        for parts, weight in deviations(call)
+    ]
 
 
 @torch.no_grad()
@@ -154,16 +140,16 @@ def deviations(call):
     [(8, "last"), (16, "last"), (32, "first"), (32, "last"), (64, "last")],
 )
 def test_a_unet_gives_what_it_gave(width, memory_format, computing_norms):
-    model = trained(UNet(1, 4, width=width, depth=2)).to(memory_format=FORMATS[memory_format])
+    model = unet(width, depth=2).to(memory_format=FORMATS[memory_format])
     inputs = scattered(), canvas(2), pictures(3, 1, 32), canvas(0)
     converted_alike(model, inputs, reference=canvas())
 
 
 @torch.no_grad()
 def test_layers_are_computed_in_layouts(computing_norms):
-    model = trained(UNet(1, 11, width=32, depth=1))
+    model = unet(classes=11)
     convert_(model, reference=canvas())
-    assert deviations(lambda: model(scattered())) == [
+    assert shapes_of(lambda: model(scattered())) == [
         (8, 32, 4, 256),  # eight columns of one channel
         (64, 32, 16, 64),
         (32, 16, 16, 64),
@@ -173,19 +159,12 @@ def test_layers_are_computed_in_layouts(computing_norms):
         (64, 32, 16, 64),
         (256, 32, 4, 88),
     ]
-    seen = []
-
-    def note(name, args, _):
-        if name.startswith("conv2d_deviation"):
-            seen.append(any(bool(part.any()) for part in args[0]))
-
-    with Watching(note):
-        model(canvas(2))
-    assert seen == 8 * [False]  # zeros stay zeros
+    parts = [part for parts, _ in deviations(lambda: model(canvas(2))) for part in parts]
+    assert not any(part.any() for part in parts)  # zeros stay zeros
     source = source_of(model, "forward_with_norms")
     assert "_spamm_torch_conv2d_deviation(" in source
     assert "torch.ops.spamm_torch." not in source  # looking one up takes time in each call
-    report = convert_(trained(UNet(1, 4, width=8, depth=1)), reference=canvas())
+    report = convert_(unet(width=8), reference=canvas())
     reasons = {row.name: row.reason for row in report}
     assert reasons["encoder.0.0"] == "skips zeros, columns together"
     assert reasons["up.0.1"] == "skips zeros, in phases"
@@ -270,7 +249,7 @@ def test_phases_are_of_upsampling_by_exactly_two(options, reads, computing_norms
     ).eval()
     x = spots(rows=12, top=9, left=13)
     converted_alike(model, x, reference=torch.ones_like(x[:1]))
-    assert deviations(lambda: model(x))[1] == reads
+    assert shapes_of(lambda: model(x))[1] == reads
 
 
 def in_half_precision(model):
@@ -301,7 +280,7 @@ def test_a_network_of_two_types(when, monkeypatch):
     convert_(model, reference=torch.ones(1, 32, 16, 32))
     if when == "after":  # the change of memory has the operands computed anew
         in_half_precision(model).to(memory_format=torch.channels_last)
-    found = deviations(lambda: model(x))
+    found = shapes_of(lambda: model(x))
     assert len(found) == 3
     assert found[0] == (64, 16, 16, 64)
     torch.testing.assert_close(model(x), original(x), rtol=1e-2, atol=1e-2)
@@ -336,8 +315,7 @@ def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms,
         return [{} for _ in calls]
 
     monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
-    torch.manual_seed(0)
-    report = convert_(unet(), example_input=scattered(), reference=canvas())
+    report = convert_(unet(depth=2), example_input=scattered(), reference=canvas())
     layers = {row.name for row in report}
     assert len(layers) > 8
     for form in forms:
@@ -351,8 +329,7 @@ def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms,
 def test_the_plan_without_an_example_is_among_the_whole_models(computing_norms, measured):
     """Layer by layer dense is faster, the whole model with all that skips is."""
     measured(of_layers=(1.0, 2.0), of_models=(3.0, 2.0, 1.0))
-    torch.manual_seed(0)
-    model = trained(UNet(1, 4, width=32, depth=1))
+    model = unet()
     predicted = convert_(copy.deepcopy(model), reference=canvas())
     report = convert_(model, example_input=scattered(), reference=canvas())
     assert all(row.action == "spamm" for row in predicted)
@@ -364,9 +341,7 @@ def test_the_plan_without_an_example_is_among_the_whole_models(computing_norms, 
 @torch.no_grad()
 def test_dense_layers_read_pools_and_joins_of_deviations(computing_norms, measured):
     measured(of_layers=(1.0, 2.0), of_models=(3.0, 1.0, 2.0))
-    torch.manual_seed(0)
-    model = trained(UNet(1, 4, width=32, depth=1))
-    original = copy.deepcopy(model)
+    model, original = unet(), unet()
     report = convert_(model, example_input=scattered(), reference=canvas())
     assert all(row.action == "dense" for row in report)
     names = []
@@ -375,10 +350,6 @@ def test_dense_layers_read_pools_and_joins_of_deviations(computing_norms, measur
     torch.testing.assert_close(found, original(scattered()), rtol=1e-4, atol=1e-4)
     assert {"max_pool2d_deviation", "join_deviations"} <= set(names)
     assert not {"aten::max_pool2d", "aten::max_pool2d_with_indices"} & set(names)
-
-
-def unet():
-    return trained(UNet(1, 4, width=32, depth=2))
 
 
 @torch.no_grad()

@@ -51,20 +51,19 @@ def run(folder, *arguments):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bench")
-    run(folder, "--networks", "tiny", "--batches", 2, "--candidates", *MEASURED)
-    return folder
+def rows(tmp_path_factory):
+    given = ("--networks", "tiny", "--batches", 2, "--candidates", *MEASURED)
+    return run(tmp_path_factory.mktemp("bench"), *given)
 
 
 # ---- Whole networks -----------------------------------------------------------------------------
 
 
-def test_every_candidate_is_there_once_and_right(tables, tmp_path):
+def test_every_candidate_is_there_once_and_right(rows, tmp_path):
     """A large batch has no held tau."""
     few = ["dense", "ours", MEASURED[-1]]
     large = run(tmp_path, "--networks", "tiny", "--batches", 40, "--candidates", *few)
-    rows = [*tables["networks"], *large]
+    rows = [*rows, *large]
     found = [(row["batch"], row["candidate"]) for row in rows]
     assert found == [(2, name) for name in MEASURED] + [(40, name) for name in few[:-1]]
     dense = {row["batch"]: row["ms"] for row in rows if row["candidate"] == "dense"}

@@ -1,24 +1,43 @@
-"""VGG13 and its training; U-Net: channels and sizes at every level, and what it refuses."""
+"""The study's data; VGG13, its training, its fine-tuning and bench.py vgg13; U-Net."""
 
+import gzip
+import hashlib
+import json
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from study_tools import digits, run_script, same_parameters, silent, write_part
+from study_tools import digits, idx_bytes, run_script, same_parameters, silent, write_part
+from support import raises_line
 from torch import nn
 
+import bench
 import train_vgg13
+from cases import vgg13
+from common.console import exit_code
 from common.journal import model_digest
+from common.results import load
+from models import data as mnist
 from models import training
 from models.data import ROOT_VARIABLE, Digits, to_pictures
-from models.training import SKIPPING, FineTuneConfig, TrainConfig, fine_tune, with_skipping
+from models.files import UserError
+from models.training import (
+    SKIPPING,
+    FineTuneConfig,
+    TrainConfig,
+    distillation_loss,
+    fine_tune,
+    load_checkpoint,
+    train,
+    validation_pictures,
+    with_skipping,
+)
 from models.unet import UPSAMPLINGS, UNet
 from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
 from spamm_torch import SpAMMConv2d
+from spamm_torch._timing import Timing
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = TrainConfig(width=2, epochs=2, batch=10)
 CPU = torch.device("cpu")
 
@@ -433,3 +452,296 @@ def test_a_fine_tuned_checkpoint_is_no_training(capsys, options, tmp_path):
     code, _, [line] = run(capsys, *other)
     assert code == 1
     assert "expected a checkpoint with the options" in line
+
+
+# ---- Data: reading, checking, splitting and placing MNIST ----------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_root(monkeypatch):
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return mnist.load_digits()
+
+
+def test_embedded_files_are_those_of_their_readme():
+    readme = (mnist.EMBEDDED / "README.md").read_text()
+    files = sorted(mnist.EMBEDDED.glob("*.gz"))
+    assert len(files) == 2
+    for path in files:
+        assert f"`{path.name}` | `{hashlib.sha256(path.read_bytes()).hexdigest()}`" in readme
+
+
+def test_embedded_is_mnists_test_set(embedded):
+    assert embedded.images.shape == (10_000, 28, 28)
+    assert embedded.images.dtype == embedded.labels.dtype == torch.uint8
+    counts = torch.bincount(embedded.labels.long()).tolist()
+    assert counts == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert embedded.labels[:5].tolist() == [7, 2, 1, 0, 4]
+    assert "10,000 images" in embedded.description
+    assert "embedded" in embedded.description
+
+
+def test_split_is_a_partition_fixed_by_the_seed(embedded):
+    numbered = Digits(torch.arange(10_000), embedded.labels, "numbered")
+    training, validation = numbered.split(seed=3)
+    assert (len(training), len(validation)) == (8_000, 2_000)
+    assert torch.equal(
+        torch.cat([training.images, validation.images]).sort().values, numbered.images
+    )
+    assert torch.equal(validation.labels, embedded.labels[validation.images])
+    again, _ = numbered.split(seed=3)
+    other, _ = numbered.split(seed=4)
+    assert torch.equal(training.images, again.images)
+    assert not torch.equal(training.images, other.images)
+
+
+def test_pictures_are_centred_equal_channels():
+    images, _ = digits(7)
+    pictures = to_pictures(images)
+    assert pictures.shape == (7, 3, 32, 32)
+    assert pictures.dtype == torch.float32
+    assert pictures.is_contiguous(memory_format=torch.channels_last)
+    for channel in range(3):
+        assert torch.equal((255 * pictures[:, channel, 2:30, 2:30]).round().byte(), images)
+    frame = pictures.clone()
+    frame[:, :, 2:30, 2:30] = 0
+    assert not frame.any()
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (3, -1), (-6, 6), (6, 6)])
+def test_shifts_move_an_image_and_lose_what_leaves(shift):
+    images, _ = digits(2)
+    shifts = torch.tensor([shift, (0, 0)])
+    moved = to_pictures(images, shifts)
+    centred = to_pictures(images)
+    rolled = torch.nn.functional.pad(centred, (6, 6, 6, 6)).roll(shift, (2, 3))[:, :, 6:38, 6:38]
+    assert torch.equal(moved[0], rolled[0])
+    assert torch.equal(moved[1], centred[1])
+    assert moved.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_drawn_shifts_stay_in_range_and_move_about_their_share():
+    shifts = mnist.draw_shifts(4000, torch.Generator().manual_seed(0))
+    assert shifts.unique().tolist() == list(range(-mnist.MAX_SHIFT, mnist.MAX_SHIFT + 1))
+    half = mnist.draw_shifts(4000, torch.Generator().manual_seed(0), share=0.5)
+    moved = half.any(1).double().mean()
+    assert 0.45 < moved < 0.55
+
+
+def test_validation_pictures_are_all_images_in_order():
+    images, labels = digits(25)
+    shifts = mnist.draw_shifts(25, torch.Generator().manual_seed(0))
+    batches = list(validation_pictures(Digits(images, labels, ""), 10, shifts))
+    assert [len(found) for _, found in batches] == [10, 10, 5]
+    assert torch.equal(
+        torch.cat([pictures for pictures, _ in batches]), to_pictures(images, shifts)
+    )
+    assert torch.equal(torch.cat([found for _, found in batches]), labels.long())
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_reads_a_torchvision_root(tmp_path, packed, monkeypatch):
+    images, labels = digits(20)
+    write_part(tmp_path, "t10k", images, labels, packed)
+    found = mnist.load_digits(tmp_path)
+    assert torch.equal(found.images, images)
+    assert torch.equal(found.labels, labels)
+    assert str(tmp_path) in found.description
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
+    assert torch.equal(mnist.load_digits().images, images)
+
+
+def test_full_is_both_parts_and_needs_no_network_where_files_are(tmp_path):
+    for part, count in (("train", 30), ("t10k", 10)):
+        write_part(tmp_path, part, *digits(count))
+    found = mnist.load_digits(tmp_path, full=True)
+    assert len(found) == 40
+    assert "full" in found.description
+
+
+def test_full_downloads_what_is_missing(tmp_path, monkeypatch):
+    def download(root, download):
+        assert download
+        for part in ("train", "t10k"):
+            write_part(root, part, *digits(10), packed=False)
+
+    monkeypatch.setattr("torchvision.datasets.MNIST", download)
+    assert len(mnist.load_digits(tmp_path, full=True)) == 20
+
+
+def test_a_failed_download_says_what_is_missing(tmp_path, monkeypatch):
+    def download(root, download):
+        raise RuntimeError("Error downloading train-images:\nmirror 1\nmirror 2")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST", download)
+    with raises_line(UserError, r"MNIST.raw.*Error downloading train-images"):
+        mnist.load_digits(tmp_path, full=True)
+
+
+def test_fingerprints_tell_data_apart():
+    images, labels = digits(10)
+    digest = Digits(images, labels, "a").fingerprint()
+    assert digest == Digits(images.clone(), labels, "b").fingerprint()
+    changed = images.clone()
+    changed[3, 4, 5] += 1
+    assert digest != Digits(changed, labels, "a").fingerprint()
+    assert digest != Digits(images, labels.flip(0), "a").fingerprint()
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+def test_a_missing_file(tmp_path):
+    raw = write_part(tmp_path, "t10k", *digits(10))
+    (raw / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte.*found none"):
+        mnist.load_digits(tmp_path)
+
+
+IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+
+
+def _damaged():
+    """name -> (file, its damaged content unpacked or packed, expected words)."""
+    images, labels = digits(10)
+    content = idx_bytes(images)
+    packed = gzip.compress(content)
+    return {
+        "truncated gzip": (IMAGES + ".gz", packed[:-100], "intact gzip"),
+        "damaged gzip": (IMAGES + ".gz", packed[:30] + b"xxxxxxxx" + packed[38:], "intact gzip"),
+        "no gzip": (IMAGES + ".gz", content, "intact gzip"),
+        "empty gzip": (IMAGES + ".gz", b"", "got  in"),
+        "wrong magic": (IMAGES, b"\x01" + content[1:], "magic 000008xx.*got 01000803"),
+        "wrong type": (IMAGES, b"\0\0\x0d\x03" + content[4:], "got 00000d03"),
+        "cut header": (IMAGES, content[:10], "header of 16 bytes; got 10"),
+        "cut images": (IMAGES, content[:-1], "expected 7840 bytes.*got 7839"),
+        "trailing bytes": (IMAGES, content + b"\0", "expected 7840 bytes.*got more"),
+        "labels as images": (IMAGES, idx_bytes(labels), r"shape \(n, 28, 28\).*\(10,\)"),
+        "small images": (IMAGES, idx_bytes(images[:, 1:]), r"\(10, 27, 28\)"),
+        "fewer labels": (LABELS, idx_bytes(labels[1:]), r"each of the 10 images.*\(9,\)"),
+        "label 10": (LABELS, idx_bytes(labels + 1), "0 to 9; got 10"),
+    }
+
+
+@pytest.mark.parametrize("damage", _damaged())
+def test_a_damaged_file(tmp_path, damage):
+    raw = write_part(tmp_path, "t10k", *digits(10))
+    name, content, words = _damaged()[damage]
+    (raw / name).write_bytes(content)
+    with raises_line(UserError, words) as caught:
+        mnist.load_digits(tmp_path)
+    assert str(raw / name) in str(caught.value)
+
+
+# ---- bench.py vgg13 ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_proportion(monkeypatch):
+    """Times in proportion to what is computed."""
+    monkeypatch.setattr(
+        "spamm_torch.calibration.times.measure",
+        lambda runs, *_: {
+            trial: Timing(110.0 if trial.what == "as it was" else 100 * trial.valid_ratio)
+            for trials, _ in runs
+            for trial in trials.values()
+        },
+    )
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """The network has batch norm."""
+    write_part(tmp_path / "digits", "t10k", *digits(100))
+    given = (
+        *("--device", "cpu", "--data", tmp_path / "digits", "--checkpoint", tmp_path / "small.pt"),
+        *("--model", "vgg13_bn", "--epochs", 1, "--width", 4, "--batch", 5),
+        *("--out", tmp_path / "results", "--images", 5),
+    )
+    return [str(argument) for argument in given]
+
+
+def run_bench(arguments):
+    return exit_code(lambda: bench.main(["vgg13", *arguments, "--repeats", "1"]))
+
+
+def test_settings_are_found_and_served(arguments, tmp_path, in_proportion, capsys, monkeypatch):
+    monkeypatch.setattr(vgg13, "compiled", lambda model, *_: model)
+    assert run_bench([*arguments, "--max-drop", "60"]) == 0
+    results = tmp_path / "results"
+    settings = json.loads((results / "calibrated_cpu.json").read_text())
+    assert settings["calibration"]["max_drop"] == 60
+    skipping = [name for name, layer in settings["layers"].items() if layer["setting"]]
+    assert set(skipping) <= {"conv42", "conv51", "conv52"}  # those with 32 channels
+    assert skipping
+    assert not list(results.glob("*.partial.json"))
+    assert "of 60 allowed on unseen data" in capsys.readouterr().out
+
+    [found] = load(results / "vgg13.json")["runs"]
+    served = [(row["mode"], row["network"]) for row in found["tables"]["served"]]
+    names = ("dense", "torch.compile", "nothing skipped", "SpAMM")
+    assert served == [("eager", name) for name in names]
+    assert all(row["ms"] > 0 for row in found["tables"]["served"])
+    [quality] = found["tables"]["served, quality"]
+    assert found["said"].startswith("Speedup by network, least to most: ")
+    assert "dense" not in found["said"]
+    drop = settings["calibration"]["drop"]
+    assert quality["dense_accuracy"] - quality["accuracy"] == pytest.approx(drop)
+    layers = found["tables"]["calibrated layers"]
+    assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
+
+
+def test_an_interrupted_calibration_says_how_to_go_on(
+    arguments, tmp_path, in_proportion, capsys, monkeypatch
+):
+    score, calls = vgg13.score_and_answers, []
+
+    def interrupted(*given):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return score(*given)
+
+    monkeypatch.setattr(vgg13, "score_and_answers", interrupted)
+    given = [*arguments, "--max-drop", "60", "--no-compile"]
+    assert run_bench(given) == 130
+    journal = tmp_path / "results" / "calibrated_cpu.partial.json"
+    said = f"interrupted: what is finished is in {journal}; the same command goes on from there\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert journal.exists()
+    assert run_bench(given) == 0
+    assert not list(journal.parent.glob("*.partial.json"))
+
+
+def test_batches_that_are_too_few(arguments, in_proportion, capsys):
+    assert run_bench([*arguments, "--images", "20"]) == 1
+    line = "error: loader must give at least two batches, one for each half; got 1\n"
+    assert capsys.readouterr().err.endswith(line)
+
+
+def test_the_score_of_an_evaluation():
+    model, pictures = VGG13(width=2).eval(), torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        answers = model(pictures).argmax(1)
+    labels = answers.clone()
+    labels[0] = (labels[0] + 1) % 10
+    batches = [(pictures[:2], labels[:2]), (pictures[2:], labels[2:])]
+    score, found = vgg13.score_and_answers(model, batches)
+    assert score == 75
+    assert torch.equal(found, answers)
+
+
+@pytest.mark.parametrize(
+    "cudnn", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["plain", "cudnn"]
+)
+def test_the_dense_network_computes_what_the_trained_one_does(cudnn):
+    device = "cuda" if cudnn else "cpu"
+    model = VGG13(width=4, batch_norm=True).eval().to(device)
+    pictures = torch.rand(3, 3, 32, 32, device=device)
+    with torch.no_grad():
+        found, expected = vgg13.dense_network(model, cudnn)(pictures), model(pictures)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
