@@ -225,7 +225,7 @@ def measured(monkeypatch):
 @pytest.fixture
 def timed(monkeypatch):
     """Replaces what is measured by a function of the trial: microseconds, or a Timing."""
-    from tiny import linear_time, made_up
+    from support import linear_time, made_up
 
     def replace(time_of):
         monkeypatch.setattr("spamm_torch.calibration.times.measure", made_up(time_of))

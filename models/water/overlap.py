@@ -143,7 +143,7 @@ def near_pairs(atoms, basis, rows=slice(None), far=FAR):
     place = torch.arange(int(lengths.sum()), device=atoms.device)
     place += (first.flatten() - before).repeat_interleave(lengths)
     j = order[place]
-    i = i.repeat_interleave(lengths.view(len(i), -1).sum(1))
+    i = i.repeat_interleave(lengths.view(len(i), len(beside)).sum(1))
     near = (centre[i] - centre[j]).square().sum(1) <= reach**2
     return i[near], j[near]
 

@@ -268,17 +268,6 @@ def test_default_max_jobs(setup_module, cores, gib, jobs):
 
 
 @pytest.mark.parametrize(
-    ("targets", "hopper"),
-    [("8.0+PTX 9.0a", True), ("8.0;9.0a+PTX", True), ("9.0", False), ("8.0+PTX", False)],
-)
-def test_hopper_kernels_are_built_for_their_target_alone(
-    setup_module, monkeypatch, targets, hopper
-):
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
-    assert setup_module.builds_for_hopper() == hopper
-
-
-@pytest.mark.parametrize(
     ("targets", "file", "expected"),
     [
         ("8.0+PTX 9.0a", "sm80_f16.cu", ["80,code=[compute_80,sm_80,sm_90]"]),
@@ -295,10 +284,17 @@ def test_targets_of_a_files_kernels(setup_module, monkeypatch, targets, file, ex
     assert setup_module.flags_of_targets(file) == flags
 
 
+TARGETS = {  # and whether Hopper's kernels are built
+    **dict.fromkeys(("8.0+PTX 9.0a", "8.0;9.0a+PTX", "9.0a+PTX", "9.0a 10.0"), True),
+    **dict.fromkeys(("9.0", "8.0+PTX", "8.0;9.0+PTX"), False),
+}
+
+
 def test_plain_hopper_beside_its_own_target_is_refused(setup_module, monkeypatch):
-    for targets in ("8.0+PTX 9.0a", "8.0;9.0+PTX", "9.0a+PTX", "9.0a 10.0"):
+    for targets, hopper in TARGETS.items():
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
         setup_module.check_cuda_targets()
+        assert setup_module.builds_for_hopper() == hopper, targets
     for targets in ("9.0 9.0a", "8.0+PTX;9.0+PTX;9.0a", "Hopper 9.0a"):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
         with raises_line(SystemExit, "TORCH_CUDA_ARCH_LIST must hold"):

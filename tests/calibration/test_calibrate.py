@@ -1,24 +1,24 @@
 """calibrate: settings within an accuracy drop, from times that these tests make up."""
 
+import contextlib
 import itertools
 import json
 import os
 import random
 import re
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from support import Made, raises_line
+from support import Made, linear_time, made_up, raises_line
 from tiny import (
     Agreement,
-    assert_unchanged,
     dark_pictures,
-    linear_time,
-    made_up,
-    state_of,
+    from_file,
     tiny_network,
+    unchanged,
 )
 from torch import nn
 
@@ -44,24 +44,16 @@ def run(model=None, max_drop=20.0, loader=None, evaluate=None, **options):
     return calibrate(model, loader, evaluate, max_drop, **options)
 
 
-@dataclass
-class Finished:
-    """A calibration, the text of its journal, and what it was given."""
-
-    report: CalibrationReport
-    journal: str
-    given: dict
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
+    """A calibration's report, the text of its journal, and what it was given."""
     model, loader, journal = tiny_network(), batches(), tmp_path_factory.mktemp("journal") / "one"
     given = {"model": model, "loader": loader, "evaluate": Agreement(model, loader)}
     given["example_input"] = dark_pictures(4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spamm_torch.calibration.times.measure", made_up(linear_time))
         report = run(**given, journal=journal)
-    return Finished(report, journal.read_text(), given)
+    return SimpleNamespace(report=report, journal=journal.read_text(), given=given)
 
 
 # ---- What is chosen -----------------------------------------------------------------------------
@@ -79,10 +71,8 @@ def test_settings_stay_within_the_drop_and_save_time(timed, tmp_path):
     assert outcome.drop > 0  # it went as far as it could
     assert outcome.after_us < outcome.exact_us < outcome.before_us
 
-    path = tmp_path / "net.json"
-    report.save(path)
     dense = evaluate(model, loader[1::2])[0]
-    convert_(model, path)
+    from_file(report, tmp_path, model)
     assert dense - evaluate(model, loader[1::2])[0] == outcome.drop  # on what was held back
     assert dense - evaluate(model, loader[::2])[0] == outcome.searched_drop
     for row in report:
@@ -139,12 +129,10 @@ def test_reports(finished, timed, tmp_path):
     line = "^outcome must be an Outcome, as calibrate gives it; got NoneType$"
     with pytest.raises(TypeError, match=line):
         CalibrationReport([], None, {})
-    report.save(tmp_path / "net.json")
     other = nn.Sequential(nn.Conv2d(32, 32, 1))
-    before = state_of(other)
-    with pytest.raises(ValueError, match="must be those of this model; got a layer 'conv_a'"):
-        convert_(other, tmp_path / "net.json")
-    assert_unchanged(other, before)
+    line = "must be those of this model; got a layer 'conv_a'"
+    with pytest.raises(ValueError, match=line), unchanged(other):
+        from_file(report, tmp_path, other)
 
 
 @pytest.mark.parametrize("seconds", [0.01, 20.0])
@@ -185,9 +173,8 @@ def test_a_layer_that_is_called_twice(timed, tmp_path):
     report = run(model, 50.0)
     _, row = report
     assert (row.name, row.dense_us) == ("conv", 200.0)
-    path = tmp_path / "net.json"
-    report.save(path)
-    assert [row.setting for row in convert_(model, path)][1:] == [row.setting] * 2
+    found = from_file(report, tmp_path, model)
+    assert [row.setting for row in found][1:] == [row.setting] * 2
 
 
 def test_layers_that_were_spamm_before_keep_their_setting(timed):
@@ -214,10 +201,8 @@ def test_an_example_input_is_what_is_timed(timed):
 
 
 def is_as_it_was(report, tmp_path):
-    path = tmp_path / "net.json"
-    report.save(path)
     model = tiny_network()
-    convert_(model, path)
+    from_file(report, tmp_path, model)
     return type(model) is nn.Sequential and type(model.conv_b) is nn.Conv2d
 
 
@@ -298,14 +283,6 @@ def pooled_network():
     return nn.Sequential(OrderedDict(layers | pooled)).eval()
 
 
-def installed(report, path):
-    """The pooled network with a report's settings, and their rows of layers that may skip."""
-    report.save(path)
-    model = pooled_network()
-    rows = {row.name: row for row in convert_(model, path)}
-    return model, rows["conv_b"], rows["conv_c"]
-
-
 @torch.no_grad()
 def test_pools_are_in_the_call_where_the_whole_model_is_faster_so(timed, tmp_path):
     timed(lambda trial: 30.0 if "nothing skipped, all" in trial.what else linear_time(trial))
@@ -313,9 +290,10 @@ def test_pools_are_in_the_call_where_the_whole_model_is_faster_so(timed, tmp_pat
     assert report.outcome.exact_us == report.outcome.after_us == 30
     line = r"nothing is skipped: the whole model is not faster with it \(\d+ us\)"
     assert re.fullmatch(line, report.outcome.note)
-    model, pooling, last = installed(report, tmp_path / "net.json")
-    assert pooling.absorbed == ("relu", "pool")
-    assert pooling.setting == last.setting == NOTHING_SKIPPED
+    model = pooled_network()
+    rows = from_file(report, tmp_path, model)
+    assert rows["conv_b"].absorbed == ("relu", "pool")
+    assert rows["conv_b"].setting == rows["conv_c"].setting == NOTHING_SKIPPED
     pictures = dark_pictures()
     torch.testing.assert_close(model(pictures), pooled_network()(pictures))
 
@@ -328,9 +306,9 @@ def test_what_does_not_skip_pools_in_the_call_beside_what_does(timed, tmp_path):
 
     timed(of_the_last)
     report = run(pooled_network())
-    _, pooling, last = installed(report, tmp_path / "net.json")
-    assert pooling.absorbed == ("relu", "pool")
-    assert last.setting.tau > 0
+    rows = from_file(report, tmp_path, pooled_network())
+    assert rows["conv_b"].absorbed == ("relu", "pool")
+    assert rows["conv_c"].setting.tau > 0
 
 
 def test_nothing_is_skipped_where_no_choice_is_good_enough(timed):
@@ -379,10 +357,9 @@ def test_it_goes_on_where_it_was_stopped(timed, tmp_path, monkeypatch):
         return agreement(*given)
 
     journal = tmp_path / "journal.json"
-    agreement.calls, before = 0, state_of(model)
-    with pytest.raises(KeyboardInterrupt):
+    agreement.calls = 0
+    with pytest.raises(KeyboardInterrupt), unchanged(model):
         run(model, 20.0, loader, evaluate, journal=journal)
-    assert_unchanged(model, before)
 
     def measured_again(*_):
         raise AssertionError
@@ -455,12 +432,11 @@ def test_damaged_journals_are_refused(finished, timed, tmp_path, key, value):
     key = next(name for name in content["results"] if name.startswith(key))
     content["results"][key] = value
     journal.write_text(json.dumps(content))
-    kept, before = journal.read_text(), state_of(finished.given["model"])
-    with raises_line(ValueError, r"an undamaged one .* cannot be read") as error:
+    kept, line = journal.read_text(), r"an undamaged one .* cannot be read"
+    with raises_line(ValueError, line) as error, unchanged(finished.given["model"]):
         run(**finished.given, journal=journal)
     assert f"whose result {key!r}" in str(error.value)
     assert journal.read_text() == kept
-    assert_unchanged(finished.given["model"], before)
 
 
 def test_two_calibrations_with_one_journal(tmp_path, monkeypatch):
@@ -490,12 +466,10 @@ def test_two_calibrations_with_one_journal(tmp_path, monkeypatch):
 )
 def test_a_journal_that_cannot_be_kept_fails_first(timed, tmp_path, path, kind, line):
     model, calls = tiny_network(), []
-    before = state_of(model)
     given = {"journal": 5 if path is None else tmp_path / path}
-    with raises_line(kind, line):
+    with raises_line(kind, line), unchanged(model):
         run(model, evaluate=lambda *_: calls.append(1), **given)
     assert calls == []
-    assert_unchanged(model, before)
 
 
 # ---- What may not change, and bad input ---------------------------------------------------------
@@ -505,14 +479,13 @@ def test_the_model_stays_as_it_is(timed):
     model = tiny_network(batch_norm=True).train()
     model.bn_b.eval()
     model.conv_c.register_forward_hook(lambda *_: None)
-    before = state_of(model)
 
     def evaluate(model, half):
         torch.rand(3), random.random()
         return 90 + sum(float(model(pictures).mean()) for pictures, _ in half)
 
-    run(model, 5.0, evaluate=evaluate)
-    assert_unchanged(model, before)
+    with unchanged(model):
+        run(model, 5.0, evaluate=evaluate)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -527,8 +500,6 @@ def test_the_model_stays_as_it_is(timed):
 def test_an_evaluate_that_moves_or_casts_the_model_is_refused(timed, move, fails):
     model = tiny_network(batch_norm=True)
     model.conv_a.weight.grad = torch.ones(32, 3, 3, 3)
-    before = state_of(model)
-    places = [(x.data_ptr(), x.dtype) for x in model.state_dict().values()]
 
     def evaluate(model, half):
         move(model)
@@ -537,10 +508,8 @@ def test_an_evaluate_that_moves_or_casts_the_model_is_refused(timed, move, fails
         return 50.0
 
     kind = RuntimeError if fails else ValueError
-    with pytest.raises(kind, match=r"^evaluate must leave .*$"):
+    with pytest.raises(kind, match=r"^evaluate must leave .*$"), unchanged(model):
         run(model, evaluate=evaluate)
-    assert_unchanged(model, before)
-    assert [(x.data_ptr(), x.dtype) for x in model.state_dict().values()] == places
     assert model.conv_a.weight.grad.dtype == torch.float32
 
 
@@ -560,15 +529,15 @@ def test_a_loader_that_shuffles_by_torchs_generator(timed):
     data = torch.utils.data.TensorDataset(dark_pictures(64), torch.arange(64))
     loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
     model = tiny_network()
-    before, seen = state_of(model), {True: set(), False: set()}
+    seen = {True: set(), False: set()}
 
     def evaluate(model, half):
         order = torch.cat([numbers for _, numbers in half]).tolist()
         seen[type(model.conv_b) is SpAMMConv2d].add(tuple(order))
         return 50.0
 
-    run(model, 5.0, loader, evaluate)
-    assert_unchanged(model, before)
+    with unchanged(model):
+        run(model, 5.0, loader, evaluate)
     assert len(seen[False]) == 2  # the two halves, in the same order each time
     assert seen[True] == seen[False]
     assert len(set().union(*seen[True])) == 64  # which share nothing
@@ -601,6 +570,7 @@ BAD = {
         ({"evaluate": lambda model: 1.0},
          r"evaluate must take \(model, loader\); got one of \(model\)"),
         ({"evaluate": lambda *_: "good"}, "a number and the answers; got str"),
+        ({"reference": 3}, "reference must be a tensor; got int"),
     ],
     ValueError: [
         ({"model": converted}, "not converted; got one whose Sequential is"),
@@ -624,6 +594,12 @@ BAD = {
          "the loader's first batch must be what the model takes; got a dict .TypeError"),
         ({"example_input": torch.ones(2, 5, 8, 8)},
          "example_input must be what the model takes; got a tensor of shape"),
+        ({"reference": dark_pictures(2)}, "reference must be one picture"),
+        ({"reference": dark_pictures(1, size=64)},
+         r"loader's pictures and of example_input, \(16, 3, 16, 16\); got \(1, 3, 64, 64\)"),
+        ({"reference": dark_pictures(1), "example_input": dark_pictures(1, size=64)},
+         r"example_input, \(1, 3, 64, 64\); got \(1, 3, 16, 16\)"),
+        ({"reference": dark_pictures(1), "model": nn.ReLU}, "can skip; got ReLU, which has none"),
     ],
 }  # fmt: skip
 
@@ -635,9 +611,7 @@ def test_bad_input_is_one_line(timed, kind, given, line):
     given = dict(given)
     model = given.pop("model", tiny_network)
     model = model() if callable(model) else model
-    before = state_of(model) if isinstance(model, nn.Module) else None
+    stays = unchanged(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
     given.setdefault("evaluate", lambda *_: 50.0)
-    with raises_line(kind, line.replace("(1 o", r"\(1 o").replace("s)", r"s\)")):
+    with raises_line(kind, line.replace("(1 o", r"\(1 o").replace("s)", r"s\)")), stays:
         run(model, **given)
-    if before is not None:
-        assert_unchanged(model, before)

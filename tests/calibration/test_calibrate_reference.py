@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from support import raises_line
-from tiny import assert_unchanged, linear_time, made_up, state_of
+from support import linear_time, made_up, raises_line
+from tiny import from_file, unchanged
 from torch import nn
 
 from models.unet import UNet
@@ -88,6 +88,24 @@ def made(tmp_path_factory):
 
 
 @torch.no_grad()
+def assert_served_as_reported(report, model, loader, evaluate, folder):
+    """The model with a report's settings, rows of it that skip more than zeros, its statistics."""
+    skipping = [row for row in report if row.setting is not None and row.setting != ZEROS]
+    assert skipping
+    served = copy.deepcopy(model)
+    rows = from_file(report, folder, served, reference=empty())
+    assert all(rows[row.name].setting == row.setting for row in skipping)
+    drop = evaluate(model, loader[1::2]) - evaluate(served, loader[1::2])
+    assert drop == pytest.approx(report.outcome.drop)
+    with record_stats(served) as stats:
+        for pictures, _ in loader[::2]:
+            served(pictures)
+    for row in skipping:
+        assert stats[row.name].valid_ratio == pytest.approx(row.valid_ratio)
+    return served, skipping, stats
+
+
+@torch.no_grad()
 def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
     report, model, loader, evaluate, _ = made
     outcome = report.outcome
@@ -96,21 +114,9 @@ def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
     assert outcome.evaluations == evaluate.calls <= 12
     assert "deviations from a reference picture" in str(report)
     assert "us converted without a loss" in str(report)
-    skipping = [row for row in report if row.setting is not None and row.setting != ZEROS]
-    assert skipping
+    served, skipping, stats = assert_served_as_reported(report, model, loader, evaluate, tmp_path)
     assert {row.setting.pixel_block for row in skipping} == {BLOCK}
-
-    path = tmp_path / "net.json"
-    report.save(path)
-    served = copy.deepcopy(model)
-    rows = {row.name: row for row in convert_(served, path, reference=empty())}
-    assert all(rows[row.name].setting == row.setting for row in skipping)
-    assert evaluate(model, loader[1::2]) - evaluate(served, loader[1::2]) == outcome.drop
-    with record_stats(served) as stats:
-        for pictures, _ in loader[::2]:
-            served(pictures)
     for row in skipping:
-        assert stats[row.name].valid_ratio == pytest.approx(row.valid_ratio)
         low, high = stats[row.name].band
         assert low < row.valid_ratio < high
     assert stats.drifted == []
@@ -122,11 +128,8 @@ def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
 
 
 @torch.no_grad()
-def test_where_layers_leave_norms_and_read_parts(timed, tmp_path, monkeypatch):
+def test_where_layers_leave_norms_and_read_parts(timed, tmp_path, computing_norms):
     """As on Hopper: there a threshold is searched for ops that take none but a number."""
-    for module in ("conversion", "fused"):
-        name = f"spamm_torch.reference.{module}.computes_output_norms"
-        monkeypatch.setattr(name, lambda *_: True)
     model, loader, evaluate = network(32), batches(), Distance()
     seen, op = [], torch.ops.spamm_torch.conv2d_deviation.default
 
@@ -139,18 +142,7 @@ def test_where_layers_leave_norms_and_read_parts(timed, tmp_path, monkeypatch):
     with Seen():
         report = run(model, 5.0, loader, evaluate)
     assert any(seen)
-    skipping = [row for row in report if row.setting is not None and row.setting != ZEROS]
-    assert skipping
-    report.save(tmp_path / "net.json")
-    served = copy.deepcopy(model)
-    convert_(served, tmp_path / "net.json", reference=empty())
-    with record_stats(served) as stats:
-        for pictures, _ in loader[::2]:
-            served(pictures)
-    for row in skipping:
-        assert stats[row.name].valid_ratio == pytest.approx(row.valid_ratio)
-    dense = evaluate(model, loader[1::2])
-    assert dense - evaluate(served, loader[1::2]) == pytest.approx(report.outcome.drop)
+    assert_served_as_reported(report, model, loader, evaluate, tmp_path)
 
 
 @torch.no_grad()
@@ -181,35 +173,30 @@ def test_zeros_alone_are_skipped_where_nothing_may_be_lost(timed, tmp_path):
     assert {row.setting for row in report} == {ZEROS}
     assert all(row.reason.startswith("zeros alone; ") for row in report)
     assert report.outcome.valid_ratio < 0.7
-    report.save(tmp_path / "net.json")
-    converted = convert_(network(), tmp_path / "net.json", reference=empty())
+    converted = from_file(report, tmp_path, network(), reference=empty())
     assert {row.setting for row in converted} == {ZEROS}
 
 
-def test_nothing_is_installed_where_nothing_is_saved(timed, tmp_path):
-    timed(lambda _: 100.0)
-    report = run()
-    assert report.outcome.note.startswith("nothing is skipped: ")
-    assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
-    assert report.outcome.valid_ratio == 1
-    assert "zeros" not in str(report)
-    report.save(tmp_path / "net.json")
-    model = network()
-    assert {row.action for row in convert_(model, tmp_path / "net.json", reference=empty())} == {
-        "left"
-    }
-    assert type(model) is UNet
-
-
-def test_nothing_is_installed_where_zeros_pay_in_layers_alone(timed):
-    times = {"as it was": 10.0, "dense": 100.0, "spamm": 50.0}
+@pytest.mark.parametrize(
+    ("times", "max_drop"),
+    [({}, 2.0), ({"as it was": 10.0, "dense": 100.0, "spamm": 50.0}, 0.0)],
+    ids=["nothing is saved", "zeros pay in layers alone"],
+)
+def test_nothing_is_installed_where_the_model_as_it_was_is_as_fast(
+    timed, tmp_path, times, max_drop
+):
     timed(lambda trial: times.get(trial.what, 60.0))
-    report = run(max_drop=0.0)
+    report = run(max_drop=max_drop)
+    assert report.outcome.note.startswith("nothing is skipped: ")
     assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
     assert report.outcome.valid_ratio == 1
     assert {(row.setting, row.valid_ratio) for row in report} == {(None, 1.0)}
     assert {layer["engine"] for layer in report.settings["layers"].values()} == {"left"}
     assert "zeros" not in str(report)
+    model = network()
+    found = from_file(report, tmp_path, model, reference=empty())
+    assert {row.action for row in found} == {"left"}
+    assert type(model) is UNet
 
 
 @pytest.mark.cuda
@@ -218,8 +205,7 @@ def test_each_layer_that_skips_on_a_gpu_is_recorded(timed, tmp_path):
     model = network().to("cuda", torch.float16)
     loader = [(pictures.to("cuda", torch.float16), None) for pictures, _ in batches()]
     report = run(model, 5.0, loader)
-    report.save(tmp_path / "net.json")
-    convert_(model, tmp_path / "net.json", reference=empty())
+    from_file(report, tmp_path, model, reference=empty())
     with record_stats(model) as stats:
         model(loader[0][0])
     skipping = {row.name for row in report if row.setting is not None}
@@ -257,12 +243,10 @@ def test_journals_of_another_reference_are_refused(made, reference):
     ],
 )
 def test_settings_come_with_a_reference_like_their_own(made, tmp_path, reference, got):
-    path = tmp_path / "net.json"
-    made[0].save(path)
     model = network()
     line = rf"come with a reference of shape \(1, 1, 32, 32\), as they were made; got {got}$"
     with raises_line(ValueError, line):
-        convert_(model, path, reference=reference)
+        from_file(made[0], tmp_path, model, reference=reference)
     assert type(model) is UNet
 
 
@@ -333,16 +317,13 @@ def test_calls_that_the_form_does_not_serve_are_refused(timed, case):
         odd = [(nn.functional.pad(x, (0, size - SIZE) * 2), y) for x, y in loader]
         loader = [odd[number] if number % 2 else batch for number, batch in enumerate(loader)]
     model = network()
-    before = state_of(model)
     line = "^with a reference the model must be called, in evaluate too, with pictures .*; got a"
-    with raises_line(ValueError, f"{line} tensor of shape {got}"):
+    with raises_line(ValueError, f"{line} tensor of shape {got}"), unchanged(model):
         run(model, loader=loader, evaluate=kind() if isinstance(kind, type) else Inside(kind))
-    assert_unchanged(model, before)
 
 
 def test_an_evaluate_that_fails_late_leaves_the_model_as_it_was(timed):
     model, distance = network(), Distance()
-    before = state_of(model)
 
     def evaluate(model, half):
         if distance.calls == 3:
@@ -350,34 +331,6 @@ def test_an_evaluate_that_fails_late_leaves_the_model_as_it_was(timed):
             raise RuntimeError("no memory")
         return distance(model, half)
 
-    with pytest.raises(RuntimeError, match="no memory"):
+    with pytest.raises(RuntimeError, match="no memory"), unchanged(model):
         run(model, evaluate=evaluate)
     assert distance.calls == 3
-    assert_unchanged(model, before)
-
-
-# ---- Bad input ----------------------------------------------------------------------------------
-
-BAD = {
-    TypeError: [({"reference": 3}, "reference must be a tensor; got int")],
-    ValueError: [
-        ({"reference": spots(2)}, "reference must be one picture"),
-        ({"reference": empty(64)},
-         r"the loader's pictures and of example_input, \(2, 1, 32, 32\); got \(1, 1, 64, 64\)"),
-        ({"example_input": torch.ones(1, 1, 64, 64)},
-         r"example_input, \(1, 1, 64, 64\); got \(1, 1, 32, 32\)"),
-        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(SIZE * SIZE, 2))},
-         "convolutions that can skip; got Sequential, which has none"),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "line"), [(kind, *bad) for kind, of in BAD.items() for bad in of]
-)
-def test_bad_input_is_one_line(kind, given, line):
-    given = {"model": network(), **given}
-    before = type(given["model"])
-    with raises_line(kind, line):
-        run(**given)
-    assert type(given["model"]) is before

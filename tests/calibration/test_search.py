@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Made
-from tiny import dark_pictures, made_up, tiny_network
+from support import Made, made_up
+from tiny import dark_pictures, tiny_network
 from torch import nn
 
 from spamm_torch import SpAMMConfig, SpAMMConv2d, record_stats

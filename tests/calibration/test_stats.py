@@ -11,6 +11,7 @@ from support import waiting_is_an_error
 from tiny import dark_pictures, tiny_network
 from torch import nn
 from torch.nn.utils import parametrize
+from torchvision.models.resnet import BasicBlock
 
 import spamm_torch
 from spamm_torch import SpAMMConfig, SpAMMConv2d, SpAMMLinear, convert_, record_stats
@@ -125,8 +126,7 @@ def test_weights_that_are_folded_anew_meanwhile_are_known(device):
 
 
 @torch.no_grad()
-def test_generated_forwards_are_recorded_layer_by_layer(device, monkeypatch):
-    monkeypatch.setattr("spamm_torch.networks.fused.computes_output_norms", lambda *_: True)
+def test_generated_forwards_are_recorded_layer_by_layer(device, computing_norms):
     torch.manual_seed(0)
     convs = [
         SpAMMConv2d(64, 64, 3, padding=1, **knob)
@@ -166,24 +166,17 @@ def test_nothing_is_left_in_the_model():
     assert math.isnan(stats["conv_b"].valid_ratio)
 
 
-def test_training_is_recorded(device):
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_training_and_compiled_models_are_recorded(device, is_compiled):
     model = nn.Sequential(SpAMMConv2d(32, 32, 3, padding=1, tau=TAU)).to(device)
+    called = torch.compile(model, backend="eager") if is_compiled else model
     input = dark_pictures(2, channels=32).to(device)
-    with record_stats(model) as stats:
-        model(input).sum().backward()
-    assert_is(stats["0"], info_of(input, model[0].weight))
-    assert model[0].weight.grad is not None
-
-
-def test_compiled_models_are_recorded():
-    model = nn.Sequential(SpAMMConv2d(32, 32, 3, padding=1, tau=TAU))
-    compiled = torch.compile(model, backend="eager")
-    input = dark_pictures(2, channels=32)
-    compiled(input)
-    with record_stats(compiled) as stats:
-        compiled(input)
+    called(input)
+    with record_stats(called) as stats:
+        called(input).sum().backward()
     (found,) = stats.values()
     assert_is(found, info_of(input, model[0].weight))
+    assert model[0].weight.grad is not None
 
 
 def test_calls_of_unknown_weights_are_named():
@@ -211,24 +204,16 @@ def test_the_table():
 # ---- Settings from what was seen ----------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    """Two convolutions with batch norms beside a shortcut, as in a ResNet."""
-
-    def __init__(self, inner, outer, stride):
-        super().__init__()
-        self.first = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
-        self.bn_first, self.bn_second = nn.BatchNorm2d(outer), nn.BatchNorm2d(outer)
-        self.shortcut = nn.Conv2d(inner, outer, 1, stride)
-
-    def forward(self, x):
-        hidden = self.bn_first(self.first(x)).relu()
-        return (self.bn_second(self.second(hidden)) + self.shortcut(x)).relu()
+def residual(inner, outer, stride):
+    """A block of a ResNet whose shortcut is a convolution."""
+    block = BasicBlock(inner, outer, stride)
+    block.downsample = nn.Conv2d(inner, outer, 1, stride)
+    return block
 
 
 def residual_network(seed):
     torch.manual_seed(seed)
-    blocks = (Residual(32, 32, 1), Residual(32, 64, 2))
+    blocks = residual(32, 32, 1), residual(32, 64, 2)
     return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *blocks, nn.Flatten(2)).eval()
 
 
@@ -270,19 +255,13 @@ def test_calls_in_several_blocks_have_no_setting():
         stats["0"].config()
 
 
-def settings_with_band(tmp_path, model, low, high):
-    path = tmp_path / "net.json"
-    convert_(model, SKIPS, dry_run=True).save(path)
-    settings = json.loads(path.read_text())
-    settings["layers"]["conv_b"]["band"] = [low, high]
-    path.write_text(json.dumps(settings))
-    return path
-
-
 @torch.no_grad()
 def test_a_ratio_that_left_its_band_is_named(tmp_path):
     model, input = tiny_network(batch_norm=True), dark_pictures()
-    path = settings_with_band(tmp_path, model, 0.0, 0.2)
+    path = tmp_path / "net.json"
+    settings = convert_(model, SKIPS, dry_run=True).to_dict()
+    settings["layers"]["conv_b"]["band"] = [0.0, 0.2]
+    path.write_text(json.dumps(settings))
     report = convert_(model, path)
     with record_stats(model) as stats:
         model(input)

@@ -1,13 +1,13 @@
 """A tiny network and pictures for it, in which skipping is worth something."""
 
+import contextlib
 import random
-from collections import Counter, OrderedDict
-from dataclasses import replace
+from collections import OrderedDict
 
 import torch
 from torch import nn
 
-from spamm_torch._timing import Timing
+from spamm_torch import convert_
 
 CLASSES = 4
 LEVELS = 60.0  # of an answer, for one unit of the output
@@ -39,49 +39,33 @@ def dark_pictures(count=8, seed=0, channels=3, size=16):
 
 
 def state_of(model):
-    """All that must not change, as something that can be compared."""
+    """All that must not change, as something that can be compared; and the tensors' values."""
     modules = [
         (type(module), module.training, list(module.__dict__), dict(module._forward_hooks))
         for module in model.modules()
     ]
-    tensors = [(id(t), t._version, t.clone()) for t in model.state_dict(keep_vars=True).values()]
-    return modules, tensors, torch.get_rng_state(), random.getstate()
+    tensors = model.state_dict(keep_vars=True).values()
+    places = [(id(t), t._version, t.data_ptr(), t.dtype) for t in tensors]
+    generators = torch.get_rng_state().tolist(), random.getstate()
+    return (modules, places, generators), [t.clone() for t in tensors]
 
 
-def assert_unchanged(model, before):
-    (modules, tensors, *generators), now = before, state_of(model)
-    assert now[0] == modules
-    for (id_now, version_now, now_tensor), (id_was, version, tensor) in zip(
-        now[1], tensors, strict=True
-    ):
-        assert (id_now, version_now) == (id_was, version)
-        assert torch.equal(now_tensor, tensor)
-    assert torch.equal(now[2], generators[0])
-    assert now[3] == generators[1]
+@contextlib.contextmanager
+def unchanged(model):
+    """Whatever the block does, and however it ends, the model and generators stay as they are."""
+    before, values = state_of(model)
+    try:
+        yield
+    finally:
+        after, found = state_of(model)
+        assert after == before
+        assert all(map(torch.equal, found, values))
 
 
-def linear_time(trial):
-    """Time in proportion to what is computed; converting alone saves a tenth."""
-    return 110.0 if trial.what == "as it was" else 100.0 * trial.valid_ratio
-
-
-def made_up(time_of):
-    """What measures runs of the model: each part takes ``time_of(trial)`` in each of its calls."""
-
-    def measure(runs, _, around):
-        found = {}
-        for (trials, run), context in zip(runs, around, strict=True):
-            calls = Counter({"": 1})
-            with context():
-                run(lambda name, calls=calls: calls.update([name]))
-            for name, trial in trials.items():
-                if calls[name]:
-                    time = time_of(trial)
-                    time = time if isinstance(time, Timing) else Timing(time)
-                    found[trial] = replace(time, median=time.median * (calls[name] if name else 1))
-        return found
-
-    return measure
+def from_file(report, folder, model, **options):
+    """The rows of a conversion by a report's settings file."""
+    report.save(folder / "net.json")
+    return convert_(model, folder / "net.json", **options)
 
 
 class Agreement:

@@ -193,10 +193,9 @@ def rows(report):
     return {row.name: (row.action, row.absorbed) for row in report if "x" in row.shape}
 
 
-def fused_alone(*layers, name="0"):
+def fused_alone(*layers):
     """What the first convolution of these layers absorbs."""
-    model = trained(nn.Sequential(*layers))
-    return rows(convert_(model))[name][1]
+    return rows(convert_(trained(nn.Sequential(*layers))))["0"][1]
 
 
 # ---- The zoo -------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Net(nn.Module):
             *(nn.Conv2d(32, 32, 1), nn.ReLU6()),
         )
         self.pool = nn.MaxPool2d(2)
-        self.head = nn.Linear(32, 4)
+        self.head, self.last = nn.Linear(32, 8), nn.Linear(8, 4)
         self.scale, self.mode, self.shifts = 1.5, "sum", (0.5, 0.25)
         self.order = [0, 1]
         self.settings = types.SimpleNamespace(offset=1.0)
@@ -56,7 +56,8 @@ class Net(nn.Module):
             + self.settings.offset
         )
         x = x if self.extra is None else self.extra(x)
-        return self.head(x.mean((2, 3)) if self.mode == "sum" else x.amax((2, 3)))
+        x = self.head(x.mean((2, 3)) if self.mode == "sum" else x.amax((2, 3)))
+        return self.last(F.relu(x))
 
 
 CONVOLUTIONS = ("conv1", "blocks.0", "blocks.1", "body.0", "body.3")
@@ -69,6 +70,7 @@ def skipping(model, tau):
 
 FORMS = {
     "dense": convert_,
+    "packed": convert_,  # on a CPU weights that lie channels last are packed
     "nothing skipped": partial(skipping, tau=0.0),
     "held tau": partial(skipping, tau=1e-30),  # so small that nothing is skipped, either
     "reference": partial(convert_, reference=torch.zeros(1, 8, 8, 8)),
@@ -409,7 +411,7 @@ ACTS = settings(
     *(("", {"order": [1]}), ("", {"settings": types.SimpleNamespace(offset=3.0)})),
     *(("", {"relu": nn.GELU()}), ("", {"bn1": nn.Identity()})),
     ("", {"conv1": nn.Conv2d(8, 32, 3, padding=1).requires_grad_(False)}),
-    ("", {"head": nn.Linear(32, 4).requires_grad_(False)}),
+    ("", {"head": nn.Linear(32, 8).requires_grad_(False)}),
     *(("blocks.0", {"forward": torch.tanh}), ("body", {"forward": torch.tanh})),
 ) | {
     "groups": lambda m: (
@@ -435,6 +437,10 @@ ACTS = settings(
         m.bn1.register_buffer("running_mean", torch.ones(32)),
     ),
     "statistics reset": lambda m: m.bn1.reset_running_stats(),
+    "statistics of which no counter tells": lambda m: (
+        setattr(m.bn1, "num_batches_tracked", None),
+        F.batch_norm(random(2, 32, 4, 4), m.bn1.running_mean, m.bn1.running_var, training=True),
+    ),
     "another layer among the children": lambda m: m._modules.update(
         conv1=nn.Conv2d(8, 32, 3, padding=1)
     ),
@@ -477,7 +483,18 @@ ACTS = settings(
     ),
     **{
         f"a hook of {path or 'the root'}": hooked(path)
-        for path in ("conv1", "bn1", "relu", "body", "body.4", "blocks.1", "pool", "head", "")
+        for path in (
+            "conv1",
+            "bn1",
+            "relu",
+            "body",
+            "body.4",
+            "blocks.1",
+            "pool",
+            "head",
+            "last",
+            "",
+        )
     },
     "a hook before bn1": hooked("bn1", "register_forward_pre_hook"),
     "a hook before other hooks": hooked("body.3", prepend=True),
@@ -529,14 +546,15 @@ CALLED = {
 # ---- The tests ----------------------------------------------------------------------------------
 
 
-def network():
+def network(form):
     torch.manual_seed(0)
-    return trained(Net())
+    layout = torch.channels_last if form == "packed" else torch.contiguous_format
+    return trained(Net()).to(memory_format=layout)
 
 
 @cache
 def converted(form):
-    model = network()
+    model = network(form)
     FORMS[form](model)
     return model
 
@@ -551,11 +569,13 @@ def assert_same(found, expected):
 
 
 # Where nothing is folded anew, only the reference form differs in what these tests look at.
-CASES = [(name, form) for name in FOLDED for form in FORMS]
+CASES = [(name, form) for name in FOLDED for form in FORMS if form != "packed"]
+CASES += [(name, "packed") for name in ("values in place", "loaded", "cast", "a step")]
 CASES += [
     pytest.param(name, form, marks=[] if form in ("dense", "reference") else pytest.mark.thorough)
     for name in (*ACTS, *KEEPS, *CALLED)
     for form in FORMS
+    if form != "packed"
 ]
 
 
@@ -564,9 +584,9 @@ CASES += [
 @torch.no_grad()
 def test_what_is_changed_acts(name, form):
     change = (FOLDED | ACTS | KEEPS | CALLED)[name]
-    twin = network()
+    twin = network(form)
     if form == "dense":
-        convert_(model := network())
+        convert_(model := network(form))
     else:  # a conversion takes longer than all the rest
         model = copy.deepcopy(converted(form))
     assert is_served(model, X)

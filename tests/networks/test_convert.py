@@ -7,7 +7,7 @@ import json
 import operator
 import re
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -149,7 +149,6 @@ def test_spamm_layers_keep_their_own_setting():
         (lambda x: F.leaky_relu(x, negative_slope=0.2), None),
         (lambda x: F.leaky_relu(x, 0.2), None),
     ],
-    ids=str,
 )
 def test_activations(activation, name):
     layer = activation if isinstance(activation, nn.Module) else OfFunction(activation)
@@ -659,13 +658,16 @@ def test_a_reason_is_said_once():
     assert (row.action, row.reason) == ("left", "a subclass, Std")
 
 
-def settings(tmp_path, change=None):
-    path = tmp_path / "net.json"
-    convert_(resnet(), SKIPS).save(path)
-    content = json.loads(path.read_text())
-    if change is not None:
-        change(content)
-        path.write_text(json.dumps(content))
+@cache
+def saved_settings():
+    return json.dumps(convert_(resnet(), SKIPS).to_dict())
+
+
+def settings(tmp_path, change):
+    """The path of a settings file that was changed."""
+    path, content = tmp_path / "net.json", json.loads(saved_settings())
+    change(content)
+    path.write_text(json.dumps(content))
     return path
 
 

@@ -43,43 +43,32 @@ def frozen(request):
     return kind.from_dense(dense, tau=1.0).eval().freeze_(), dense, input
 
 
-def by_dense_twin(module, dense):
-    dense.load_state_dict({name: value + 1 for name, value in dense.state_dict().items()})
-
-
 def by_optimiser(module, dense):
     optimiser = torch.optim.Adam(dense.parameters(), lr=0.1, foreach=True)
     module.weight.sum().backward()
     optimiser.step()
 
 
-def by_initialisation(module, dense):
-    nn.init.normal_(dense.weight)
-
-
-def by_copy_of_an_average(module, dense):
-    with torch.no_grad():
-        dense.weight.detach().copy_(torch.ones_like(dense.weight))
-
-
-def by_inference_mode(module, dense):
-    with torch.inference_mode():
-        dense.weight.add_(1)
-
-
 def by_another_parameter(module, dense):
     module.weight = nn.Parameter(torch.ones_like(module.weight))
 
 
-def by_another_memory(module, dense):
-    module.weight.data = torch.ones_like(module.weight)
+CHANGES = {
+    "state of the dense twin": lambda module, dense: dense.load_state_dict(
+        {name: value + 1 for name, value in dense.state_dict().items()}
+    ),
+    "optimiser": by_optimiser,
+    "initialisation": lambda module, dense: nn.init.normal_(dense.weight),
+    "copy of an average": lambda module, dense: dense.weight.detach().copy_(torch.ones(())),
+    "inference mode": torch.inference_mode()(lambda module, dense: dense.weight.add_(1)),
+    "another parameter": by_another_parameter,
+    "another memory": lambda module, dense: setattr(
+        module.weight, "data", torch.ones_like(module.weight)
+    ),
+}
 
 
-CHANGES = [by_dense_twin, by_optimiser, by_initialisation, by_copy_of_an_average]
-CHANGES += [by_inference_mode, by_another_parameter, by_another_memory]
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_changed_weight_has_norms_of_its_own(frozen, change):
     module, dense, input = frozen
     with torch.no_grad():
@@ -94,11 +83,9 @@ def test_a_changed_weight_has_norms_of_its_own(frozen, change):
     assert torch.equal(module(input), output)
 
 
-def test_a_batch_norm_folded_by_torch_has_norms_of_its_own():
-    dense, input = conv()
-    with torch.no_grad():
-        dense.weight.mul_(TINY)
-    module = SpAMMConv2d.from_dense(dense, tau=1.0).eval().freeze_()
+@pytest.mark.parametrize("frozen", [conv], indirect=True)
+def test_a_batch_norm_folded_by_torch_has_norms_of_its_own(frozen):
+    module, _, input = frozen
     batch_norm = nn.BatchNorm2d(64).eval()
     nn.init.constant_(batch_norm.weight, 1 / TINY)
     folded = nn.utils.fusion.fuse_conv_bn_eval(module, batch_norm)
@@ -108,7 +95,7 @@ def test_a_batch_norm_folded_by_torch_has_norms_of_its_own():
 
 def test_a_copy_pins_norms_of_its_own_weight(frozen):
     module, dense, input = frozen
-    by_initialisation(module, dense)  # the pinned norms are those of another weight
+    nn.init.normal_(dense.weight)  # the pinned norms are those of another weight
     twin = copy.deepcopy(module)
     assert twin.is_frozen
     assert torch.equal(twin(input), module(input))
@@ -185,7 +172,7 @@ def test_compiled_code_guards_that_the_weight_is_the_same_tensor(frozen):
         output = compiled(input)
         assert torch.equal(output, module(input))
         assert not torch.equal(output, bias_alone)
-        by_initialisation(module, module)
+        nn.init.normal_(module.weight)
         assert torch.equal(compiled(input), module(input))
 
 

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from support import captured, refuses, waiting_is_an_error
+from support import Made, captured, refuses, waiting_is_an_error
 from torch import nn
 from torch.library import opcheck
 
@@ -62,23 +62,17 @@ def test_the_order_is_by_bands_of_centres_to_and_fro(shape, block, device):
 
 
 @pytest.mark.parametrize(
-    "dtype",
+    ("dtype", "scale"),
     [
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *((kind, 1) for kind in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)),
+        *((kind, 1) for kind in (torch.int64, torch.float16, torch.bfloat16, torch.float64)),
+        *((torch.float32, scale) for scale in (1, 1e-38, 1e-30, 1e30, 3e38)),
     ],
 )
-def test_every_type_gives_the_order_of_the_same_pictures(dtype, device):
+def test_types_and_scales_give_the_order_of_the_same_pictures(dtype, scale, device):
     images = squares(200)
-    assert torch.equal(
-        likeness_order(images.to(dtype).to(device), 16).cpu(), likeness_order(images, 16)
-    )
-
-
-@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 3e38])
-def test_neither_large_nor_small_values_lose_their_place(scale, device):
-    images = squares(200).to(device)
-    assert torch.equal(likeness_order(images * scale, 16), likeness_order(images, 16))
+    found = likeness_order((scale * images).to(dtype).to(device), 16)
+    assert torch.equal(found.cpu(), likeness_order(images, 16))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), None])
@@ -326,33 +320,28 @@ def test_training_is_that_of_the_model():
         torch.testing.assert_close(two.grad, one.grad)
 
 
+def called_with(result=torch.clone, size=(4, 1, 8, 8)):
+    """A call of a model with this result."""
+    return lambda: OrderedBatch(Made(lambda m, x: result(x)))(torch.zeros(size))
+
+
 @pytest.mark.parametrize(
-    ("result", "error", "message"),
+    ("call", "error", "fragments"),
     [
-        (lambda x: x.sum(), ValueError, "a result must have the batch of 4 as first dimension"),
-        (lambda x: (x, x[:2]), ValueError, "got shape (2, 1, 8, 8)"),
-        (lambda x: {"a": "text"}, TypeError, "tuples, lists and dicts of them; got a str"),
-        (lambda x: 1.0, TypeError, "got a float"),
+        (called_with(lambda x: x.sum()), ValueError,
+         ["a result must have the batch of 4 as first dimension"]),
+        (called_with(lambda x: (x, x[:2])), ValueError, ["got shape (2, 1, 8, 8)"]),
+        (called_with(lambda x: {"a": "text"}), TypeError,
+         ["tuples, lists and dicts of them; got a str"]),
+        (called_with(lambda x: 1.0), TypeError, ["got a float"]),
+        (lambda: OrderedBatch(1), TypeError, ["OrderedBatch expects an nn.Module; got int"]),
+        (lambda: OrderedBatch(Seen(), block=-1), ValueError,
+         ["block must be 1 image or more; got -1"]),
+        (lambda: OrderedBatch(Seen())(torch.zeros(4, 1, 8, 8), torch.zeros(3)), ValueError,
+         ["an argument must have the batch of 4 ", "(3,)"]),
+        (called_with(size=(1, 8, 8)), RuntimeError,
+         ["images must be a batch ", "got shape (1, 8, 8)"]),
     ],
-)
-def test_results_without_the_batch(result, error, message):
-    class Model(nn.Module):
-        def forward(self, images):
-            return result(images)
-
-    with pytest.raises(error) as caught:
-        OrderedBatch(Model())(torch.zeros(4, 1, 8, 8))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_bad_arguments():
-    images = torch.zeros(4, 1, 8, 8)
-    with pytest.raises(TypeError, match=r"OrderedBatch expects an nn.Module; got int"):
-        OrderedBatch(1)
-    with pytest.raises(ValueError, match=r"block must be 1 image or more; got -1"):
-        OrderedBatch(Seen(), block=-1)
-    with pytest.raises(ValueError, match=r"an argument must have the batch of 4 .*\(3,\)"):
-        OrderedBatch(Seen())(images, torch.zeros(3))
-    with pytest.raises(RuntimeError, match=r"images must be a batch .*got shape \(1, 8, 8\)"):
-        OrderedBatch(Seen())(images[0])
+)  # fmt: skip
+def test_bad_results_and_arguments(call, error, fragments):
+    refuses(error, call, *fragments)

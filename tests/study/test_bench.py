@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from study_tools import assert_refused, assert_resumes, run_bench, tables_of
+from study_tools import assert_refused, assert_resumes, run_bench, run_script, tables_of
 
 import bench
 import spamm_torch
@@ -136,28 +136,22 @@ def test_options_out_of_range(capsys, tmp_path, case, arguments, words):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("gpus", "arguments", "words"),
     [
-        (("mm", "--device", "cuda"), "expected a CUDA device; torch finds none"),
-        (("multi_gpu", "--device", "cuda"), "expected a CUDA device; torch finds none"),
-        (("conv", "--groups", "large", "--layers", "conv21"), "--groups large; got conv21"),
-        (("networks", "--modes", "CUDA graph"), "--modes eager on a CPU; got CUDA graph"),
+        (0, ("mm", "--device", "cuda"), "expected a CUDA device; torch finds none"),
+        (0, ("multi_gpu", "--device", "cuda"), "expected a CUDA device; torch finds none"),
+        (0, ("conv", "--groups", "large", "--layers", "conv21"), "--groups large; got conv21"),
+        (0, ("networks", "--modes", "CUDA graph"), "--modes eager on a CPU; got CUDA graph"),
+        (1, ("multi_gpu",), "expected 2 CUDA devices, one a part; got 1"),
     ],
 )
-def test_what_cannot_be_measured(capsys, monkeypatch, tmp_path, arguments, words):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    out = tmp_path / "out"
-    assert exit_code(lambda: bench.main([*arguments, "--out", str(out)])) == 1
-    [line] = capsys.readouterr().err.splitlines()
+def test_what_cannot_be_measured(capsys, monkeypatch, tmp_path, gpus, arguments, words):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    code, _, [line] = run_script(bench.main, capsys, *arguments, "--out", tmp_path / "out")
+    assert code == 1
     assert words in line
-    assert not out.exists()
-
-
-def test_a_device_for_each_part(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert exit_code(lambda: bench.main(["multi_gpu", "--out", str(tmp_path / "out")])) == 1
-    assert "expected 2 CUDA devices, one a part; got 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 # ---- Products -----------------------------------------------------------------------------------

@@ -83,14 +83,23 @@ def test_the_page_shows_the_same_rows(folder, methods):
     assert "| float32 1.6e-6, last four float64 1e-8 |" in text
 
 
+def solve(folder, *arguments, launcher=()):
+    """The record of a run, and the density matrix that it writes."""
+    path, given = folder / "density.npz", ("--device", "cpu", "--repeats", 1, *arguments)
+    given = [str(argument) for argument in (*given, "--out", folder, "--density", path)]
+    if launcher:
+        run = python(*launcher, SCRIPT, *given, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+        assert run.returncode == 0, run.stderr
+    else:
+        density_matrix.main(given)
+    [run] = results.load(folder / "density_matrix.json")["runs"]
+    return run, torch.from_numpy(np.load(path)["density"])
+
+
 def test_the_density_matrix_of_real_matrices(tmp_path, capsys):
     """In the given basis, as ergo's own, whose last cycle stopped before 1e-4."""
-    path = tmp_path / "density.npz"
-    arguments = ["--device", "cpu", "--ergo", "--repeats", "1", "--max-errors", "1e-9"]
-    arguments += ["--out", str(tmp_path / "out"), "--density", str(path)]
-    density_matrix.main(arguments)
+    _, found = solve(tmp_path, "--ergo", "--max-errors", "1e-9")
     assert "the given density matrix differs by" in capsys.readouterr().out
-    found = torch.from_numpy(np.load(path)["density"])
     problem = sources.embedded("default")
     expected = problem.density
     assert torch.linalg.vector_norm(found - expected) < 1e-4 * torch.linalg.vector_norm(expected)
@@ -114,12 +123,8 @@ def test_block_sparse_matrices(source, tmp_path):
     """The same problem, whole and in blocks: the same energies, and the same density matrix."""
     densities = []
     for storage in ("--sparse", "--no-sparse"):
-        path = tmp_path / f"density{storage}.npz"
-        arguments = ["--device", "cpu", *source, "--repeats", "1", "--max-errors", "1e-9"]
-        arguments += ["--out", str(tmp_path), "--density", str(path), storage]
-        density_matrix.main(arguments)
-        densities.append(torch.from_numpy(np.load(path)["density"]))
-        [run] = results.load(tmp_path / "density_matrix.json")["runs"]
+        run, density = solve(tmp_path, *source, "--max-errors", "1e-9", storage)
+        densities.append(density)
         rows = {row["series"]: row for row in run["tables"]["density matrix"]}
         assert ("dense storage" in rows) == (storage == "--sparse")
         assert abs(rows["float32 first"]["energy_error"]) < 3e-9
@@ -132,20 +137,13 @@ def test_block_sparse_matrices(source, tmp_path):
 )
 def test_shards_over_processes(source, tmp_path):
     """From S and F to the density matrix, which has the bits of one process."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     densities, methods = [], []
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
-    for processes in (1, 2):
-        path = tmp_path / f"density{processes}.npz"
-        arguments = ["--device", "cpu", *source, "--sparse", "--repeats", "1"]
-        arguments += ["--max-errors", "1e-8", "--out", str(tmp_path), "--density", str(path)]
-        if processes == 1:
-            density_matrix.main(arguments)
-        else:
-            run = python(*launcher, *arguments, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-            assert run.returncode == 0, run.stderr
-        densities.append(torch.from_numpy(np.load(path)["density"]))
-        [run] = results.load(tmp_path / "density_matrix.json")["runs"]
+    for processes, command in ((1, ()), (2, launcher)):
+        given = (*source, "--sparse", "--max-errors", "1e-8")
+        run, density = solve(tmp_path, *given, launcher=command)
         assert run["header"]["processes"] == processes
+        densities.append(density)
         methods.append(run["tables"]["density matrix"])
     assert torch.equal(*densities)
     for one, two in zip(*methods, strict=True):

@@ -36,7 +36,6 @@ from models.training import (
 from models.unet import UPSAMPLINGS, UNet
 from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
 from spamm_torch import SpAMMConv2d
-from spamm_torch._timing import Timing
 
 TINY = TrainConfig(width=2, epochs=2, batch=10)
 CPU = torch.device("cpu")
@@ -107,15 +106,21 @@ def test_training_learns(name, tmp_path, data):
     assert (found == images.labels).double().mean() > 0.8
 
 
-@pytest.mark.parametrize("name", training.MODELS)
+@pytest.fixture(scope="module", params=training.MODELS)
+def uninterrupted(request, tmp_path_factory):
+    """A training, and the network that it gives."""
+    config = replace(TINY, model=request.param)
+    path = tmp_path_factory.mktemp("whole") / "whole.pt"
+    return config, train(config, Digits(*digits(50), "50 bars"), path, CPU, silent)
+
+
 @pytest.mark.parametrize("stop", [3, 4, 6])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
-    name, stop, tmp_path, data, monkeypatch
+    uninterrupted, stop, tmp_path, data, monkeypatch
 ):
     """Stopped within and between epochs of 4 steps, a checkpoint at each step."""
     monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", -1)
-    config = TrainConfig(model=name, width=2, epochs=2, batch=10)
-    whole = training.train(config, data, tmp_path / "whole.pt", CPU, silent)
+    config, whole = uninterrupted
 
     def interrupt(step, steps, message):
         assert steps == 8
@@ -131,12 +136,9 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     assert same_parameters(resumed, whole)
 
 
-@pytest.mark.parametrize("name", training.MODELS)
-def test_ctrl_c_saves_the_step_at_hand(name, tmp_path, data):
+def test_ctrl_c_saves_the_step_at_hand(uninterrupted, tmp_path, data):
     """Between checkpoints, which an epoch of 4 steps and a minute make."""
-    config = TrainConfig(model=name, width=2, epochs=2, batch=10)
-    path = tmp_path / "cut.pt"
-    whole = training.train(config, data, tmp_path / "whole.pt", CPU, silent)
+    (config, whole), path = uninterrupted, tmp_path / "cut.pt"
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(step, steps, message):
@@ -210,16 +212,23 @@ def assert_refused(capsys, path, *arguments, words):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "change", "words"),
     [
-        (("--model", "vgg13_bn"), ("model=vgg13_bn", "model=vgg13 ")),
-        (("--width", "4"), ("width=4", "width=2")),
-        (("--epochs", "3"), ("epochs=3", "epochs=2")),
-        (("--seed", "1"), ("seed=1", "seed=0")),
-        (("--full",), ("full=True", "full=False")),
+        (("--model", "vgg13_bn"), {}, ("model=vgg13_bn", "model=vgg13 ")),
+        (("--width", "4"), {}, ("width=4", "width=2")),
+        (("--epochs", "3"), {}, ("epochs=3", "epochs=2")),
+        (("--seed", "1"), {}, ("seed=1", "seed=0")),
+        (("--full",), {}, ("full=True", "full=False")),
+        ((), {"depth": 13}, ("differs in depth:",)),
+        ((), {"width": 2.0}, ("differs in width:",)),
+        ((), {"seed": None, "model": 1}, ("differs in model, seed:",)),
     ],
 )
-def test_a_checkpoint_of_another_training(capsys, trained, arguments, words):
+def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, words):
+    if change:
+        content = torch.load(trained)
+        content["config"].update(change)
+        torch.save(content, trained)
     assert_refused(capsys, trained, *arguments, words=words)
 
 
@@ -227,21 +236,6 @@ def test_a_checkpoint_of_other_images(capsys, trained, tmp_path):
     """tests/robustness/test_hostile_files.py has damaged ones."""
     write_part(tmp_path, "t10k", *digits(50, seed=1))
     assert_refused(capsys, trained, words=("other images",))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"depth": 13}, "differs in depth:"),
-        ({"width": 2.0}, "differs in width:"),
-        ({"seed": None, "model": 1}, "differs in model, seed:"),
-    ],
-)
-def test_a_checkpoint_with_options_of_another_kind(capsys, trained, change, words):
-    content = torch.load(trained)
-    content["config"].update(change)
-    torch.save(content, trained)
-    assert_refused(capsys, trained, words=(words,))
 
 
 def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
@@ -264,6 +258,10 @@ def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
         ("--seed", "-1", "an integer from 0"),
         ("--seed", "99999999999999999999999", "an integer from 0"),
         ("--model", "vgg16", "choose from"),
+        *(
+            ("--spamm", text, f"got {text}")
+            for text in ("0", "1.5", "tau", "tau=-1", "tau=nan", "x=1", "=1", "half")
+        ),
     ],
 )
 def test_options_out_of_range(capsys, option, value, words):
@@ -343,9 +341,6 @@ def start(tmp_path, data):
     """A trained network, and the configuration of a fine-tuning of it."""
     model = training.train(ONE_EPOCH, data, tmp_path / "c.pt", CPU, silent)
     return model, FineTuneConfig(skip_all(0.5), model_digest(model), ONE_EPOCH)
-
-
-# ---- Fine-tuning --------------------------------------------------------------------------------
 
 
 def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, data, start):
@@ -641,19 +636,6 @@ def test_a_damaged_file(tmp_path, damage):
 
 
 @pytest.fixture
-def in_proportion(monkeypatch):
-    """Times in proportion to what is computed."""
-    monkeypatch.setattr(
-        "spamm_torch.calibration.times.measure",
-        lambda runs, *_: {
-            trial: Timing(110.0 if trial.what == "as it was" else 100 * trial.valid_ratio)
-            for trials, _ in runs
-            for trial in trials.values()
-        },
-    )
-
-
-@pytest.fixture
 def arguments(tmp_path):
     """The network has batch norm."""
     write_part(tmp_path / "digits", "t10k", *digits(100))
@@ -669,7 +651,7 @@ def run_bench(arguments):
     return exit_code(lambda: bench.main(["vgg13", *arguments, "--repeats", "1"]))
 
 
-def test_settings_are_found_and_served(arguments, tmp_path, in_proportion, capsys, monkeypatch):
+def test_settings_are_found_and_served(arguments, tmp_path, timed, capsys, monkeypatch):
     monkeypatch.setattr(vgg13, "compiled", lambda model, *_: model)
     assert run_bench([*arguments, "--max-drop", "60"]) == 0
     results = tmp_path / "results"
@@ -696,7 +678,7 @@ def test_settings_are_found_and_served(arguments, tmp_path, in_proportion, capsy
 
 
 def test_an_interrupted_calibration_says_how_to_go_on(
-    arguments, tmp_path, in_proportion, capsys, monkeypatch
+    arguments, tmp_path, timed, capsys, monkeypatch
 ):
     score, calls = vgg13.score_and_answers, []
 
@@ -717,7 +699,7 @@ def test_an_interrupted_calibration_says_how_to_go_on(
     assert not list(journal.parent.glob("*.partial.json"))
 
 
-def test_batches_that_are_too_few(arguments, in_proportion, capsys):
+def test_batches_that_are_too_few(arguments, timed, capsys):
     assert run_bench([*arguments, "--images", "20"]) == 1
     line = "error: loader must give at least two batches, one for each half; got 1\n"
     assert capsys.readouterr().err.endswith(line)

@@ -4,13 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from study_tools import digits, write_part
+from study_tools import digits, run_script, write_part
 from torch import nn
 
 import reproduce
 import spamm_torch
 from common import results
-from common.console import exit_code
 from common.measuring import cell
 from common.operands import operands
 from models.data import ROOT_VARIABLE
@@ -81,9 +80,8 @@ def measured(rows, **place):
 
 
 def run(capsys, *arguments):
-    code = exit_code(lambda: reproduce.main([str(argument) for argument in arguments]))
-    captured = capsys.readouterr()
-    return code, captured.out.replace("\n", ""), captured.err.splitlines()
+    code, printed, errors = run_script(reproduce.main, capsys, *arguments)
+    return code, printed.replace("\n", ""), errors
 
 
 # ---- A whole run --------------------------------------------------------------------------------
