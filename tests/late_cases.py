@@ -4,12 +4,12 @@ The kernel lets its successor on the stream start at once (programmatic dependen
 kernels of this library, of cuBLAS and of Triton may, and touches its memory only later.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from support import float32_precision
 
 import spamm_torch
 
@@ -76,14 +76,8 @@ class Case:
         return tuple(x for x in results if x is not None)
 
 
-@contextlib.contextmanager
 def tf32(allowed):
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    return float32_precision("high" if allowed else "highest")
 
 
 def layer_norms(x):
@@ -215,10 +209,7 @@ GEOMETRIES = {
 def network_cases(device, dtype):
     """Layers of networks: with nothing skipped, with a residual, of few images, with a pool."""
     values = Values(device)
-
-    def pictures(*shape, scale=1.0):
-        return values.pictures(*shape, dtype=dtype, scale=scale)
-
+    pictures = functools.partial(values.pictures, dtype=dtype)
     for name, (images, channels, out_channels, size, kernel, *place) in GEOMETRIES.items():
         setting = dict(zip(("stride", "padding"), place, strict=True))
         both = {
@@ -257,9 +248,7 @@ def deviation_cases(device, dtype):
     values = Values(device)
     setting = {"threshold": 2.0**-149, "pixel_block": (1, 8, 8), "activation": "relu"}
     zero, minus = torch.zeros_like, torch.neg
-
-    def pictures(*shape, scale=1.0):
-        return values.pictures(*shape, dtype=dtype, scale=scale)
+    pictures = functools.partial(values.pictures, dtype=dtype)
 
     def spots(channels, size=32):
         mask = torch.zeros(4, 1, size, size, device=device)
@@ -383,40 +372,24 @@ def search_cases(device):
     yield Case("order_images", images, functools.partial(OPS.order_images, bands=2), flip)
 
 
-FAMILIES = {
-    "stages": stage_cases,
-    "layers": layer_cases,
-    "searches": search_cases,
-    **{
-        f"{name} of {str(dtype).removeprefix('torch.')}": functools.partial(cases, dtype=dtype)
-        for name, cases, dtypes in (
-            ("layers of networks", network_cases, HALF_TYPES),
-            ("deviations", deviation_cases, HALF_TYPES),
-            ("symmetric products", symmetric_cases, (torch.float16, torch.float32, torch.float64)),
-        )
-        for dtype in dtypes
-    },
-    **{
-        f"products of {name}": functools.partial(product_cases, dtype=dtype, allow_tf32=allow_tf32)
-        for name, dtype, allow_tf32 in (
-            ("float16", torch.float16, False),
-            ("bfloat16", torch.bfloat16, False),
-            ("float32", torch.float32, False),
-            ("float32 as TF32", torch.float32, True),
-            ("float64", torch.float64, False),
-        )
-    },
-    **{
-        f"convolutions of {name}": functools.partial(
-            conv_cases, dtype=dtype, allow_tf32=allow_tf32, out_channels=out_channels
-        )
-        for name, dtype, allow_tf32, out_channels in (
-            ("float16, resident weight", torch.float16, False, 64),
-            ("bfloat16, resident weight", torch.bfloat16, False, 64),
-            ("float16", torch.float16, False, 128),
-            ("bfloat16", torch.bfloat16, False, 192),
-            ("float32", torch.float32, False, 128),
-            ("float32 as TF32", torch.float32, True, 128),
-        )
-    },
-}
+FAMILIES = {"stages": stage_cases, "layers": layer_cases, "searches": search_cases}
+for of, cases, types in (
+    ("layers of networks", network_cases, HALF_TYPES),
+    ("deviations", deviation_cases, HALF_TYPES),
+    ("symmetric products", symmetric_cases, (torch.float16, torch.float32, torch.float64)),
+):
+    for dtype in types:
+        name = f"{of} of {str(dtype).removeprefix('torch.')}"
+        FAMILIES[name] = functools.partial(cases, dtype=dtype)
+for of, dtype, channels in (  # output channels of convolutions; those of 64 have resident weights
+    ("float16", torch.float16, (64, 128)),
+    ("bfloat16", torch.bfloat16, (64, 192)),
+    ("float32", torch.float32, (128,)),
+    ("float32 as TF32", torch.float32, (128,)),
+    ("float64", torch.float64, ()),
+):
+    typed = {"dtype": dtype, "allow_tf32": of.endswith("TF32")}
+    FAMILIES[f"products of {of}"] = functools.partial(product_cases, **typed)
+    for count in channels:
+        name = f"convolutions of {of}, {count} channels"
+        FAMILIES[name] = functools.partial(conv_cases, **typed, out_channels=count)

@@ -1,5 +1,6 @@
 """Matrices that tests share: with decay, exactly summable, and in every layout in memory."""
 
+import numpy as np
 import torch
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -70,6 +71,32 @@ def symmetric(n, dtype=torch.float32, device="cpu", seed=0):
     """The upper triangle of a patchy matrix and its mirror image."""
     upper = patchy(n, n, dtype=dtype, device=device, seed=seed).triu()
     return upper + upper.triu(1).mT
+
+
+NORM_KINDS = ("continuous", "ties", "one value", "decades", "subnormal", "outliers", "specials")
+
+
+def norms(rng, kind, shape, dtype):
+    """Norms with many equal products, with products of zero, below normal numbers, or NaN."""
+    if kind == "ties":
+        values = rng.integers(0, 4, shape).astype(float)
+    elif kind == "one value":
+        values = np.full(shape, 0.3)
+    elif kind == "decades":
+        values = 10.0 ** rng.uniform(-12, 12, shape)
+    elif kind == "subnormal":
+        lowest = -23 if dtype == torch.float32 else -162
+        values = 10.0 ** rng.uniform(lowest, lowest + 4, shape)
+    elif kind == "outliers":
+        values = np.abs(rng.standard_normal(shape))
+        values = np.where(values < 2.2, 0.3, 1e6 * values)
+    else:
+        values = rng.random(shape)
+    if kind == "specials":
+        chosen = rng.random(shape)
+        values = np.where(chosen < 0.2, 0.0, values)
+        values = np.where(chosen > 0.9, rng.choice([np.inf, np.nan, 3e38], shape), values)
+    return torch.from_numpy(values).to(dtype)
 
 
 # ---- Layouts: (..., rows, columns) -> the same shape in other strides ---------------------------

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import spamm_torch
 from spamm_torch import _library
@@ -25,14 +26,30 @@ ACTIVATIONS |= {of.__name__: of for of in (F.relu, F.relu6, F.hardswish, F.silu,
 
 
 @contextlib.contextmanager
-def float32_precision(precision):
-    """The setting of matrix products, which conv2d follows: "high" allows TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+def _changed(get, set, value):
+    before = get()
+    set(value)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        set(before)
+
+
+def float32_precision(precision):
+    """The setting of matrix products, which conv2d follows: "high" allows TF32."""
+    return _changed(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision
+    )
+
+
+def waiting_is_an_error():
+    """Where the host waits for the device, torch raises."""
+    return _changed(torch.cuda.get_sync_debug_mode, torch.cuda.set_sync_debug_mode, "error")
+
+
+def threads(count):
+    """Lets torch compute with so many threads."""
+    return _changed(torch.get_num_threads, torch.set_num_threads, count)
 
 
 def refuses(error, call, *fragments):
@@ -59,31 +76,40 @@ def python(*arguments, cwd=None, check=False, **environment):
     return subprocess.run(command, cwd=cwd, env=env, check=check, capture_output=True, text=True)
 
 
-@contextlib.contextmanager
-def waiting_is_an_error():
-    """Where the host waits for the device, torch raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@contextlib.contextmanager
-def threads(count):
-    """Lets torch compute with so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def cut(x, cuts, devices):
     """Shards of a tensor's rows, on these devices."""
     pairs = zip(itertools.pairwise(cuts), devices, strict=True)
     return [x[first:last].to(device) for (first, last), device in pairs]
+
+
+TWO_GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def check_overwritten(call, operands, expected, rounds):
+    """Calls on side streams of two GPUs, whose operands are overwritten at once.
+
+    ``call`` gets lists of copies of the operands, and gives the parts of what is expected.
+    """
+    streams = [torch.cuda.Stream(device) for device in TWO_GPUS]
+    for device in TWO_GPUS:
+        torch.cuda.synchronize(device)
+    with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
+        for _ in range(rounds):
+            given = [[x.clone() for x in some] for some in operands]
+            found = call(*given)
+            for x in itertools.chain(*given):
+                x.fill_(float("nan"))
+            del given, x
+            for got, wanted in zip(found, expected, strict=True):
+                assert torch.equal(got.cpu(), wanted.cpu())
+
+
+def flops_of(call, backward=False):
+    with FlopCounterMode(display=False) as counter:
+        result = call()
+        if backward:
+            result.sum().backward()
+    return counter.get_total_flops()
 
 
 def uneven(*shape, seed, dtype, least=0.1):
@@ -224,7 +250,5 @@ def made_up(time_of):
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Operators this small gain nothing from threads and lose much on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield

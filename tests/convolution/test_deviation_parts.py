@@ -65,27 +65,24 @@ def check(found, norms, wanted, in_phases, layout=torch.channels_last):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("channels", [(64, 40), (128, 64), (40,), (96, 8), (64, 64, 8)], ids=str)
-@pytest.mark.parametrize("outputs", [32, 64, 136])
+@pytest.mark.parametrize(
+    "channels", [(64, 40), (128, 64), (40,), (72,), (96, 8), (64, 64, 8)], ids=str
+)
+@pytest.mark.parametrize("outputs", [32, 64, 128, 136, 256, 768])
 @pytest.mark.parametrize("size", [(20, 27), (7, 9), (33, 8)])
-def test_parts_are_read_side_by_side(device, dtype, channels, outputs, size):
+@pytest.mark.parametrize("in_phases", [False, True])
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("of_parts", FORMATS)
+def test_parts_side_by_side_and_phases_in_their_places(
+    device, dtype, channels, outputs, size, in_phases, with_norms, of_parts
+):
     given = operands(device, channels, outputs, size, dtype)
     parts, weight, base = given
-    found, norms = convolved(parts, weight, base, 1, 1, norm_parts=norms_of(parts), **ZEROS)
-    layout = torch.channels_last if len(parts) > 1 else torch.contiguous_format
-    check(found, norms, expected(*given), in_phases=False, layout=layout)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("channels", [(64, 40), (72,)], ids=str)
-@pytest.mark.parametrize("outputs", [32, 128, 256, 768])
-@pytest.mark.parametrize("size", [(20, 27), (7, 9), (40, 8)])
-def test_phases_are_put_in_their_places(device, dtype, channels, outputs, size):
-    given = operands(device, channels, outputs, size, dtype)
-    parts, weight, base = given
-    options = {"norm_parts": norms_of(parts), "in_phases": True, **ZEROS}
-    found, norms = convolved(parts, weight, base, 1, 1, **options)
-    check(found, norms, expected(*given, in_phases=True), in_phases=True)
+    options = {"norm_parts": norms_of(parts) if with_norms else [], "in_phases": in_phases, **ZEROS}
+    some = [part.contiguous(memory_format=FORMATS[of_parts]) for part in parts]
+    found, norms = convolved(some, weight, base, 1, 1, **options)
+    layout = FORMATS["last" if in_phases or len(parts) > 1 else of_parts]
+    check(found, norms, expected(*given, in_phases=in_phases), in_phases, layout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -102,20 +99,6 @@ def test_phases_of_other_kernels(device, dtype, kernel, setting, outputs):
     sums = F.conv2d(parts[0].double(), weight.double(), None, 1, padding)
     wanted = placed(F.relu(sums + base.double()) - F.relu(base.double()))
     check(found, norms, wanted, in_phases=True)
-
-
-@pytest.mark.parametrize("in_phases", [False, True])
-@pytest.mark.parametrize("of_parts", FORMATS)
-def test_norms_that_are_not_given(device, in_phases, of_parts):
-    given = operands(device, (64, 40), 128, dtype=torch.float16)
-    parts, weight, base = given
-    for some in (parts, [torch.cat(parts, 1)]):
-        some = [part.contiguous(memory_format=FORMATS[of_parts]) for part in some]
-        found, norms = convolved(
-            some, weight, base, 1, 1, norm_parts=[], in_phases=in_phases, **ZEROS
-        )
-        layout = FORMATS["last" if in_phases or len(some) > 1 else of_parts]
-        check(found, norms, expected(*given, in_phases=in_phases), in_phases, layout)
 
 
 @pytest.mark.parametrize("in_phases", [False, True])

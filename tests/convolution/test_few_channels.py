@@ -31,17 +31,12 @@ CHANNELS_LAST = {"memory_format": torch.channels_last}
 pytestmark = pytest.mark.cuda
 
 
-@pytest.fixture
-def device():
-    return torch.device("cuda")
-
-
-def operands(device, dtype, case):
+def operands(dtype, case):
     images, channels, out_channels, size, kernel, geometry = case
     generator = torch.Generator().manual_seed(sum(case[:3]))
 
     def draw(*shape):
-        return torch.randn(shape, generator=generator).to(device, dtype)
+        return torch.randn(shape, generator=generator).to("cuda", dtype)
 
     input = draw(images, channels, *size).to(**CHANNELS_LAST)
     weight = draw(out_channels, channels, *kernel).to(**CHANNELS_LAST)
@@ -60,8 +55,8 @@ def tolerance(dtype):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_equal_to_the_convolution(device, dtype, case):
-    input, weight, bias, geometry = operands(device, dtype, case)
+def test_equal_to_the_convolution(dtype, case):
+    input, weight, bias, geometry = operands(dtype, case)
     expected = expected_of(input, weight, bias, geometry)
     actual = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
     assert actual.is_contiguous(memory_format=torch.channels_last)
@@ -81,11 +76,11 @@ def test_equal_to_the_convolution(device, dtype, case):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_the_epilogue_and_norms(device, dtype, case, activation, with_residual):
-    input, weight, bias, geometry = operands(device, dtype, case)
+def test_the_epilogue_and_norms(dtype, case, activation, with_residual):
+    input, weight, bias, geometry = operands(dtype, case)
     sums = expected_of(input, weight, bias, geometry)
     residual = torch.randn(sums.shape, generator=torch.Generator().manual_seed(1))
-    residual = residual.to(device, dtype).to(**CHANNELS_LAST) if with_residual else None
+    residual = residual.to("cuda", dtype).to(**CHANNELS_LAST) if with_residual else None
     options = {"tau": 0.0, "residual": residual, "activation": activation, **geometry}
     actual, norms = spamm_torch.conv2d(input, weight, bias, return_norms=True, **options)
     without_norms = spamm_torch.conv2d(input, weight, bias, **options)
@@ -98,8 +93,8 @@ def test_the_epilogue_and_norms(device, dtype, case, activation, with_residual):
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-30)
 
 
-def test_odd_addresses_and_other_batches_change_no_bit(device):
-    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
+def test_odd_addresses_and_other_batches_change_no_bit():
+    input, weight, bias, geometry = operands(torch.float16, CASES[0])
     whole = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
     buffer = input.new_empty(input.numel() + 1)
     shifted = buffer[1:].view(input.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
@@ -112,9 +107,9 @@ def test_odd_addresses_and_other_batches_change_no_bit(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_infinities_and_nan_stay_in_their_windows(device, dtype):
+def test_infinities_and_nan_stay_in_their_windows(dtype):
     """What lies behind a window in memory is read with it, and must not count."""
-    input, weight, bias, geometry = operands(device, dtype, CASES[0])
+    input, weight, bias, geometry = operands(dtype, CASES[0])
     expected = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
     spoilt = input.clone(**CHANNELS_LAST)
     spoilt[3, 1, 10, 12] = torch.inf

@@ -77,17 +77,6 @@ TEST(RowCuts, AreOptimalAmongAllCuts) {
   }
 }
 
-TEST(RowCuts, OneHeavyRowLeavesTheOthersToTheOtherParts) {
-  EXPECT_EQ(row_cuts(Numbers{9, 1, 1, 1}, 2, 1), (Numbers{0, 1, 4}));
-  EXPECT_EQ(row_cuts(Numbers{1, 1, 1, 9}, 2, 1), (Numbers{0, 3, 4}));
-}
-
-TEST(RowCuts, MorePartsThanRowsLeavesTheLastEmpty) {
-  EXPECT_EQ(row_cuts(Numbers{5, 5}, 4, 1), (Numbers{0, 1, 2, 2, 2}));
-  EXPECT_EQ(row_cuts(Numbers{5, 5, 5}, 2, 4), (Numbers{0, 3, 3}));
-  EXPECT_EQ(row_cuts(Numbers{}, 2, 1), (Numbers{0, 0, 0}));
-}
-
 TEST(RowCuts, LargeWorkDoesNotOverflow) {
   constexpr int64_t kLarge = int64_t{1} << 60;
   EXPECT_EQ(row_cuts(Numbers{kLarge, kLarge, kLarge}, 3, 1), (Numbers{0, 1, 2, 3}));

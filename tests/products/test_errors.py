@@ -35,6 +35,9 @@ PRODUCTS = {
     "addmm": lambda a, b, aa, bb, **knobs: addmm(b[:1], a, b, **knobs),
     "bmm": lambda a, b, aa, bb, **knobs: bmm(aa, bb, **knobs),
     "linear": lambda a, b, aa, bb, **knobs: linear(a, b.t(), **knobs),
+    "conv2d": lambda a, b, aa, bb, **knobs: spamm_torch.conv2d(
+        a[None, None], b[None, None, :3, :3], **knobs
+    ),
 }
 every_product = pytest.mark.parametrize("product", PRODUCTS)
 STAGES = {

@@ -18,30 +18,9 @@ from spamm_torch._histogram import find_tau_across
 
 INF, NAN = float("inf"), float("nan")
 REAL = (torch.float32, torch.float64)
-KINDS = ("continuous", "ties", "one value", "decades", "subnormal", "specials")
 BINS = 2048
 MOST_SHIFT = {torch.float32: 20, torch.float64: 52}
 product_histogram = torch.ops.spamm_torch.product_histogram
-
-
-def norms(rng, kind, shape, dtype):
-    """Norms with many equal products, with products of zero, below normal numbers, or NaN."""
-    if kind == "ties":
-        values = rng.integers(0, 4, shape).astype(float)
-    elif kind == "one value":
-        values = np.full(shape, 0.3)
-    elif kind == "decades":
-        values = 10.0 ** rng.uniform(-12, 12, shape)
-    elif kind == "subnormal":
-        lowest = -23 if dtype == torch.float32 else -162
-        values = 10.0 ** rng.uniform(lowest, lowest + 4, shape)
-    else:
-        values = rng.random(shape)
-    if kind == "specials":
-        chosen = rng.random(shape)
-        values = np.where(chosen < 0.2, 0.0, values)
-        values = np.where(chosen > 0.9, rng.choice([INF, NAN, 3e38], shape), values)
-    return torch.from_numpy(values).to(dtype)
 
 
 @st.composite
@@ -49,8 +28,10 @@ def pairs_of_maps(draw, max_edge=8):
     """Norm maps on the CPU, some empty."""
     rows, inner, columns = (draw(st.integers(0, max_edge)) for _ in range(3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    kind, dtype = draw(st.sampled_from(KINDS)), draw(st.sampled_from(REAL))
-    return norms(rng, kind, (rows, inner), dtype), norms(rng, kind, (inner, columns), dtype)
+    kind, dtype = draw(st.sampled_from(matrices.NORM_KINDS)), draw(st.sampled_from(REAL))
+    return matrices.norms(rng, kind, (rows, inner), dtype), matrices.norms(
+        rng, kind, (inner, columns), dtype
+    )
 
 
 # ---- product_histogram --------------------------------------------------------------------------
@@ -114,12 +95,12 @@ def test_histogram_counts_all_batches_and_any_stride(device):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", REAL)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrices.NORM_KINDS)
 @pytest.mark.parametrize("shape", [(3, 200, 65), (65, 3, 64), (128, 128, 128), (150, 170, 190)])
 def test_cpu_and_cuda_count_alike(shape, kind, dtype):
     m, k, n = shape
     rng = np.random.default_rng(0)
-    pair = norms(rng, kind, (m, k), dtype), norms(rng, kind, (k, n), dtype)
+    pair = matrices.norms(rng, kind, (m, k), dtype), matrices.norms(rng, kind, (k, n), dtype)
     there = [norm.cuda() for norm in pair]
     middle = int(np.median(keys_of(*pair)))
     for low, shift in ((0, MOST_SHIFT[dtype]), (middle, 0), (max(middle - 2**15, 0), 5)):
@@ -274,15 +255,3 @@ def test_nothing_waits_for_the_device_before_the_product_is_found():
     with waiting_is_an_error(), refused:
         find_tau_across(norm_a, norm_b, 0.3, 40 * 30 * 50, rounds.append)
     assert len(rounds) == 3
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", REAL)
-@pytest.mark.parametrize("kind", KINDS)
-def test_cpu_and_cuda_ranks_find_the_same_tau(kind, dtype):
-    rng = np.random.default_rng(0)
-    norm_a, norm_b = norms(rng, kind, (150, 170), dtype), norms(rng, kind, (170, 190), dtype)
-    for ratio in (0.001, 0.3, 1.0):
-        expected = spamm_torch.find_tau(norm_a, norm_b, ratio)
-        parts = [(norm_a[rows].cuda(), norm_b.cuda()) for rows in cut(rng, 150, 3)]
-        assert all(torch.equal(tau.cpu(), expected) for tau in search(parts, ratio)[0])

@@ -8,7 +8,7 @@ import matrices
 import pytest
 import torch
 import torch.nn.functional as F
-from support import cut
+from support import TWO_GPUS, check_overwritten, cut, flops_of
 from torch.library import opcheck
 
 import spamm_torch
@@ -16,7 +16,6 @@ import spamm_torch
 ops = torch.ops.spamm_torch
 
 KNOBS = [{"tau": 3.0}, {"valid_ratio": 0.5}, {"max_error": 0.1}, {"tau": 0.0}]
-TWO_GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 def name_of(knob):
@@ -127,16 +126,6 @@ def test_a_weight_for_each_shard_and_gradients_for_what_asks(device):
     assert [output.requires_grad for output in outputs] == [True, False, False]
 
 
-def test_bad_values_are_never_skipped(device):
-    input, weight = images(128, device=device), weights(24, 40, 3, 3, device=device)
-    input[100, 3, 4, 4], weight[2, 5, 1, 1] = float("nan"), float("inf")
-    for knob in ({"tau": 1e30}, {"valid_ratio": 0.1}):
-        expected = spamm_torch.conv2d(input, weight, **knob)
-        outputs = spamm_torch.conv2d([input[:64], input[64:]], weight, **knob)
-        assert expected.isnan().any()
-        assert torch.equal(torch.cat(outputs).nan_to_num(7), expected.nan_to_num(7))
-
-
 # In each of these the kernel or tile of a shard by itself would be another than the whole's.
 @pytest.mark.cuda
 @pytest.mark.parametrize("knob", [{"tau": 0.0}, {"valid_ratio": 0.5}], ids=name_of)
@@ -243,15 +232,9 @@ def test_compiles(device):
 
 def test_flops(device):
     input, weight = images(100, device=device), weights(24, 40, 3, 3, device=device)
-    counted = []
-    for convolve in (
-        lambda: spamm_torch.conv2d(input, weight, tau=3.0),
-        lambda: spamm_torch.conv2d([input[:64], input[64:]], weight, tau=3.0),
-    ):
-        with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
-            convolve()
-        counted.append(counter.get_total_flops())
-    assert counted[0] == counted[1] > 0
+    whole = flops_of(lambda: spamm_torch.conv2d(input, weight, tau=3.0))
+    shards = [input[:64], input[64:]]
+    assert flops_of(lambda: spamm_torch.conv2d(shards, weight, tau=3.0)) == whole > 0
 
 
 # ---- Errors -------------------------------------------------------------------------------------
@@ -289,13 +272,6 @@ NO_CUDA = "devices must be CUDA devices .*; got "
         (([*HALVES[:1], INPUT.double()], WEIGHT), TAU, TypeError, "dtype; got float32 and float64"),
         (([INPUT], WEIGHT), {}, ValueError, "exactly one of tau, valid_ratio and max_error"),
         (([INPUT], WEIGHT), {"tau": torch.ones((), requires_grad=True)}, RuntimeError, "gradient"),
-        ((INPUT, WEIGHT), {"devices": []}, ValueError, "at least one CUDA device; got none"),
-        ((INPUT, WEIGHT), {"devices": [1, 0, 1]}, ValueError, r"distinct; got \[1, 0, 1\]"),
-        ((INPUT, WEIGHT), {"devices": ["cpu"]}, ValueError, f"{NO_CUDA}cpu"),
-        ((INPUT, WEIGHT), {"devices": [torch.device("cuda")]}, ValueError, f"{NO_CUDA}cuda"),
-        ((INPUT, WEIGHT), {"devices": 1}, TypeError, f"{DEVICES}1"),
-        ((INPUT, WEIGHT), {"devices": [True]}, TypeError, f"{DEVICES}True in it"),
-        ((INPUT, WEIGHT), {"devices": [99]}, (ValueError, RuntimeError), "must be .*; got .*99"),
         (
             (INPUT, WEIGHT),
             {"devices": [0], "norm_weight": ops.conv2d_weight_norm(WEIGHT), "return_norms": True},
@@ -308,6 +284,29 @@ def test_errors(given, options, error, message):
         options = {**TAU, **options}
     with pytest.raises(error, match=message):
         spamm_torch.conv2d(*given, **options)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "message"),
+    [
+        ([], ValueError, "at least one CUDA device; got none"),
+        ([1, 0, 1], ValueError, r"devices must be distinct; got \[1, 0, 1\]"),
+        (["cpu"], ValueError, f"{NO_CUDA}cpu"),
+        ([torch.device("cuda")], ValueError, f"{NO_CUDA}cuda"),
+        (["gpu"], ValueError, f"{NO_CUDA}'gpu'"),
+        (1, TypeError, f"{DEVICES}1"),
+        ([0.5], TypeError, f"{DEVICES}0.5 in it"),
+        ([0, []], TypeError, f"{DEVICES}\\[\\] in it"),
+        ([True], TypeError, f"{DEVICES}True in it"),
+        ([99], (ValueError, RuntimeError), "must be .*; got .*99"),
+    ],
+)
+@pytest.mark.parametrize("call", [spamm_torch.mm, spamm_torch.conv2d])
+def test_devices_that_are_refused(call, devices, error, message):
+    given = (INPUT, WEIGHT) if call is spamm_torch.conv2d else (WEIGHT[0, 0], WEIGHT[0, 0])
+    for some in (devices, iter(devices)) if isinstance(devices, list) else (devices,):
+        with pytest.raises(error, match=message):
+            call(*given, tau=0.1, devices=some)
 
 
 @pytest.mark.cuda
@@ -399,21 +398,16 @@ class TestTwoGpus:
         input = images(1024, 64, (16, 16), torch.float16, "cuda:0")
         weight = weights(128, 64, 3, 3, dtype=torch.float16, device="cuda:0")
         expected = spamm_torch.conv2d(input, weight, padding=1, **knob)
-        kept = cut(input, (0, 512, 1024), TWO_GPUS)
-        streams = [torch.cuda.Stream(device) for device in TWO_GPUS]
-        for device in TWO_GPUS:
-            torch.cuda.synchronize(device)
-        with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
-            for _ in range(30):
-                shards, w = [x.clone() for x in kept], weight.clone()
-                outputs = spamm_torch.conv2d(shards, w, padding=1, **knob)
-                for x in (*shards, w):
-                    x.fill_(float("nan"))
-                del shards, w
-                for got, want in zip(outputs, expected.split(512), strict=True):
-                    assert torch.equal(got.cpu(), want.cpu())
-                x, w = input.clone(), weight.clone()
-                output = spamm_torch.conv2d(x, w, padding=1, devices=[0, 1], **knob)
-                x.fill_(float("nan"))
-                w.fill_(float("nan"))
-                assert torch.equal(output.cpu(), expected.cpu())
+        options = {"padding": 1, **knob}
+        check_overwritten(
+            lambda shards, weights: spamm_torch.conv2d(shards, *weights, **options),
+            [cut(input, (0, 512, 1024), TWO_GPUS), [weight]],
+            expected.split(512),
+            rounds=30,
+        )
+        check_overwritten(
+            lambda x: [spamm_torch.conv2d(*x, devices=[0, 1], **options)],
+            [[input, weight]],
+            [expected],
+            rounds=30,
+        )

@@ -70,17 +70,21 @@ def test_functions_of_eigenvalues(form, max_error, name):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 12])
 @pytest.mark.parametrize("max_error", [0.0, 1e-6, 1e-3])
-def test_matrix_power(form, n, max_error):
-    a = decaying() + 0.1 * decaying(1).triu()  # not symmetric
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_matrix_power(form, n, max_error, dtype):
+    a = (decaying() + 0.1 * decaying(1).triu()).to(dtype)  # not symmetric
     given_a, options = given(a, form)
     found = linalg.matrix_power(given_a, n, max_error=max_error, **options)
-    whole = given_a if form == "dense" else sparse.to_dense(given_a)
+    whole = (given_a if form == "dense" else sparse.to_dense(given_a)).double()
     right = torch.linalg.matrix_power(whole, n)
     if form == "padded" and n == 0:
         right.diagonal()[N:] = 0
     got = found.matrix if form == "dense" else sparse.to_dense(found.matrix)
-    rounding = 1e-13 * max(1, torch.linalg.vector_norm(whole) ** n)
-    assert torch.linalg.vector_norm(got - right) <= found.error_bound + rounding
+    error, size = torch.linalg.vector_norm(got - right), torch.linalg.vector_norm(whole)
+    rounding = max(1, size**n) * (1e-13 if dtype == torch.float64 else 1e-5)
+    assert error <= found.error_bound + rounding
+    assert error <= found.total_bound + 1e-13 * max(1, size**n)
+    assert found.error_bound <= found.total_bound < math.inf
     assert [step.step for step in found.iterations][:2] == ["a^2", "a^3" if n in (3, 7) else "a^4"][
         : len(found.iterations)
     ]
