@@ -39,7 +39,7 @@ GEOMETRY |= {"layout_weight": ("contiguous", "channels last", "strided"), **COMM
 GEOMETRY |= {"activation": tuple(support.ACTIVATIONS)}
 CONVOLUTION = {"images": (1, 2, 3, 5, 17, 63, 64, 65, 70, 129, 300, 0), **GEOMETRY}
 CONVOLUTION |= {"height": (1, 2, 3, 5, 8, 9, 14, 17), "width": (1, 2, 3, 5, 7, 8, 16, 19)}
-CONVOLUTION |= {"pattern_w": ("patchy", "normal", "normal", "zeros", "tiny", "nan")}
+CONVOLUTION |= {"pattern_w": ("patchy", "normal", "normal", "zeros", "tiny", "nan", "inf")}
 CONVOLUTION |= {"pattern_x": (*PATTERNS, "normal", "normal"), "bias": (False, True)}
 CONVOLUTION |= {"residual": (None, *LAYOUTS), "share": (0.0, 0.5, 0.1, 0.9, 1.0)}
 CONVOLUTION |= {"block": (None, None, 64, 32, 128, (64, 32, 64), (128, 64, 128))}
@@ -47,6 +47,7 @@ PIXEL_BLOCKS = ((1, 8, 8), (64, 1, 1), (4, 4, 4), (1, 4, 8), (2, 8, 8), (8, 1, 8
 PIXEL_BLOCKS += ((128, 1, 1), (32, 1, 1), (32, 1, 2), (8, 16, 1), (4, 2, 8), (2, 4, 4), (1, 1, 64))
 CONVOLUTION |= {"pixel_block": (None, None, *PIXEL_BLOCKS)}
 FORMS = ("conv", "norms", "chain", "shards", "weight norms", "valid_ratio", "max_error", "dense")
+FORMS += ("info",)
 CONVOLUTION |= {"form": FORMS}
 MOST = 80_000  # numbers in the matrices of a case, so that it takes milliseconds
 
@@ -174,6 +175,14 @@ def convolution(case, device):
         found = torch.cat(spamm_torch.conv2d(parts, w, bias, **geometry, **blocks, **rest))
     elif form == "conv":
         found = call(tau=tau)
+    elif form == "info":
+        found, info = call(tau=tau, return_info=True)
+        share = valid.double().mean().item() if valid.numel() else 1.0
+        expect(abs(info.valid_ratio.item() - share) < 1e-6, f"{info}, the oracle {share}")
+        kept = product(oracle.weights, oracle.columns)
+        lost = (oracle.product(torch.ones_like(valid)) - kept).norm().item()
+        least = 1e-12 * size.norm().item()
+        expect(not lost > info.error_bound.item() * (1 + 1e-5) + least, f"{info}, lost {lost}")
     else:
         found, norms = call(tau=tau, return_norms=True)
     got = f"{found.dtype} on {found.device}"
@@ -210,6 +219,7 @@ ENGINES |= {"images": {"threshold": 1e-30, "pixel_block": (64, 1, 1)}}
 ENGINES |= {"wide": {"threshold": 2.0**-149, "pixel_block": (1, 2, 32)}}
 ENGINES |= {"high": {"threshold": 2.0**-149, "pixel_block": (1, 16, 8)}}
 DEVIATION |= {"engine": tuple(ENGINES), "pool": (None, (2, 2, 0), (3, 2, 1))}
+DEVIATION["pool"] += ((3, 1, 1, 2), (2, 2, 0, 1, True))
 
 
 def deviation(case, device):
@@ -259,13 +269,16 @@ def deviation(case, device):
             functools.partial(F.max_pool2d, **_pool(case["pool"])),
             found.cpu().double() + lone,
         )
+        nothing = pool(found.cpu().abs()) == 0
+        expect(not pooled.cpu()[nothing].any(), "a pool is not zero where nothing differs")
         most = pool(both.abs() + lone.abs())
         expect_near(pooled, pool(both) - pool(lone), most, most, 1, passes=2)
         space.expect_norms(norms, norms_of(pooled), "norms of the pool", 2e-5)
 
 
 def _pool(numbers):
-    return dict(zip(("kernel_size", "stride", "padding"), numbers, strict=True))
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    return dict(zip(names, numbers, strict=False))
 
 
 POOL = COMMON | {"images": (1, 2, 3, 17, 64, 65, 129, 300, 0)}

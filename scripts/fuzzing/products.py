@@ -137,7 +137,7 @@ def dense(case, device):
     options, plain = {**knob, "block": (bm, bk, bn)}, {**knob, "block": (bm, bk, bn)}
     if case["given"] or form == "in place":  # the norms of a copy may round apart
         options |= {"norm_a": maps[0], "norm_b": maps[1]}
-    scaling, again, norms = {}, None, None  # again: the same in another way
+    scaling, again, norms, info = {}, None, None, None  # again: the same in another way
     if form in ("addmm", "in place"):
         shape = {"matrix": (m, n), "row": (n,), "column": (m, 1), "number": ()}[case["added"]]
         pattern = "nan" if case["beta"] == 0 else "patchy"
@@ -147,15 +147,15 @@ def dense(case, device):
         scaling = {"input": space.values((n,), "patchy", dtype, seed + 2)}
         found = spamm_torch.linear(a, b.mT, scaling["input"].to(device), **plain)
     elif form == "bmm":
-        found = spamm_torch.bmm(a, b, **plain)
+        found, info = spamm_torch.bmm(a, b, **plain, return_info=True)
     elif form == "shards":
         parts = [a[i:j] for i, j in itertools.pairwise((0, min(m, bm), m))]
         found = torch.cat(spamm_torch.mm_shards(parts, [b, b], **plain))
         again = spamm_torch.mm(a, b, **plain)
     elif form == "addmm":
         again = spamm_torch.addmm(added.to(device), a, b, **scaling, **plain)
-        options |= scaling | {"return_norms": True}
-        found, norms = spamm_torch.addmm(added.to(device), a, b, **options)
+        options |= scaling | {"return_norms": True, "return_info": True}
+        found, norms, info = spamm_torch.addmm(added.to(device), a, b, **options)
         scaling["input"] = added
     elif form == "in place":
         found = spamm_torch.addmm(a, a, b, **scaling, **options)
@@ -174,12 +174,18 @@ def dense(case, device):
         again = spamm_torch.mm(a, b, **plain)
     else:
         kind = {"symmetric": form == "symmetric"}
-        found, norms = spamm_torch.mm(a, b, **kind, **options, return_norms=True)
+        options |= {"return_norms": True, "return_info": True}
+        found, norms, info = spamm_torch.mm(a, b, **kind, **options)
         again = spamm_torch.mm(a, b, **kind, **plain)
     got = f"{found.dtype} on {found.device}"
     expect(found.dtype == dtype and found.device.type == device.type, got)
     if norms is not None:
         expect_bits(norms, spamm_torch.norm_map(found, (bm, bn)), "norms of the result")
+    if info is not None:
+        told = spamm_torch.valid_ratio(*maps, info.tau), spamm_torch.error_bound(*maps, info.tau)
+        expect(info.tau.item() == oracle.rounded(tau, host[0].numpy().dtype) or tau != tau, info)
+        expect_bits(torch.stack(info[1:3]), torch.stack(told), "what is told of the norms")
+        expect(info[3:] == ((bm, bk, bn), None), info)
     found, again = found.cpu(), None if again is None else again.cpu()
     results, upper = [found] if again is None else [found, again], form == "symmetric"
     if again is not None and (device.type == "cpu" or form == "shards"):
@@ -243,7 +249,7 @@ def sparse(case, device):
     tau = tau.cpu() if isinstance(tau, torch.Tensor) else tau
     options = {**knob, "return_norms": True, "symmetric": is_symmetric}
     drop = {"drop": torch.finfo(host_a.dtype).smallest_normal} if form == "drop" else {}
-    scaling, mask_c, mask = {}, torch.zeros(m, n, dtype=torch.bool), None
+    scaling, mask_c, mask, info = {}, torch.zeros(m, n, dtype=torch.bool), None, None
     if form == "addmm":
         mask, added = _blocks(m, n, 0.4, case, "patchy", seed + 2)
         scaling, mask_c = {"beta": case["beta"], "alpha": case["alpha"]}, mask & bool(case["beta"])
@@ -254,7 +260,7 @@ def sparse(case, device):
     elif is_dense:
         found, norms = spamm_torch.mm(a, host_b.to(device), **options)
     else:
-        found, norms = spamm_torch.mm(a, b, **options, **drop)
+        found, norms, info = spamm_torch.mm(a, b, **options, **drop, return_info=True)
     if is_dense:
         expect_bits(norms, spamm_torch.norm_map(found, edge), "norms of the result")
     else:
@@ -268,6 +274,13 @@ def sparse(case, device):
             pattern = pattern.triu() | pattern.triu().T
         rows = torch.arange(m).repeat_interleave(found.crow_indices().diff().cpu().long())
         stored[rows, found.col_indices().cpu().long()] = True
+        if info and not is_symmetric:
+            count = np.count_nonzero(valid & exists)
+            shares = [count / x if x else 1.0 for x in (np.count_nonzero(exists), exists.size)]
+            told = [x.item() for x in (info.valid_ratio, info.valid_ratio_of_all)]
+            expect(np.allclose(told, shares, rtol=1e-6), f"{info}, the oracle {shares}")
+            expect(form == "drop" or info.drop_bound == 0, f"{info}, where nothing is dropped")
+        expect(found.col_indices().dtype == a.col_indices().dtype, f"{found.col_indices().dtype}")
         fewer = form == "drop" and not (stored & ~pattern).any()
         expect(fewer or torch.equal(stored, pattern), "blocks that the result stores")
         found = spamm_torch.sparse.to_dense(found)

@@ -179,24 +179,6 @@ def test_padding_times_infinity_is_no_number(device, dtype, images, tau, bad, pi
     assert (got.double() - expected)[finite].abs().max() <= limit
 
 
-@pytest.mark.parametrize("images", [1, 5, 64])
-@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_infinite_pixels_reach_their_windows_alone(device, images, bad):
-    input = uneven(images, 72, 6, 5, seed=7, dtype=torch.float32)
-    weight = uneven(72, 72, 3, 3, seed=8, dtype=torch.float32)
-    setting = {"padding": 1, "tau": 1e-6}
-    before = spamm_torch.conv2d(input.to(device), weight.to(device), **setting).cpu()
-    input[0, 7, 2, 3] = bad
-    after = spamm_torch.conv2d(input.to(device), weight.to(device), **setting).cpu()
-    touched = torch.zeros_like(after, dtype=torch.bool)
-    touched[0, :, 1:4, 2:5] = True
-    assert not after[touched].isfinite().any()
-    if device == "cpu":
-        assert torch.equal(after[~touched], before[~touched])
-    else:  # products of blocks with an infinity take another way, which rounds differently
-        torch.testing.assert_close(after[~touched], before[~touched])
-
-
 @pytest.mark.parametrize(
     ("dtype", "large"), [(torch.bfloat16, 256), (torch.float16, 2048)], ids=str
 )

@@ -74,19 +74,6 @@ def test_a_product_of_norms_at_tau_is_kept_on_the_cpu(images, channels):
     assert not spamm_torch.conv2d(input, weight, tau=tau.nextafter(tau + 1)).any()
 
 
-def test_columns_outside_the_grid_enter_no_norm(device):
-    # Only the window's first row has weights, and no output pixel sees rows 7 and 8 through it. But
-    # the windows below the 7 x 7 grid, which the 8 x 8 block covers, would.
-    input = torch.ones(1, 32, 9, 9, device=device)
-    input[:, :, 7:] = 100
-    weight = torch.zeros(32, 32, 3, 3, device=device)
-    weight[:, :, 0] = 1
-    skip_norm = 32.0 * (64 * 32) ** 0.5  # as if all 64 columns were there, all ones
-    setting = {"block": (32, 32, 64), "pixel_block": (1, 8, 8)}
-    assert torch.all(spamm_torch.conv2d(input, weight, tau=skip_norm * 0.999, **setting) == 96)
-    assert torch.all(spamm_torch.conv2d(input, weight, tau=skip_norm * 1.001, **setting) == 0)
-
-
 @pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
 def test_norms_of_weights_change_nothing_where_nothing_is_skipped(
     device, dtype, pixel_block, monkeypatch, exact_reference
@@ -100,16 +87,6 @@ def test_norms_of_weights_change_nothing_where_nothing_is_skipped(
     output = spamm_torch.conv2d(input, weight, norm_weight=norms, **options)
     expected = F.conv2d(input.double(), weight.double(), padding=1)
     assert (output.double() - expected).norm() <= 4e-3 * expected.norm()
-
-
-def test_infinities_and_nans_are_never_skipped(device):
-    input = torch.ones(1, 2, 8, 16, device=device)
-    input[0, 0, 3, 3] = float("inf")
-    input[0, 0, 3, 12] = float("nan")
-    weight = torch.ones(2, 2, 1, 1, device=device)
-    output = spamm_torch.conv2d(input, weight, tau=1e30, pixel_block=(1, 8, 8))
-    assert output[0, 0, 3, 3] == float("inf")
-    assert output[0, 0, 3, 12].isnan()
 
 
 def test_given_weight_norms_replace_the_weights_own(device):
@@ -144,21 +121,26 @@ def test_valid_ratio_is_that_of_skip_norms(device, searched, ratio):
     input, weight, setting, reference = searched
     norm_a, _, skip_norm = reference.norms(device)
     tau = spamm_torch.find_tau(norm_a, skip_norm, ratio)
-    got = spamm_torch.conv2d(input.to(device), weight.to(device), valid_ratio=ratio, **setting)
+    knob = {"valid_ratio": ratio, "return_info": True}
+    got, info = spamm_torch.conv2d(input.to(device), weight.to(device), **knob, **setting)
     valid = ~(norm_products(norm_a, skip_norm) < tau)
     assert abs(valid.double().mean().item() - ratio) < 0.01
+    assert info.valid_ratio.item() == pytest.approx(valid.double().mean().item(), abs=1e-6)
     assert_near(got, reference.product(valid))
 
 
 @pytest.mark.parametrize("max_error", [0.0, 1e-3, 1e-2, 0.3])
 def test_max_error_is_kept(device, searched, max_error):
     input, weight, setting, reference = searched
-    got = spamm_torch.conv2d(input.to(device), weight.to(device), max_error=max_error, **setting)
+    knob = {"max_error": max_error, "return_info": True}
+    got, info = spamm_torch.conv2d(input.to(device), weight.to(device), **knob, **setting)
     error = (got.cpu() - F.conv2d(input, weight, padding=1)).norm()
     limit = max_error * reference.weights.norm() * reference.columns.norm()
-    assert error <= limit + 1e-12 * limit.clamp(min=1)
+    assert error <= info.error_bound.cpu() + 1e-12 * limit.clamp(min=1)
+    assert info.error_bound <= limit * (1 + 1e-12)
     norm_a, norm_b, skip_norm = reference.norms(device)
     tau = ops.find_tau(norm_a, norm_b, max_error=max_error, skip_norm_b=skip_norm)
+    torch.testing.assert_close(info.tau, tau, rtol=1e-12, atol=0)
     skipped = norm_products(norm_a, skip_norm) < tau
     assert_near(got, reference.product(~skipped))
     loses = bool((norm_products(norm_a, norm_b)[skipped] > 0).any())
@@ -365,19 +347,6 @@ def test_gradcheck(device, shape):
     assert torch.autograd.gradgradcheck(convolve, tensors, fast_mode=True)
 
 
-def test_compiles_with_a_dynamic_batch(device):
-    weight = randn(4, 3, 3, 3, device=device)
-
-    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
-    def convolve(input):
-        return spamm_torch.conv2d(input, weight, padding=1, valid_ratio=0.5).relu()
-
-    for images in (2, 5):
-        input = randn(images, 3, 7, 7, device=device)
-        expected = spamm_torch.conv2d(input, weight, padding=1, valid_ratio=0.5).relu()
-        assert torch.equal(convolve(input), expected)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("knob", [{}, {"valid_ratio": 0.5}, {"max_error": 0.2}])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -405,13 +374,6 @@ def test_can_be_captured(knob, dtype, precision, sizes):
 
 GOOD = {"input": torch.zeros(2, 4, 8, 8), "weight": torch.zeros(6, 4, 3, 3), "tau": 1.0}
 BAD = [
-    ({"tau": None}, ValueError, r"exactly one of .* must be given; got none"),
-    ({"tau": float("nan")}, ValueError, r"tau must be a number; got nan"),
-    ({"tau": None, "valid_ratio": 1.5}, ValueError, r"valid_ratio must be in \(0, 1\]; got 1.5"),
-    ({"tau": None, "max_error": -0.1}, ValueError, r"max_error must be at least 0; got -0.1"),
-    ({"tau": torch.zeros(2)}, RuntimeError, r"tau must be a 0-d tensor; got shape \[2\]"),
-    ({"tau": torch.tensor(1)}, TypeError, r"tau must be a floating-point tensor; got int64"),
-    ({"block": 48}, ValueError, r"block must be 32, 64 or 128.*got 48"),
     ({"pixel_block": (1, 3, 8)}, ValueError, r"powers of two .* got \[1, 3, 8\]"),
     ({"pixel_block": (2, 2, 4)}, ValueError, r"product is 32, 64 or 128; got \[2, 2, 4\]"),
     ({"pixel_block": (2**62, 2, 16)}, ValueError, r"product is 32, 64 or 128; got \[4611"),
@@ -491,10 +453,3 @@ def test_a_stride_beyond_the_input_reads_only_the_input(device, stride):
     pairs = None, (1,), "same", (2,)  # numbers in tuples of one are pairs
     found = spamm_torch.conv2d(x, weight, *pairs, tau=0.0)
     assert_near(found, F.conv2d(x.double(), weight.double(), *pairs))
-
-
-@pytest.mark.cuda
-def test_operands_on_two_devices_are_refused():
-    message = "input and weight must be on the same device; got cuda:0 and cpu"
-    with pytest.raises(RuntimeError, match=message):
-        spamm_torch.conv2d(GOOD["input"].cuda(), GOOD["weight"], tau=1.0)

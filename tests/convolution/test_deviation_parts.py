@@ -71,8 +71,9 @@ def check(found, norms, wanted, in_phases, layout=torch.channels_last):
 @pytest.mark.parametrize("outputs", [32, 64, 128, 136, 256, 768])
 @pytest.mark.parametrize("size", [(20, 27), (7, 9), (33, 8)])
 @pytest.mark.parametrize("in_phases", [False, True])
-@pytest.mark.parametrize("with_norms", [False, True])
-@pytest.mark.parametrize("of_parts", FORMATS)
+@pytest.mark.parametrize(
+    ("with_norms", "of_parts"), [(False, "first"), (False, "last"), (True, "first")]
+)
 def test_parts_side_by_side_and_phases_in_their_places(
     device, dtype, channels, outputs, size, in_phases, with_norms, of_parts
 ):

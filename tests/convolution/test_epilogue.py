@@ -4,21 +4,14 @@ import matrices
 import pytest
 import torch
 import torch.nn.functional as F
-from support import ACTIVATIONS, FORMATS
+from support import ACTIVATIONS
 from torch import nn
 
 import spamm_torch
 from spamm_torch import SpAMMConv2d
 
 ops = torch.ops.spamm_torch
-DTYPES = matrices.DTYPES
 
-LAYOUTS = {
-    "contiguous": lambda x: x.contiguous(),
-    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
-    "strided": lambda x: torch.stack((x, x), -1)[..., 0],
-    "expanded": lambda x: x[:1, :, :1, :1].expand_as(x),
-}
 # Several roundings to the type, where no kernel computes all of the epilogue.
 TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-12}
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -61,20 +54,6 @@ def assert_near(actual, expected):
     torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.strength(3)
-@each_call
-@activations
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("memory_format", FORMATS.values(), ids=FORMATS)
-def test_nothing_skipped(device, call, dtype, activation, layout, memory_format):
-    input, weight, bias, residual = case(device, dtype)
-    input = input.contiguous(memory_format=memory_format)
-    options = {"padding": 1, "residual": LAYOUTS[layout](residual), "activation": activation}
-    actual = call(input, weight, bias, **options)
-    assert_near(actual, reference(input, weight, bias, **options))
-    assert actual.is_contiguous(memory_format=memory_format)
-
-
 @activations
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("with_residual", [False, True])
@@ -95,28 +74,6 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
-@activations
-@pytest.mark.parametrize(
-    "setting", [{}, {"pixel_block": (1, 8, 8)}, {"block": 32}, {"block": (128, 64, 128)}], ids=str
-)
-def test_what_is_skipped_is_not_the_epilogue(device, dtype, activation, setting):
-    """The sums are those of the same call without an epilogue, whatever kernel it takes."""
-    input, weight, bias, residual = case(device, dtype, images=70, channels=(64, 64))
-    input = input * torch.linspace(0, 1, 7, device=device, dtype=dtype)
-    knob = {"padding": 1, "valid_ratio": 0.5, **setting}
-    sums = spamm_torch.conv2d(input, weight, bias, **knob).double()
-    assert (sums - reference(input, weight, bias, None, "none", padding=1)).abs().max() > 0.1
-    for addend in (None, residual):
-        actual = spamm_torch.conv2d(
-            input, weight, bias, **knob, residual=addend, activation=activation
-        )
-        plain = sums if addend is None else sums + addend.double()
-        assert_near(actual, ACTIVATIONS[activation](plain))
-    if activation == "relu":
-        rectified = spamm_torch.conv2d(input, weight, bias, **knob, residual=residual, relu=True)
-        assert torch.equal(rectified, actual)
-
-
 @each_call
 @pytest.mark.parametrize(
     "geometry",
@@ -131,18 +88,6 @@ def test_geometries_and_single_pictures(device, dtype, call, geometry):
     expected = reference(input, weight, bias, residual, **options)
     assert_near(call(input, weight, bias, residual=residual, **options), expected)
     assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
-
-
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_output_norms_are_those_of_the_result(device, dtype, with_residual):
-    input, weight, bias, residual = case(device, dtype, images=66, channels=(64, 72))
-    options = {"padding": 1, "tau": 0.5, "activation": "relu"}
-    options["residual"] = residual if with_residual else None
-    output, norms = spamm_torch.conv2d(input, weight, bias, **options, return_norms=True)
-    assert torch.equal(output, spamm_torch.conv2d(input, weight, bias, **options))
-    by_pixel = output.permute(2, 3, 0, 1)
-    expected = spamm_torch.norm_map(by_pixel, 64).permute(2, 0, 1, 3)
-    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-6)
 
 
 def skipping(*operands, **options):
@@ -194,22 +139,6 @@ def test_nothing_to_compute(device, call, images, channels, groups, activation):
     options = {"groups": groups, "residual": residual, "activation": activation}
     expected = ACTIVATIONS[activation](bias[:, None, None] + residual)
     torch.testing.assert_close(call(input, weight, bias, **options), expected)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_one_residual_for_all_images(dtype):
-    """Kernels whose tiles cross images cannot read it as one image."""
-    operands = case("cuda", dtype, (64, 64), images=4, size=(56, 56))
-    input, weight, bias, residual = (
-        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in operands
-    )
-    shared = residual[:1].expand(4, -1, -1, -1)
-    copies = shared.contiguous(memory_format=torch.channels_last)
-    options = {"padding": 1, "tau": 0.0, "pixel_block": (1, 8, 8), "activation": "relu"}
-    found = spamm_torch.conv2d(input, weight, bias, residual=shared, **options)
-    assert torch.equal(found, spamm_torch.conv2d(input, weight, bias, residual=copies, **options))
-    assert_near(found, reference(input, weight, bias, copies, "relu", padding=1))
 
 
 # ---- Errors -------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ FUNCTIONS = {
     "symmetric": lambda a, b: spamm_torch.mm(
         *[a @ b @ (a @ b).t()] * 2, max_error=0.1, symmetric=True
     ),
+    "conv2d": lambda a, b: spamm_torch.conv2d(
+        a[:, None, None], b[None, None, :1, :3], valid_ratio=0.5
+    ),
     "norm_map": lambda a, b: spamm_torch.norm_map(a, (32, 64)),
     "stages": lambda a, b: _stages(spamm_torch.norm_map(a), spamm_torch.norm_map(b)),
 }

@@ -1,6 +1,7 @@
 """What only CUDA has: streams, graphs, no host synchronisation, TF32, huge operands."""
 
 import os
+import random
 import sys
 
 import matrices
@@ -9,8 +10,11 @@ import reference
 import torch
 from support import captured, hopper_kernels_run, norm_maps, operands, python
 
+import fuzz
 import spamm_torch
-from spamm_torch import addmm, mm, norm_map
+from fuzzing import products as drawn
+from fuzzing import space
+from spamm_torch import mm, norm_map
 
 pytestmark = pytest.mark.cuda
 
@@ -153,8 +157,15 @@ def test_hopper_has_kernels_of_its_own(dtype):
         assert spamm_torch.backend_for("cuda", dtype, block).startswith(expected)
 
 
-@pytest.mark.parametrize(("value", "answer"), [("1", "sm80-mma-f16"), ("yes", "0 or 1; got yes")])
-def test_the_portable_kernels_can_be_forced(value, answer):
+FORCES = [
+    ({"SPAMM_TORCH_FORCE_SM80": "1"}, "sm80-mma-f16"),
+    ({"SPAMM_TORCH_FORCE_SM80": "yes"}, "0 or 1; got yes"),
+    ({"SPAMM_TORCH_TILE": "huge"}, "SPAMM_TORCH_TILE must be small or large; got huge"),
+]
+
+
+@pytest.mark.parametrize(("environment", "answer"), FORCES, ids=str)
+def test_the_portable_kernels_can_be_forced_and_an_unknown_tile_cannot(environment, answer):
     # The sums are exact, and K is so long that several warps list its steps.
     program = """
 import torch, spamm_torch
@@ -162,7 +173,7 @@ a = torch.randint(-2, 3, (70, 4200), device="cuda").half()
 assert spamm_torch.mm(a, a.T, tau=0.0).equal((a.float() @ a.T.float()).half())
 print(spamm_torch.backend_for("cuda", torch.half))"""
     path = os.pathsep.join(sys.path)
-    result = python("-c", program, SPAMM_TORCH_FORCE_SM80=value, PYTHONPATH=path)
+    result = python("-c", program, PYTHONPATH=path, **environment)
     assert answer in (result.stdout + result.stderr).splitlines()[-1]
 
 
@@ -303,15 +314,6 @@ def test_operands_on_two_cuda_devices():
         spamm_torch.mm(a, b.to("cuda:1"), tau=1.0)
 
 
-def test_an_unknown_tile_is_refused():
-    call = (
-        "import torch, spamm_torch as s; a = torch.ones(9, 9, device='cuda'); s.mm(a, a, tau=0.0)"
-    )
-    run = python("-c", call, SPAMM_TORCH_TILE="huge")
-    assert run.returncode == 1
-    assert "SPAMM_TORCH_TILE must be small or large; got huge" in run.stderr
-
-
 # ---- float64 products whose tiles two thread blocks of a GPU multiply, a segment of K each -------
 
 
@@ -353,47 +355,15 @@ def test_each_segment_has_the_bits_of_a_product_of_its_steps(force, shape, tau, 
     torch.testing.assert_close(got, whole, rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.usefixtures("set_tf32")
 @pytest.mark.parametrize("segments", FORCED)
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_transposed_operands(force, segments, layout):
-    a, b = wide_and_narrow(200, 333, 150)
-    x = a.mT.contiguous().mT if layout[0] == "t" else a
-    y = b.mT.contiguous().mT if layout[1] == "t" else b
+def test_drawn_products(force, segments):
+    """Every layout, batches, what is added, in place, and amid other memory."""
     force(segments)
-    assert torch.equal(mm(x, y, tau=3000.0), mm(a, b, tau=3000.0))
-
-
-@pytest.mark.parametrize("segments", FORCED)
-def test_batches_and_what_is_added(force, segments):
-    a, b = wide_and_narrow(5 * 70, 200, 90)
-    a = a.view(5, 70, 200)
-    spamm = torch.ops.spamm_torch.spamm
-    force(segments)
-    together = spamm(a, b.expand(5, 200, 90), threshold=3000.0)
-    assert torch.equal(together, torch.stack([mm(matrix, b, tau=3000.0) for matrix in a]))
-    added = matrices.normal(70, 90, dtype=torch.float64, device="cuda", seed=2)
-    expected = 0.5 * added - 2 * together[0]
-    got = addmm(added, a[0], b, beta=0.5, alpha=-2.0, tau=3000.0)
-    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-12)
-    assert addmm(added, a[0], b, beta=0.5, alpha=-2.0, tau=3000.0, out=added) is added
-    assert torch.equal(added, got)
-
-
-@pytest.mark.parametrize("segments", FORCED)
-def test_results_amid_other_memory(force, segments):
-    """Segments meet in the result itself, and touch nothing beside it."""
-    a, b = wide_and_narrow(150, 700, 133)
-    force(segments)
-    expected = mm(a, b, tau=3000.0)
-    for width in (200, 201):  # rows whose pairs of entries are aligned, and rows where they are not
-        memory = torch.full((170, width), 7.0, dtype=torch.float64, device="cuda")
-        mm(a, b, tau=3000.0, out=memory[:150, :133])
-        assert torch.equal(memory[:150, :133], expected)
-        memory[:150, :133] = 7
-        assert (memory == 7).all()
-    x, y = wide_and_narrow(200, 200, 200)
-    expected = addmm(x, x, y, beta=2, alpha=-1, tau=3000.0)
-    assert torch.equal(addmm(x, x, y, beta=2, alpha=-1, tau=3000.0, out=x), expected)
+    rng = random.Random(0)
+    for _ in range(200):
+        case = {"family": "dense", **space.draw(drawn.DENSE, rng), "dtype": "float64"}
+        assert fuzz.problem(case, "cuda") is None, case
 
 
 @pytest.mark.parametrize("segments", FORCED)

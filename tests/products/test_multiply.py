@@ -83,18 +83,6 @@ def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=128), a, b, tau, 128)
 
 
-@pytest.mark.parametrize("m", [0, 1, 40])
-@pytest.mark.parametrize("k", [0, 1, 40])
-@pytest.mark.parametrize("n", [0, 1, 40])
-def test_empty_and_tiny_shapes(device, dtype, m, k, n):
-    a = torch.ones(m, k, dtype=dtype, device=device)
-    b = torch.ones(k, n, dtype=dtype, device=device)
-    for knob in ({"tau": 0.0}, {"valid_ratio": 1.0}, {"max_error": 0.0}):
-        result = spamm_torch.mm(a, b, **knob)
-        assert result.dtype == dtype
-        assert torch.equal(result, torch.full((m, n), k, dtype=dtype, device=device))
-
-
 @pytest.mark.parametrize("quantile", [0.0, 0.5, 0.95])
 @pytest.mark.parametrize("shape", [(64, 64, 64), (300, 1000, 200), (70, 4000, 40)])
 def test_rounding_is_the_types_own(device, dtype, quantile, shape):
@@ -112,14 +100,6 @@ def test_rounding_is_the_types_own(device, dtype, quantile, shape):
         expected = reference.multiply(a, b, *maps, tau, 64, **added)
         error = np.abs(reference.to_float64(actual) - expected)
         assert (error <= reference.rounding_bound(a, b, *maps, tau, 64, **added)).all()
-
-
-def test_badly_scaled_operands(device):
-    """Entries of 1e30 meet entries of 1e-30: nothing overflows on the way."""
-    a = matrices.patchy(100, 100, device=device, dtype=torch.float64).mul(2.0**100).float()
-    b = matrices.patchy(100, 100, device=device, dtype=torch.float64, seed=1).mul(2.0**-100).float()
-    tau = middle_tau(a, b, 32)
-    assert_exact(spamm_torch.mm(a, b, tau=tau, block=32), a, b, tau, 32)
 
 
 def test_a_memory_mapped_file(tmp_path):
@@ -188,16 +168,6 @@ def test_tau_tensors_of_any_floating_type(device, dtype, tau_dtype, on_host):
     assert_exact(spamm_torch.mm(a, a, tau=tau, block=32), a, a, value, 32)
 
 
-def test_blocks_without_valid_products_are_zero(device, dtype):
-    a = matrices.patchy(150, 100, dtype=dtype, device=device)
-    a[:64] = 0
-    result = spamm_torch.mm(a, a.t(), tau=1e-3)
-    assert not result[:64].any()
-    assert not result[:, :64].any()
-    assert result[64:, 64:].any()
-    assert not spamm_torch.mm(a, a.t(), tau=INF).any()
-
-
 def test_given_norm_maps_decide(device):
     """Maps that the caller supplies stand for the operands' own; NaN that is skipped stays out."""
     a = matrices.patchy(100, 130, device=device)
@@ -247,7 +217,7 @@ def test_given_norms_below_zero_decide_by_their_products(device, dtype, tau):
 # ---- addmm --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("beta", "alpha"), itertools.product([0, 1, -0.25], [0, 1, 2, -0.5]))
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0, 2), (-0.25, -0.5), (2, 0)])
 @pytest.mark.parametrize("shape", [(100, 70), (1, 70), (100, 1), (1, 1), (70,), ()], ids=str)
 @pytest.mark.parametrize("layout", matrices.LAYOUTS)
 def test_addmm(device, dtype, beta, alpha, shape, layout):
@@ -259,27 +229,6 @@ def test_addmm(device, dtype, beta, alpha, shape, layout):
     tau = middle_tau(a, b, 32)
     actual = spamm_torch.addmm(input, a, b, beta=beta, alpha=alpha, tau=tau, block=32)
     assert_exact(actual, a, b, tau, 32, input=input, beta=beta, alpha=alpha)
-
-
-@pytest.mark.parametrize("unread", [NAN, INF])
-def test_addmm_beta_zero_ignores_the_input(device, dtype, unread):
-    a = matrices.patchy(100, 100, dtype=dtype, device=device)
-    input = torch.full((100, 100), unread, dtype=dtype, device=device)
-    for tau in (0.0, 1.0, INF):
-        actual = spamm_torch.addmm(input, a, a, beta=0, tau=tau)
-        assert torch.equal(actual, spamm_torch.mm(a, a, tau=tau))
-
-
-@pytest.mark.parametrize(
-    ("k", "alpha", "knob"),
-    [(100, 0, {"tau": 0.0}), (100, 1, {"tau": INF}), (0, 1, {"valid_ratio": 0.5})],
-    ids=["alpha of zero", "all skipped", "no inner dimension"],
-)
-def test_addmm_of_no_product_is_the_scaled_input(device, dtype, k, alpha, knob):
-    a = matrices.patchy(70, k, dtype=dtype, device=device)
-    input = matrices.patchy(70, 70, dtype=dtype, device=device, seed=1)
-    actual = spamm_torch.addmm(input, a, a.t(), beta=-0.5, alpha=alpha, **knob)
-    assert torch.equal(actual, -0.5 * input)
 
 
 # ---- bmm ----------------------------------------------------------------------------------------

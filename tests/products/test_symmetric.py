@@ -46,15 +46,6 @@ def test_knobs_speak_of_the_whole_product(device, knob):
     assert all(map(torch.equal, info[:3], of_whole[:3]))
 
 
-def test_two_matrices_that_commute(device):
-    a = matrices.exponential_decay(300, dtype=torch.float64, device=device)
-    b = 3 * a - a @ a
-    b = (b + b.mT) / 2
-    c = mm(a, b, tau=0.0, symmetric=True)
-    torch.testing.assert_close(c, a @ b, rtol=1e-12, atol=1e-12)
-    assert torch.equal(c, mirrored(mm(a, b, tau=0.0)))
-
-
 def test_norms_are_those_of_the_mirror_image(device, dtype):
     """Where the product itself is another one below the diagonal."""
     a, b = (matrices.normal(300, 300, dtype=dtype, device=device, seed=seed) for seed in (0, 1))

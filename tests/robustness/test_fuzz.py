@@ -19,7 +19,7 @@ def test_cases_that_are_kept(device, case):
     assert fuzz.problem(case, device) is None
 
 
-@pytest.mark.parametrize("first", range(0, 1500, 50))
+@pytest.mark.parametrize("first", range(0, 2000, 50))
 def test_drawn_cases(device, first):
     """Of seed 0, of every family; thousands more are the fuzzer's own work."""
     for number in range(first, first + 50):
