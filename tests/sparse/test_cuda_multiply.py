@@ -1,9 +1,8 @@
-"""bsr_multiply on CUDA by plans of the CPU: against the oracle, and the bits of dense storage."""
+"""Block-sparse ops on CUDA: results are those of the CPU, in graphs and on streams, of any size."""
 
 import math
 
 import block_patterns as patterns
-import matrices
 import pytest
 import torch
 from hypothesis import given
@@ -17,79 +16,13 @@ pytestmark = pytest.mark.cuda
 ops = torch.ops.spamm_torch
 
 
-def call_of(a, b, plan, input=None):
-    """The op's arguments on the device."""
-    parts = [
-        [x.cuda() for x in (m.crow_indices(), m.col_indices(), m.values())]
-        for m in (a, b, *([] if input is None else [input]))
-    ]
-    (crow_b, col_b, values_b), added = parts[1], parts[2:]
-    options = {"crow_b": crow_b, "col_b": col_b, "tau": plan.tau.cuda()}
-    names = ("crow_input", "col_input", "values_input")
-    options |= dict(zip(names, added[0], strict=True)) if added else {}
-    return [x.cuda() for x in plan[5:10]] + parts[0] + [values_b], options
-
-
-def multiply(a, b, tau, input=None, beta=1.0, alpha=1.0, symmetric=False):
-    """C, and its norms in C's pattern; both on the CPU."""
-    plan = sparse.plan(a, b, tau=tau, input=input, symmetric=symmetric)
-    arguments, options = call_of(a, b, plan, input)
-    options |= {"beta": beta, "alpha": alpha, "symmetric": symmetric}
-    values, norms = ops.bsr_multiply(*arguments, **options)
-    index = a.crow_indices().dtype
-    pattern = (plan.crow.to(index), plan.col.to(index))
-    size = (a.shape[0], b.shape[1])
-    c = torch.sparse_bsr_tensor(*pattern, values.cpu(), size=size)
-    edge = values.shape[1]
-    blocks = tuple(x // edge for x in size)
-    return c, torch.sparse_csr_tensor(*pattern, norms.cpu(), size=blocks)
-
-
-def dense_product(function, *matrices, norms, tau, edge, **options):
-    """Of dense storage on the device, by the CPU's norms, which may round in another way."""
-    given = {"norm_a": norms[0].to_dense().cuda(), "norm_b": norms[1].to_dense().cuda()}
-    on_device = (sparse.to_dense(x).cuda() for x in matrices)
-    return function(*on_device, tau=tau, block=edge, **given, **options).cpu()
-
-
-@pytest.mark.strength(3)
-@pytest.mark.parametrize("edge", [32, 64, 128])
-@pytest.mark.parametrize("dtype", [*matrices.DTYPES, "tf32"])
-@pytest.mark.parametrize("pattern", ["random", "banded", "gaps", "full", "arrow"])
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.8])
-@pytest.mark.parametrize("size", [448, 2048])
-@pytest.mark.parametrize("faint", [False, True])
-def test_the_bits_of_dense_storage(edge, dtype, pattern, share, size, faint, monkeypatch, set_tf32):
-    """faint: entries of one row or column of a block that are tiny beside the others."""
-    monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", "1")  # lists have one
-    is_tf32 = dtype == "tf32"
-    if is_tf32:
-        set_tf32(True)
-        edge, dtype = max(edge, 64), torch.float32  # dense storage has another kernel for 32
-    blocks = size // edge
-    a = patterns.matrix(pattern, blocks, blocks, edge, dtype)
-    b = patterns.matrix("random", blocks, blocks, edge, dtype, seed=1)
-    if faint and dtype == torch.float32:
-        for x, place in ((a, (..., slice(0, edge, 5))), (b, (slice(None), slice(0, edge, 3)))):
-            x.values()[place] *= 1e-9
-    s = patterns.symmetric(a)
-    norm_a, norm_b, norm_s = (spamm_torch.norm_map(x) for x in (a, b, s))
-    tau = patterns.quantile(norm_a, norm_b, share)
-
-    found, _ = multiply(a, b, tau)
-    expected = dense_product(spamm_torch.mm, a, b, norms=(norm_a, norm_b), tau=tau, edge=edge)
-    assert torch.equal(found.to_dense(), expected)
-
-    found, _ = multiply(a, a, tau, b, beta=-2.0, alpha=0.5)
-    options = {"tau": tau, "edge": edge, "beta": -2, "alpha": 0.5}
-    expected = dense_product(spamm_torch.addmm, b, a, a, norms=(norm_a,) * 2, **options)
-    assert torch.equal(found.to_dense(), expected)
-
-    found, norms = multiply(s, s, tau, s, beta=2.0, alpha=-1.0, symmetric=True)
-    options |= {"beta": 2, "alpha": -1, "symmetric": True}
-    expected = dense_product(spamm_torch.addmm, s, s, s, norms=(norm_s,) * 2, **options)
-    assert torch.equal(found.to_dense(), expected)
-    assert torch.equal(norms.to_dense(), spamm_torch.norm_map(expected.cuda(), edge).cpu())
+def call_of(a, plan):
+    """The op's arguments for the square of a, to which a is added where the plan says so."""
+    crow, col, values = a.crow_indices(), a.col_indices(), a.values()
+    options = {"crow_b": crow, "col_b": col, "tau": plan.tau, "symmetric": plan.symmetric}
+    if plan.input:
+        options |= {"crow_input": crow, "col_input": col, "values_input": values}
+    return [*plan[5:10], crow, col, values, values], options
 
 
 @pytest.mark.parametrize("edge", [32, 64, 128])
@@ -98,60 +31,24 @@ def test_the_bits_of_dense_storage(edge, dtype, pattern, share, size, faint, mon
 def test_a_matrix_is_split_once(edge, tf32, symmetric, set_tf32):
     """For both operands of its square, with the bits of two matrices."""
     set_tf32(tf32)
-    a = patterns.symmetric(patterns.matrix("random", 9, 9, edge, torch.float32))
+    options = {"dtype": torch.float32, "device": "cuda"}
+    a = patterns.symmetric(patterns.matrix("random", 9, 9, edge, **options))
     a.values()[:, ::5, ::3] *= 1e-9
     a.values()[3, 1] = 0
     a.values()[5, :, 2] *= 1e-30
-    a = a if symmetric else sparse.add(a, patterns.matrix("banded", 9, 9, edge, torch.float32))
-    arguments, options = call_of(a, a, sparse.plan(a, a, tau=1e-3, symmetric=symmetric))
-    *others, of_a, _ = arguments
-    options["symmetric"] = symmetric
+    a = a if symmetric else sparse.add(a, patterns.matrix("banded", 9, 9, edge, **options))
+    (*others, of_a, _), options = call_of(a, sparse.plan(a, a, tau=1e-3, symmetric=symmetric))
     found = ops.bsr_multiply(*others, of_a, of_a, **options)
     right = ops.bsr_multiply(*others, of_a, of_a.clone(), **options)
     assert all(torch.equal(x, y) for x, y in zip(found, right, strict=True))
 
 
 @pytest.mark.parametrize("edge", [32, 64, 128])
-@pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
-def test_spoilt_blocks_reach_no_others(edge, dtype, spoilt):
-    """A block with NaN or infinity spoils what it meets stored blocks for."""
-    a = patterns.matrix("random", 6, 6, edge, dtype)
-    b = patterns.matrix("random", 6, 6, edge, dtype, seed=1)
-    tau = patterns.quantile(spamm_torch.norm_map(a), spamm_torch.norm_map(b), 0.5)
-    clean, _ = multiply(a, b, tau)
-    a.values()[3, 1, 2] = spoilt
-    row = int(torch.searchsorted(a.crow_indices(), 3, right=True)) - 1
-    found, _ = multiply(a, b, tau)
-    valid = patterns.kept(a, b, spamm_torch.norm_map(a), spamm_torch.norm_map(b), tau)
-    met = torch.from_numpy(valid[row, int(a.col_indices()[3])])
-    x, y = (
-        m.to_dense().unflatten(0, (6, edge)).unflatten(2, (6, edge)).transpose(1, 2)
-        for m in (found, clean)
-    )
-    assert torch.equal(~x[row].isfinite().all(-1).all(-1), met)
-    kept = torch.ones(6, 6, dtype=torch.bool)
-    kept[row] = ~met
-    assert torch.equal(x[kept], y[kept])
-
-
-@pytest.mark.parametrize("edge", [32, 64])
-@pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_no_products(edge, dtype, added, symmetric):
-    a = patterns.symmetric(patterns.matrix("random", 4, 4, edge, dtype))
-    found, norms = multiply(a, a, float("inf"), a if added else None, beta=2.0, symmetric=symmetric)
-    expected = 2 * a.to_dense() if added else torch.zeros_like(a.to_dense())
-    assert torch.equal(found.to_dense(), expected)
-    assert len(norms.values()) == (len(a.values()) if added else 0)
-
-
-@pytest.mark.parametrize("edge", [32, 64, 128])
 def test_in_graphs_and_on_streams(edge, dtype):
     """No call waits for the host, and none shares memory with another."""
-    a = patterns.symmetric(patterns.matrix("banded", 9, 9, edge, dtype))
-    plan = sparse.plan(a, a, tau=1e-3, input=a, symmetric=True)
-    arguments, options = call_of(a, a, plan, a)
-    options |= {"symmetric": True, "beta": 0.5}
+    a = patterns.symmetric(patterns.matrix("banded", 9, 9, edge, dtype, device="cuda"))
+    arguments, options = call_of(a, sparse.plan(a, a, tau=1e-3, input=a, symmetric=True))
+    options["beta"] = 0.5
     expected = [x.clone() for x in ops.bsr_multiply(*arguments, **options)]
     graph, replayed = captured(lambda: ops.bsr_multiply(*arguments, **options))
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -168,8 +65,8 @@ def test_in_graphs_and_on_streams(edge, dtype):
 
 
 def test_errors():
-    a = patterns.matrix("random", 4, 4, 32)
-    arguments, options = call_of(a, a, sparse.plan(a, a, tau=0.1))
+    a = patterns.matrix("random", 4, 4, 32, device="cuda")
+    arguments, options = call_of(a, sparse.plan(a, a, tau=0.1))
     with pytest.raises(RuntimeError, match=r"need b's pattern: expected crow_b and col_b; got no"):
         ops.bsr_multiply(*arguments)
     for i in (0, 3, 5, 7, 8):
@@ -216,15 +113,22 @@ def on_cuda(arguments):
     return [x.cuda() if isinstance(x, torch.Tensor) else x for x in arguments]
 
 
+def both(op, *arguments, **options):
+    """The op's results on the device, moved to the CPU, and those of the CPU."""
+    moved = dict(zip(options, on_cuda(options.values()), strict=True))
+    found, right = op(*on_cuda(arguments), **moved), op(*arguments, **options)
+    if isinstance(right, torch.Tensor):
+        return found.cpu(), right
+    assert [x.dtype for x in found] == [x.dtype for x in right]
+    return [x.cpu() for x in found], right
+
+
 def assert_equal_plans(maps, tau, **options):
-    expected = ops.bsr_plan(*maps, tau, **options)
-    names = ("crow_input", "col_input")
-    moved = options | {name: options[name].cuda() for name in names if name in options}
-    for threshold in (tau, tau.cuda()):
-        found = ops.bsr_plan(*on_cuda(maps), threshold, **moved)
-        for x, y in zip(found, expected, strict=True):
-            assert x.dtype == y.dtype
-            assert torch.equal(x.cpu(), y)
+    """Of a threshold on the device, and of one on the host."""
+    found, expected = both(ops.bsr_plan, *maps, tau, **options)
+    moved = dict(zip(options, on_cuda(options.values()), strict=True))
+    for plan in (found, ops.bsr_plan(*on_cuda(maps), tau, **moved)):
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(plan, expected, strict=True))
     return expected
 
 
@@ -296,22 +200,19 @@ def test_thresholds(dtype, index, pattern, size):
         maps += [crow, col, norms.nan_to_num(0.5, 0.5)]
     maps.append(size)
     for ratio in (1e-6, 0.1, 0.5, 1.0):
-        found = ops.bsr_find_tau(*on_cuda(maps), valid_ratio=ratio)
-        assert found.item() == ops.bsr_find_tau(*maps, valid_ratio=ratio).item()
+        assert torch.equal(*both(ops.bsr_find_tau, *maps, valid_ratio=ratio))
     whole = maps[2].double().norm() * maps[5].double().norm()
     for error in (0.0, 1e-9, 1e-5, 1e-2, 0.5, math.inf):
-        found = ops.bsr_find_tau(*on_cuda(maps), max_error=error)
-        assert found.item() == ops.bsr_find_tau(*maps, max_error=error).item()
-        (bound, products), (right, counts) = (
-            ops.bsr_error_bound(*x, found.to(x[2].device)) for x in (on_cuda(maps), maps)
+        found, tau = both(ops.bsr_find_tau, *maps, max_error=error)
+        assert torch.equal(found, tau)
+        (bound, products), (right, counts) = both(ops.bsr_error_bound, *maps, tau)
+        assert torch.equal(products, counts)
+        torch.testing.assert_close(
+            bound, right, rtol=1e-6 if dtype == torch.float32 else 1e-9, atol=0
         )
-        assert torch.equal(products.cpu(), counts)
-        assert bound.item() == pytest.approx(
-            right.item(), rel=1e-6 if dtype == torch.float32 else 1e-9
-        )
-        assert bound.item() <= error * whole or not math.isfinite(error)
-        again, _ = ops.bsr_error_bound(*on_cuda(maps), found.cpu())
-        assert torch.equal(again, bound)
+        assert bound <= error * whole or not math.isfinite(error)
+        again, _ = ops.bsr_error_bound(*on_cuda(maps), tau)
+        assert torch.equal(again.cpu(), bound)
 
 
 @pytest.mark.parametrize("columns", [2000, 40_000])
@@ -321,10 +222,10 @@ def test_losses_of_many_columns(columns):
     a = norm_map(torch.rand(3, 5, generator=generator) < 0.9)
     b = norm_map(torch.rand(5, columns, generator=generator) < 0.5)
     maps = [x.nan_to_num(0.5, 0.5) if x.is_floating_point() else x for x in (*a, *b)] + [columns]
-    found, right = (ops.bsr_find_tau(*x, max_error=1e-2) for x in (on_cuda(maps), maps))
-    assert found.item() == right.item()
-    bounds = [ops.bsr_error_bound(*x, right)[0].item() for x in (on_cuda(maps), maps)]
-    assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+    found, right = both(ops.bsr_find_tau, *maps, max_error=1e-2)
+    assert torch.equal(found, right)
+    (bound, _), (expected, _) = both(ops.bsr_error_bound, *maps, right)
+    torch.testing.assert_close(bound, expected, rtol=1e-9, atol=0)
 
 
 def test_bad_patterns():
@@ -406,22 +307,16 @@ def test_dropping(dtype, index, size, symmetric):
     for share in (0.0, 1e-12, 1e-4, 0.01, math.inf):
         options += [{"below": below, "share": share, **operands} for below in (0.01, math.inf)]
     for each in options:
-        right = ops.bsr_drop(*maps, **each, symmetric=symmetric)
-        names, values = each.keys(), on_cuda(each.values())
-        on_device = dict(zip(names, values, strict=True))
-        found = ops.bsr_drop(*on_cuda(maps), **on_device, symmetric=symmetric)
+        found, right = both(ops.bsr_drop, *maps, **each, symmetric=symmetric)
         for x, y in zip(found[:4], right[:4], strict=True):
-            torch.testing.assert_close(x.cpu(), y, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
         rounding = 1e-6 if dtype == torch.float32 else 1e-12
         assert found[4].item() == pytest.approx(right[4].item(), rel=rounding)
         assert found[5].numel() == 0
     values = torch.randn(len(norms), 32, 32, generator=generator, dtype=dtype)
     finite = (crow, col, norms.nan_to_num(0.5, 0.5))
-    sums = [
-        ops.bsr_drop(*on_device(finite), values=on_device([values])[0], below=0.01)[5]
-        for on_device in (on_cuda, list)
-    ]
-    torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-10)
+    found, right = both(ops.bsr_drop, *finite, values=values, below=0.01)
+    torch.testing.assert_close(found[5], right[5], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("stored", [0, 1, 2, 3_000_000])
@@ -437,8 +332,6 @@ def test_dropping_from_few_and_from_many_blocks(dtype, stored):
     norms = 10.0 ** (-6 * torch.rand(stored, dtype=torch.float64)).to(dtype)
     for share in (1e-3, 1e-9):
         operands = {"norm_a": norms, "norm_b": norms[: stored // 2 + 1]}
-        right = ops.bsr_drop(crow, col, norms, below=math.inf, share=share, **operands)
-        operands = {name: x.cuda() for name, x in operands.items()}
-        maps = on_cuda((crow, col, norms))
-        found = ops.bsr_drop(*maps, below=math.inf, share=share, **operands)
-        assert all(torch.equal(x.cpu(), y) for x, y in zip(found[:4], right[:4], strict=True))
+        given = {"below": math.inf, "share": share, **operands}
+        found, right = both(ops.bsr_drop, crow, col, norms, **given)
+        assert all(map(torch.equal, found[:4], right[:4]))
