@@ -402,6 +402,8 @@ BAD = [
     ({"padding": "same", "stride": 2}, RuntimeError, r"needs stride 1; got stride \(2, 2\)"),
     ({"norm_weight": torch.zeros(1, 1, 8)}, RuntimeError,
      r"norm_weight must have shape \[1, 1, 9\] .*; got \[1, 1, 8\]"),
+    ({"norm_input": torch.ones(1, 8, 8, 2)}, RuntimeError,
+     r"norm_input must have shape \[1, 8, 8, 1\].*; got"),
     ({"norm_weight": torch.zeros(1, 1, 9).double()}, TypeError,
      r"norm_weight must be float32.*float64"),
 ]  # fmt: skip

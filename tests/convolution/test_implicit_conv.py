@@ -347,15 +347,6 @@ def test_tiles_dealt_out_beforehand_give_the_bits_of_claimed_ones(size, boxed_dt
     assert not torch.equal(given[0], spamm_torch.conv2d(hidden, weight, padding=1, tau=0.0))
 
 
-def test_norms_left_are_checked(device):
-    input, weight = torch.ones(1, 8, 4, 4, device=device), torch.ones(8, 8, 1, 1, device=device)
-    wrong = torch.ones(1, 4, 4, 2, device=device)
-    with pytest.raises(RuntimeError, match=r"norm_input must have shape \[1, 4, 4, 1\].*; got"):
-        spamm_torch.conv2d(input, weight, tau=0.0, norm_input=wrong)
-    with pytest.raises(RuntimeError, match="conv2d_with_norms is for inference"):
-        spamm_torch.conv2d(input, weight.requires_grad_(), tau=0.0, return_norms=True)
-
-
 # ---- Threads ------------------------------------------------------------------------------------
 
 

@@ -164,6 +164,14 @@ SINGLE = [
     (lambda x: mm(x, x, tau=1.0, symmetric=1), TypeError, "symmetric must be True or False; got 1"),
     (lambda x: addmm(x, x, x, tau=1.0, symmetric=1), TypeError, "symmetric must be True or False"),
     (lambda x: addmm(x, x, x, tau=1.0, return_norms=1), TypeError, "True or False; got 1"),
+    (lambda x: addmm(x, x, x, tau=1.0, norm_b=x[:2, :2]), RuntimeError, "norm_b must have shape"),
+    (lambda x: addmm(x, x, x, tau=1.0, norm_a=[1.0]), TypeError, "norm_a must be a tensor; got li"),
+    (lambda x: mm(x[:, :30], x[:30, :20], tau=0.0, symmetric=True),
+     *(RuntimeError, "must be square; got shapes")),
+    (lambda x: mm(x, x, tau=0.0, symmetric=True, block=(32, 64, 64)),
+     *(ValueError, "must have m equal to n", "got m 32")),
+    (lambda x: addmm(x[0], x, x, tau=0.0, symmetric=True),
+     *(RuntimeError, "square matrix of 40 rows", "got shape [40]")),
     (lambda x: addmm(x, x, x, beta="x", tau=1.0), TypeError, "beta"),
     (lambda x: addmm(x, x, x, beta=1j, tau=1.0), TypeError, "got 1j"),
     (lambda x: addmm(x, x, x, alpha=None, tau=1.0), TypeError, "alpha"),
@@ -290,23 +298,22 @@ def test_shape_of_maps(device, stage, shapes):
 
 
 @pytest.mark.parametrize("map_name", ["norm_a", "norm_b"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    ("error", "norms", "got"),
+    [
+        *[(TypeError, torch.ones(1, 1).to(t), str(t)[6:]) for t in (torch.float64, torch.float16)],
+        *[
+            (RuntimeError, torch.ones(shape), listed(shape))
+            for shape in ((2, 2), (3, 2), (1,), (1, 2, 1), (0, 0))
+        ],
+    ],
+)
 @pytest.mark.parametrize("knob", [{"tau": 1.0}, {"valid_ratio": 0.5}, {"max_error": 0.5}], ids=str)
-def test_type_of_given_maps(operands, map_name, dtype, knob):
-    a, b, *_ = operands
-    norms = torch.ones(1, 1, dtype=dtype, device=a.device)
-    name = str(dtype).removeprefix("torch.")
-    refuses(TypeError, lambda: mm(a, b, **knob, **{map_name: norms}), name)
-
-
-@pytest.mark.parametrize("map_name", ["norm_a", "norm_b"])
-@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (1,), (1, 2, 1), (0, 0)])
-@pytest.mark.parametrize("knob", [{"tau": 1.0}, {"valid_ratio": 0.5}, {"max_error": 0.5}], ids=str)
-def test_shape_of_given_maps(device, map_name, shape, knob):
+def test_given_maps(device, map_name, error, norms, got, knob):
     """With blocks of 32 the maps of 100 x 130 and 130 x 70 are 4 x 5 and 5 x 3."""
     a, b = torch.ones(100, 130, device=device), torch.ones(130, 70, device=device)
-    given = {"block": 32, map_name: torch.ones(shape, device=device), **knob}
-    refuses(RuntimeError, lambda: mm(a, b, **given), "got", listed(shape))
+    given = {"block": 32, map_name: norms.to(device), **knob}
+    refuses(error, lambda: mm(a, b, **given), "got", got)
 
 
 # ---- Shapes of operands -------------------------------------------------------------------------

@@ -67,19 +67,6 @@ def test_only_the_result_has_a_gradient(device):
 # ---- Precomputed norms of addmm -----------------------------------------------------------------
 
 
-def test_addmm_takes_norm_maps(device):
-    a, b, added = operands(device)
-    norm_a, norm_b = norm_map(a), norm_map(b)
-    expected = addmm(added, a, b, tau=300.0)
-    assert torch.equal(addmm(added, a, b, tau=300.0, norm_a=norm_a, norm_b=norm_b), expected)
-    nothing = addmm(added, a, b, tau=300.0, norm_a=torch.zeros_like(norm_a))
-    assert torch.equal(nothing, added)
-    with pytest.raises(RuntimeError, match="norm_b must have shape"):
-        addmm(added, a, b, tau=300.0, norm_b=norm_a)
-    with pytest.raises(TypeError, match="norm_a must be a tensor; got list"):
-        addmm(added, a, b, tau=300.0, norm_a=[1.0])
-
-
 # ---- out ----------------------------------------------------------------------------------------
 
 
