@@ -9,7 +9,7 @@
 #include "arguments.h"
 #include "checks.h"
 #include "conv/layers.h"
-#include "shards/copies.h"
+#include "shards/devices.h"
 
 namespace spamm {
 namespace {

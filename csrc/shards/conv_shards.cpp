@@ -14,8 +14,8 @@
 #include "checks.h"
 #include "conv/layers.h"
 #include "conv/pixel_blocks.h"
-#include "shards/copies.h"
 #include "shards/devices.h"
+#include "shards/plan.h"
 #include "threshold.h"
 
 namespace spamm {
@@ -74,10 +74,13 @@ OptTensor search(const std::vector<Convolution>& shards, const Knob& knob) {
   return threshold_from_knob(norm_weight, norms, knob, scale(norms, 0));
 }
 
-// The knob of a shard on this device. A tau on the CPU serves all devices.
-Knob knob_on(at::Device device, const Knob& knob, std::optional<Copies>& tau) {
-  if (!tau) return knob;
-  return {.tau = tau->original().is_cpu() ? tau->original() : tau->on(device)};
+// The knob of each shard. A tau on the CPU serves all devices.
+std::vector<Knob> knobs_of(TensorList shards, const Knob& knob) {
+  std::vector<Knob> knobs(shards.size(), knob);
+  if (!knob.tau || knob.tau->is_cpu()) return knobs;
+  const std::vector<Tensor> taus = beside(shards, {*knob.tau}, "tau");
+  for (size_t p = 0; p < knobs.size(); ++p) knobs[p].tau = taus[p];
+  return knobs;
 }
 
 void check_tau_of_shards(const Tensor& tau, at::Device of_shards) {
@@ -97,26 +100,22 @@ std::vector<Tensor> conv2d_shards_op(ConvShardsArguments& x) {
   int64_t images = 0;
   for (const Tensor& shard : x.input_shards) images += shard.size(0);
 
-  std::optional<Copies> taus;  // once it is known: held, or found below
-  if (x.knob.tau) taus.emplace(*x.knob.tau);
+  std::vector<Knob> knobs = knobs_of(x.input_shards, x.knob);
   std::vector<Convolution> shards;
   for (size_t p = 0; p < x.input_shards.size(); ++p) {
-    const Tensor& input = x.input_shards[p];
-    ConvArguments shard = {x, input, weights[p],
+    ConvArguments shard = {x, x.input_shards[p], weights[p],
                            biases.empty() ? OptTensor() : OptTensor(biases[p])};
-    shard.knob = knob_on(input.device(), x.knob, taus);
+    shard.knob = knobs[p];
     shards.push_back(check_conv2d(shard, /*wants_output_norms=*/false, images));
   }
-  const Knob& knob = x.knob;
   check_pixel_blocks(shards);
-  if (!knob.tau) {
-    if (const OptTensor found = search(shards, knob)) taus.emplace(*found);
+  if (!x.knob.tau) {
+    if (const OptTensor found = search(shards, x.knob))
+      knobs = knobs_of(x.input_shards, {.tau = *found});
   }
   std::vector<Tensor> outputs;
-  outputs.reserve(shards.size());
-  for (const Convolution& shard : shards) {
-    outputs.push_back(convolve(shard, knob_on(shard.input.device(), knob, taus)).output);
-  }
+  for (size_t p = 0; p < shards.size(); ++p)
+    outputs.push_back(convolve(shards[p], knobs[p]).output);
   return outputs;
 }
 
@@ -157,13 +156,10 @@ Tensor conv2d_on_devices(const ConvArguments& x) {
   const int64_t images = conv.shape.images, block_images = conv.blocks.edge[0];
   const int64_t blocks = conv.blocks.count()[0];
   const int64_t parts = std::clamp<int64_t>(blocks, 1, static_cast<int64_t>(places.size()));
-  std::vector<int64_t> cuts;
-  for (int64_t p = 0; p <= parts; ++p) {
-    cuts.push_back(std::min(blocks * p / parts * block_images, images));
-  }
+  const auto cut = [&](int64_t p) { return shards::equal_cut(images, block_images, p, parts); };
   std::vector<Tensor> shards;
   for (int64_t p = 0; p < parts; ++p) {
-    const Tensor shard = conv.input.narrow(0, cuts[p], cuts[p + 1] - cuts[p]);
+    const Tensor shard = conv.input.slice(0, cut(p), cut(p + 1));
     shards.push_back(shard.to(shard.options().device(places[p])));
   }
   const std::vector<Tensor> outputs = ops::conv2d_shards(
@@ -173,7 +169,7 @@ Tensor conv2d_on_devices(const ConvArguments& x) {
   const Tensor output = at::empty(
       conv.output_sizes(), outputs.front().options().device(x.input.device()), conv.output_format);
   for (int64_t p = 0; p < parts; ++p) {
-    output.narrow(0, cuts[p], cuts[p + 1] - cuts[p]).copy_(outputs[p]);
+    output.slice(0, cut(p), cut(p + 1)).copy_(outputs[p]);
   }
   return as_given(output);
 }

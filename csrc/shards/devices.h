@@ -1,6 +1,7 @@
-// Checks the argument `devices`: the CUDA devices over which an op spreads its work. Device-free.
+// The devices over which an op spreads its work, and what lies beside them. Device-free.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Device.h>
 
@@ -49,4 +50,25 @@ inline std::vector<at::Device> check_devices(at::IntArrayRef devices) {
   return result;
 }
 
+namespace shards {
+
+// One tensor for each shard. `given` holds these, or one, which is copied to each other device of
+// the shards. Gradients go back through the copies.
+inline std::vector<at::Tensor> beside(at::TensorList shards, at::TensorList given,
+                                      const char* name) {
+  TORCH_CHECK_VALUE(given.size() == 1 || given.size() == shards.size(), name,
+                    " must be one tensor, or one for each of the ", shards.size(), " shards; got ",
+                    given.size());
+  if (given.size() == shards.size() && given.size() != 1) return given.vec();
+  std::vector<at::Tensor> copies = {given.front()}, result;
+  for (const at::Tensor& shard : shards) {
+    auto copy = std::ranges::find(copies, shard.device(), &at::Tensor::device);
+    if (copy == copies.end())
+      copy = copies.insert(copy, given.front().to(given.front().options().device(shard.device())));
+    result.push_back(*copy);
+  }
+  return result;
+}
+
+}  // namespace shards
 }  // namespace spamm

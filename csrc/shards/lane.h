@@ -1,20 +1,28 @@
-// Streams of several devices, without naming the kind of device. On the CPU, which has no streams,
-// work runs when it is enqueued, and waiting does nothing.
+// Streams of several devices, without naming the kind of device, and threads that enqueue work. On
+// the CPU, which has no streams, work runs when it is enqueued, and waiting does nothing.
 #pragma once
 
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/thread_pool.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <exception>
+#include <latch>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
+
+#include "shards/devices.h"
 
 namespace spamm::shards {
 
@@ -86,43 +94,95 @@ class Lane {
   c10::Stream stream_;
 };
 
+// Destructors end the use of memory by `work`. Where it throws, the device has failed, and the
+// error that says so is on its way.
+template <class Work>
+void quietly(const Work& work) noexcept {
+  try {
+    work();
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
 // The lanes of one device's part of a product. Two multiply in turns, so that one stage starts
 // while the last tiles of the other are computed. One of the two is the device's current stream.
 class Lanes {
  public:
-  // Without `sends` there is no lane to send.
-  Lanes(at::Device device, bool sends)
-      : lanes_{Lane::current(device), Lane::side(device, kMultiplyLane),
-               Lane::side(device, kPullLane)} {
-    if (sends) lanes_.push_back(Lane::side(device, kSendLane));
+  // Those up to this side lane.
+  Lanes(at::Device device, int last) : lanes_{Lane::current(device)} {
+    for (int number = 0; number <= last; ++number) lanes_.push_back(Lane::side(device, number));
   }
 
   const Lane& own() const { return lanes_[0]; }
   const Lane& multiply(int64_t turn) const { return lanes_[turn % 2]; }
-  const Lane& pull() const { return lanes_[2]; }
-  const Lane& send() const { return lanes_.back(); }
-  std::span<const Lane> all() const { return lanes_; }
+  const Lane& pull() const { return lanes_[1 + kPullLane]; }
+  const Lane& send() const { return lanes_[1 + kSendLane]; }
+  const Lane& read() const { return lanes_[1 + kReadLane]; }
 
   // What is enqueued from now on starts after what the current stream has.
   void start() const {
     for (const Lane& lane : lanes_) lane.wait_for(own());
   }
 
-  // Ends the use of all memory: the current stream waits for every lane, and these streams of other
-  // devices for the copies from and to them.
-  void end(std::span<const Lane> others) const noexcept {
-    try {
-      for (const Lane& lane : lanes_) own().wait_for(lane);
-      for (const Lane& other : others) {
-        for (const Lane& lane : all().subspan(2)) other.wait_for(lane);
-      }
-    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
-      // The device has failed, and the error that says so is on its way.
+  // The current stream waits for every lane. Those of devices that `others` lie on wait for the
+  // copies from and to them.
+  void end(at::TensorList others) const {
+    for (const Lane& lane : lanes_) own().wait_for(lane);
+    for (const at::Tensor& other : others) {
+      const Lane current = Lane::current(other.device());
+      for (size_t i = 1 + kPullLane; i < lanes_.size(); ++i) current.wait_for(lanes_[i]);
     }
+  }
+
+  void wait_on_host() const {
+    for (const Lane& lane : lanes_) lane.wait_on_host();
   }
 
  private:
   std::vector<Lane> lanes_;
 };
+
+// ---- Threads ------------------------------------------------------------------------------------
+
+// Threads that stay, because a thread's first call of CUDA takes milliseconds. Never destroyed:
+// CUDA may be gone before them. A task waits for no other task, so that a few threads suffice.
+inline c10::ThreadPool& part_threads() {
+  static auto* const threads =
+      new c10::ThreadPool(std::max(1, static_cast<int>(cuda_devices()) - 1));
+  return *threads;
+}
+
+// Calls run(part) for each part, on a thread of its own with the caller's streams of these devices.
+// To enqueue a part's work takes the host about as long as the device needs for it. The caller's
+// thread takes the first part. Throws what the first failed part threw, after all have ended. `run`
+// is an op's implementation: below autograd.
+template <class Run>
+void for_each_part(int64_t parts, const std::vector<at::Device>& devices, const Run& run) {
+  std::vector<c10::Stream> streams;
+  for (const at::Device device : devices) streams.push_back(Lane::current(device).stream());
+  std::vector<std::exception_ptr> errors(parts);
+  std::latch others(std::max<int64_t>(0, parts - 1));
+  const auto run_part = [&](int64_t part) {
+    try {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      const c10::MultiStreamGuard current(streams);
+      at::init_num_threads();  // threads stay, and OpenMP keeps a number for each of them
+      run(part);
+    } catch (...) {
+      errors[part] = std::current_exception();
+    }
+  };
+  for (int64_t part = 1; part < parts; ++part) {
+    part_threads().run([&, part] {
+      run_part(part);
+      others.count_down();
+    });
+  }
+  if (parts > 0) run_part(0);
+  others.wait();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
 
 }  // namespace spamm::shards

@@ -4,9 +4,12 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "arguments.h"
 #include "shards/plan.h"
+#include "spamm/spamm.h"
+#include "threshold.h"
 
 namespace spamm::shards {
 
@@ -37,47 +40,120 @@ void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const
                       first_own_row});
 }
 
-std::vector<RowBlock> unit_copies(const WholeProduct& whole, int64_t stage,
-                                  std::span<const bool> need, const RowShard& shard,
-                                  const Tensor& to, int64_t to_column) {
-  std::vector<RowBlock> copies;
-  if (shard.rows.size(0) == 0) return copies;
-  const int64_t edge = whole.block.k, last = shard.first + shard.rows.size(0);
-  const auto runs = runs_of(need, shard.first / edge, blocks_of(last, edge));
-  for (const Run& run : join_runs(runs, kMostCopies)) {
-    const int64_t row = run.first * edge, rows = std::min(last - row, run.count * edge);
-    copies.push_back(block_between(to, row, to_column, shard.rows, row - shard.first,
-                                   whole.first_column(stage), rows, whole.columns(stage)));
-  }
-  return copies;
-}
-
 Tensor gather_rows(at::TensorList pieces, std::span<const Mark> ready, at::Device device) {
   const Lane current = Lane::current(device);
-  const bool in_place =
-      std::ranges::all_of(pieces, [&](const Tensor& x) { return x.device() == device; });
-  if (in_place) {
-    for (const Mark& mark : ready) current.wait_for(mark);
-    return at::cat(pieces);
-  }
-  int64_t rows = 0;
+  int64_t rows = 0, row = 0;
   for (const Tensor& piece : pieces) rows += piece.size(0);
   const Tensor whole = at::empty({rows, pieces[0].size(1)}, pieces[0].options().device(device));
   // Not on the current stream: CUDA's default stream waits for both devices before such a copy.
   const Lane lane = Lane::side(device, kPullLane);
   lane.wait_for(current);
   for (const Mark& mark : ready) lane.wait_for(mark);
-  int64_t row = 0;
   for (const Tensor& piece : pieces) {
     copy_rows(lane, whole.narrow(0, row, piece.size(0)), piece);
     row += piece.size(0);
   }
   const Mark copied = lane.mark();
+  for (const Tensor& piece : pieces) Lane::current(piece.device()).wait_for(copied);
   current.wait_for(copied);
-  for (const Tensor& piece : pieces) {
-    if (piece.device() != device) Lane::current(piece.device()).wait_for(copied);
-  }
   return whole;
+}
+
+Part::Part(const WholeProduct& whole, at::Device device, int last_lane, const Shards& b, size_t own)
+    : whole_(whole),
+      lanes_(device, last_lane),
+      b_(b),
+      own_(own),
+      has_own_(!b.rows.empty() && b.rows[own].device() == device),
+      sent_(whole.stages()) {}
+
+int64_t Part::buffer_bytes() const {
+  return std::min(kBuffers, whole_.stages()) * whole_.k * aligned(whole_.columns(0)) *
+         whole_.entry_bytes;
+}
+
+void Part::take_buffers(const at::TensorOptions& options) {
+  naming_memory(
+      [&] {
+        for (int64_t i = 0; i < std::min(kBuffers, whole_.stages()); ++i) {
+          buffers_.push_back(
+              at::empty({whole_.k, aligned(whole_.columns(0))}, options.device(device())));
+        }
+      },
+      "a product over several devices needs ", buffer_bytes(), " bytes on ", device(),
+      " for stages of B");
+}
+
+void Part::take_norms(const Tensor& norm_b) {
+  stage_norms_ = in_stages(norm_b, whole_.stage_blocks).permute({1, 0, 2}).contiguous();
+}
+
+void Part::run(const PartRows& rows, const Tensor& need, const Tensor& tau) {
+  rows_ = rows, tau_ = tau;
+  lanes_.multiply(1).wait_for(lanes_.own());  // on which tau has been found since
+  const auto need_of = [&](int64_t stage) {
+    const auto blocks = static_cast<size_t>(need.size(1));
+    return std::span(need.const_data_ptr<bool>() + stage * blocks, blocks);
+  };
+  std::vector<int64_t> counts, order(need.size(0));
+  std::iota(order.begin(), order.end(), 0);
+  for (const int64_t stage : order) counts.push_back(std::ranges::count(need_of(stage), true));
+  std::ranges::stable_sort(order, {}, [&](int64_t stage) { return counts[stage]; });
+  int64_t turn = 0;
+  for (const int64_t stage : order) {
+    pull(turn, stage, need_of(stage));
+    multiply(turn++, stage);
+  }
+}
+
+// Copies the needed units of the stage to its buffer: from the shard after the own one first, so
+// that not all parts read from one device. need: for each block row of B.
+void Part::pull(int64_t turn, int64_t stage, std::span<const bool> need) const {
+  const Tensor to = buffer(turn, stage);
+  const int64_t edge = whole_.block.k;
+  lanes_.pull().wait_for(multiplied_[slot(turn)]);
+  for (size_t i = has_own_ ? 1 : 0; i < b_.rows.size(); ++i) {
+    const size_t p = (own_ + i) % b_.rows.size();
+    const int64_t first = b_.first[p], last = first + b_.rows[p].size(0);
+    if (first == last) continue;
+    std::vector<RowBlock> copies;
+    for (const Run& run : runs_of(need, first / edge, blocks_of(last, edge), kMostCopies)) {
+      const int64_t row = run.first * edge, rows = std::min(last - row, run.count * edge);
+      copies.push_back(block_between(to, row, 0, b_.rows[p], row - first,
+                                     whole_.first_column(stage), rows, to.size(1)));
+    }
+    copy_blocks(lanes_.pull(), device(), b_.rows[p].device(), copies);
+  }
+}
+
+void Part::multiply(int64_t turn, int64_t stage) {
+  // Where nothing is skipped thread blocks keep pace (kernels/multiply/sm90/list.cuh), which two
+  // multiplies at a time would not let them.
+  const Lane& lane = lanes_.multiply(skips_nothing(tau_) ? 0 : turn);
+  const Tensor b = buffer(turn, stage);
+  const auto columns_of = [&](const Tensor& x) {
+    return x.narrow(1, whole_.first_column(stage) % x.size(1), b.size(1));
+  };
+  const size_t count = rows_.c.size();
+  const Tensor c = columns_of(rows_.c[stage % count]);
+  Mark& sent = sent_[count > 1 ? stage % count : stage];
+  lane.wait_for(lanes_.pull());
+  lane.wait_for(sent);
+  {
+    const auto on_lane = lane.use();
+    const auto& [m, k, n] = whole_.block;
+    const Tensor norms = stage_norms_.defined()
+                             ? stage_norms_.select(0, stage).narrow(1, 0, blocks_of(b.size(1), n))
+                             : norm_map(b, {k, n});
+    multiply_part(rows_.a, b, rows_.norm_a, norms, tau_, whole_, c,
+                  has_own_ ? std::optional(columns_of(b_.rows[own_])) : std::nullopt,
+                  has_own_ ? b_.first[own_] : 0);
+  }
+  multiplied_[slot(turn)] = lane.mark();
+  if (!rows_.to.defined()) return;
+  lanes_.send().wait_for(multiplied_[slot(turn)]);
+  copy_rows(lanes_.send(), columns_of(rows_.to), c);
+  sent = lanes_.send().mark();
 }
 
 }  // namespace spamm::shards

@@ -1,8 +1,10 @@
-// What the parts of a product over several devices share, wherever its operands lie.
+// The engine of products over several devices. A part computes rows of C on one device, in stages
+// of columns. Its rows of A, B and C are in its own memory, in other devices' or in the host's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <optional>
 #include <span>
 #include <vector>
@@ -10,16 +12,11 @@
 #include "block.h"
 #include "shards/lane.h"
 #include "shards/row_copy.h"
-#include "threshold.h"
 
 namespace spamm::shards {
 
-// Entries; what kernels ask of the start of a row, and more.
-inline constexpr int64_t kRowAlignment = 64;
-
-inline int64_t aligned(int64_t columns) {
-  return blocks_of(columns, kRowAlignment) * kRowAlignment;
-}
+// To what kernels ask of the start of a row, and more.
+inline int64_t aligned(int64_t columns) { return blocks_of(columns, 64) * 64; }
 
 struct WholeProduct {
   // Of A (M, K) and B (K, N).
@@ -42,27 +39,9 @@ void multiply_part(const at::Tensor& a, const at::Tensor& b, const at::Tensor& n
                    const at::Tensor& out, const std::optional<at::Tensor>& own_rows = std::nullopt,
                    int64_t first_own_row = 0);
 
-// The lane of a multiply. Where nothing is skipped thread blocks keep pace
-// (kernels/multiply/sm90/list.cuh), which two multiplies at a time would not let them.
-inline int64_t multiply_lane(const at::Tensor& tau, int64_t turn) {
-  return skips_nothing(tau) ? 0 : turn;
-}
-
-// Rows of a matrix, from row `first` on. Its rows are contiguous.
-struct RowShard {
-  at::Tensor rows;
-  int64_t first;
-};
-
-// The copies that bring a stage's needed units from `shard`, rows of B, to their rows of `to`, from
-// its column `to_column` on. need: for each block row of B.
-std::vector<RowBlock> unit_copies(const WholeProduct& whole, int64_t stage,
-                                  std::span<const bool> need, const RowShard& shard,
-                                  const at::Tensor& to, int64_t to_column);
-
-// Norm maps of other devices, one below the other, on `device`. They are contiguous and have one
-// number of columns. ready: when each piece has been computed. The current streams of their devices
-// wait for the copies, so that the pieces' memory may be used again.
+// Norm maps, one below the other, on `device`. They are contiguous and have one number of columns.
+// ready: when each has been computed. The current streams of their devices wait for the copies, so
+// that their memory may be used again.
 at::Tensor gather_rows(at::TensorList pieces, std::span<const Mark> ready, at::Device device);
 
 // Runs `work`, which takes memory. The text of an OutOfMemoryError is then `text`.
@@ -76,5 +55,74 @@ void naming_memory(const Work& work, const Text&... text) {
   }
   TORCH_CHECK_WITH(OutOfMemoryError, !failed, text...);
 }
+
+// The rows of a matrix: first[i] is the first one of rows[i]. The rows are contiguous.
+struct Shards {
+  std::vector<at::Tensor> rows;
+  std::vector<int64_t> first;
+};
+
+// Rows of A and C on a part's device.
+struct PartRows {
+  at::Tensor a, norm_a;
+  std::vector<at::Tensor> c;  // one of all columns, or two that stages of columns take in turns
+  at::Tensor to = {};         // if defined: rows of C elsewhere, to which each stage is sent
+};
+
+// Each stage's rows of B come to one of a few buffers while the stages before are multiplied. A
+// buffer is written again after the multiply that read it.
+class Part {
+ public:
+  // `b` holds all rows of B, or nothing if another than run() brings them. If shard `own` lies on
+  // this device, it is multiply_part's own_rows: read in place where the kernel can, else copied
+  // there. last_lane: see Lanes.
+  Part(const WholeProduct& whole, at::Device device, int last_lane, const Shards& b,
+       size_t own = 0);
+  // The current streams of the devices that B came from wait for the copies, too.
+  ~Part() {
+    quietly([&] { lanes_.end(b_.rows); });
+  }
+  Part(const Part&) = delete;
+
+  at::Device device() const { return lanes_.own().device(); }
+  const Lanes& lanes() const { return lanes_; }
+
+  // Takes memory for stages, or throws OutOfMemoryError.
+  void take_buffers(const at::TensorOptions& options);
+  int64_t buffer_bytes() const;
+  // The whole map of B, on this device. Without one, the norms of each stage are computed.
+  void take_norms(const at::Tensor& norm_b);
+
+  // Computes all columns of the rows. need: the block rows of B that are needed in each stage; bool
+  // (stages, KB), on the CPU. tau: on this device or the CPU. Stages that need the least run first,
+  // because nothing hides the copies of the first.
+  void run(const PartRows& rows, const at::Tensor& need, const at::Tensor& tau);
+
+ protected:
+  // The buffer of the stage that comes in this turn.
+  size_t slot(int64_t turn) const { return turn % buffers_.size(); }
+  at::Tensor buffer(int64_t turn, int64_t stage) const {
+    return buffers_[slot(turn)].narrow(1, 0, whole_.columns(stage));
+  }
+  // Multiplies the stage once the pull lane is done, and sends it.
+  void multiply(int64_t turn, int64_t stage);
+
+  static constexpr int64_t kBuffers = 3;
+  const WholeProduct& whole_;
+  const Lanes lanes_;
+  PartRows rows_;
+  at::Tensor tau_;                         // kept, as lanes read it up to the end
+  std::array<Mark, kBuffers> multiplied_;  // when each buffer may be overwritten
+
+ private:
+  void pull(int64_t turn, int64_t stage, std::span<const bool> need) const;
+
+  Shards b_;
+  size_t own_;
+  bool has_own_;
+  std::vector<at::Tensor> buffers_;
+  at::Tensor stage_norms_;  // B's norms of each stage, contiguous; (stages, KB, stage_blocks)
+  std::vector<Mark> sent_;  // when each stage of c may be overwritten
+};
 
 }  // namespace spamm::shards

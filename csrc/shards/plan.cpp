@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -15,10 +16,6 @@
 
 namespace spamm::shards {
 namespace {
-
-constexpr int64_t kStages = 16;
-constexpr int64_t kLeastColumns = 2048;   // narrower stages have too few tiles to fill a device
-constexpr int64_t kColumnMultiple = 256;  // a multiple of every block and every tile
 
 // parts + 1 numbers of groups, which make the slowest part as fast as possible, to this share of
 // its cost. cost(part, first, last): of the part with groups [first, last); it grows with `last`,
@@ -89,74 +86,43 @@ std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t par
     const int64_t multiply = end.multiply - begin.multiply;
     if (part == home) return multiply;
     const int64_t more_b = end.fetch_more_b - before[first + 1].fetch_more_b;
-    return delay + groups[first].fetch_b + more_b + std::max(multiply, end.fetch_a - begin.fetch_a);
+    return delay + end.fetch_a - begin.fetch_a + std::max(multiply, groups[first].fetch_b + more_b);
   };
   const int64_t count = std::ssize(groups), another = home + 1;
   return cut_by_cost(count, parts, cost(another, 0, count), /*share=*/1000, cost);
 }
 
-std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to) {
+std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to, size_t most) {
+  std::vector<int64_t> steps;  // from each needed row that is not the last to the next
+  for (int64_t row = from, last = -1; row < to; ++row) {
+    if (!need[row]) continue;
+    if (last >= 0) steps.push_back(row - last);
+    last = row;
+  }
+  int64_t widest = 1;  // step within a run
+  if (steps.size() >= most) {
+    std::ranges::nth_element(steps, steps.begin() + most - 1, std::greater());
+    widest = steps[most - 1];
+  }
   std::vector<Run> runs;
   for (int64_t row = from; row < to; ++row) {
     if (!need[row]) continue;
-    if (!runs.empty() && runs.back().first + runs.back().count == row)
-      ++runs.back().count;
+    if (!runs.empty() && row - (runs.back().first + runs.back().count - 1) <= widest)
+      runs.back().count = row + 1 - runs.back().first;
     else
       runs.push_back({row, 1});
   }
   return runs;
 }
 
-std::vector<Run> join_runs(std::vector<Run> runs, size_t most) {
-  if (runs.size() <= most) return runs;
-  // By the gap before each run but the first. The widest most - 1 gaps stay.
-  std::vector<size_t> order(runs.size() - 1);
-  std::iota(order.begin(), order.end(), 1);
-  const auto gap = [&](size_t i) { return runs[i].first - runs[i - 1].first - runs[i - 1].count; };
-  std::ranges::stable_sort(order, [&](size_t x, size_t y) { return gap(x) > gap(y); });
-  std::vector<bool> begins(runs.size(), false);
-  begins[0] = true;
-  for (size_t i = 0; i + 1 < most; ++i) begins[order[i]] = true;
-  std::vector<Run> joined;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    if (begins[i])
-      joined.push_back(runs[i]);
-    else
-      joined.back().count = runs[i].first + runs[i].count - joined.back().first;
-  }
-  return joined;
-}
-
 int64_t stage_blocks(int64_t block_columns, int64_t block_n) {
-  const int64_t sixteenth = blocks_of(block_columns * block_n, kStages);
-  const int64_t columns = blocks_of(sixteenth, kColumnMultiple) * kColumnMultiple;
-  return std::max(columns, kLeastColumns) / block_n;
-}
-
-std::vector<int64_t> stage_order(std::span<const int64_t> needed) {
-  std::vector<int64_t> order(needed.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t x, int64_t y) { return needed[x] < needed[y]; });
-  return order;
+  constexpr int64_t kLeast = 2048;    // narrower stages have too few tiles to fill a device
+  constexpr int64_t kMultiple = 256;  // of every block and every tile
+  const int64_t sixteenth = blocks_of(block_columns * block_n, 16);
+  return std::max(blocks_of(sixteenth, kMultiple) * kMultiple, kLeast) / block_n;
 }
 
 // ---- From norm maps -----------------------------------------------------------------------------
-
-namespace {
-
-// Fitted to float16 products on one GPU: time is linear in the valid products, and a product with
-// none of them takes 0.6% of the time of the dense one.
-constexpr int64_t kWorkOfValid = 1000, kWorkOfAny = 6;
-
-void check_maps(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
-  check_norm_maps(norm_a, norm_b);
-  TORCH_CHECK(norm_a.dim() == 2, "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes ",
-              norm_a.sizes(), " and ", norm_b.sizes());
-  check_tau(tau, norm_a.device());
-}
-
-}  // namespace
 
 Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
   const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
@@ -175,6 +141,20 @@ Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor&
   return products.lt(tau.to(products.scalar_type())).logical_not_();
 }
 
+Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  // Fitted to float16 products on one GPU: time is linear in the valid products, and a product with
+  // none of them takes 0.6% of the time of the dense one.
+  constexpr int64_t kWorkOfValid = 1000, kWorkOfAny = 6;
+  check_norm_maps(norm_a, norm_b);
+  TORCH_CHECK(norm_a.dim() == 2, "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes ",
+              norm_a.sizes(), " and ", norm_b.sizes());
+  check_tau(tau, norm_a.device());
+  return valid_counts(norm_a, norm_b, tau)
+      .sum(1, /*keepdim=*/false, at::kLong)
+      .mul_(kWorkOfValid)
+      .add_(kWorkOfAny * norm_b.numel());
+}
+
 namespace {
 
 std::tuple<Tensor, std::vector<int64_t>> row_work_op(const Tensor& norm_a, const Tensor& norm_b,
@@ -190,14 +170,6 @@ std::tuple<Tensor, std::vector<int64_t>> row_work_op(const Tensor& norm_a, const
 }
 
 }  // namespace
-
-Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
-  check_maps(norm_a, norm_b, tau);
-  return valid_counts(norm_a, norm_b, tau)
-      .sum(1, /*keepdim=*/false, at::kLong)
-      .mul_(kWorkOfValid)
-      .add_(kWorkOfAny * norm_b.numel());
-}
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("row_work", &row_work_op); }
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {

@@ -4,15 +4,25 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
+
+#include "block.h"
 
 namespace spamm::shards {
 
 // Rows of C are cut at multiples of so many, the height of the kernels' tallest tiles, so that a
 // part has no more tiles that stick out than the whole has. A multiple of every block's edge.
 inline constexpr int64_t kCutRows = 128;
+
+// Where part `part` of equal parts begins, at a multiple of `edge`; with part = parts, the number
+// of all rows.
+inline int64_t equal_cut(int64_t rows, int64_t edge, int64_t part, int64_t parts) {
+  return std::min(rows, blocks_of(rows, edge) * part / parts * edge);
+}
 
 // Neighbouring needed block rows of B, which one copy moves.
 struct Run {
@@ -25,22 +35,15 @@ struct Run {
 // are fewer groups of `multiple` block rows than parts.
 std::vector<int64_t> row_cuts(std::span<const int64_t> work, int64_t parts, int64_t multiple);
 
-// The runs of needed block rows within [from, to), in ascending order. `need` has one entry for
-// each block row of B.
-std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to);
-
-// At most `most` runs that hold these. Those with the smallest gaps are joined, so that the fewest
-// block rows are added.
-std::vector<Run> join_runs(std::vector<Run> runs, size_t most);
+// The runs of needed block rows within [from, to), in ascending order, at most `most`: those with
+// the smallest gaps are joined, all of equal gaps. `need` has one entry for each block row of B.
+std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to,
+                         size_t most = std::numeric_limits<size_t>::max());
 
 // The number of block columns in a stage, for a product of `block_columns` block columns that are
 // `block_n` wide (32, 64 or 128). A stage has a 16th of the columns, rounded up to a multiple of
 // 256, and at least 2048. The last stage may have fewer.
 int64_t stage_blocks(int64_t block_columns, int64_t block_n);
-
-// The stages in the order in which to run them, by how much each needs: the least first, because
-// nothing hides the copies of the first stage. Equal stages keep their order.
-std::vector<int64_t> stage_order(std::span<const int64_t> needed);
 
 // ---- Cuts of operands on one device: the others must fetch what they multiply, and get fewer rows
 
@@ -53,7 +56,7 @@ struct GroupCost {
 };
 
 // parts + 1 numbers of groups. Part `home` has the operands; none has if there is no part of this
-// number. Another part starts `delay` later, fetches from B first, and then from A while it
+// number. Another part starts `delay` later, fetches from A first, and then from B while it
 // multiplies; one that would not save time gets no group. Among contiguous cuts, these make the
 // slowest part as fast as possible, to a thousandth. (A part is taken to need of B what its first
 // group needs and what each other group needs more than the one before; for decay this is exact.)

@@ -20,7 +20,7 @@ struct RowBlock {
   int64_t to_stride, from_stride, width, rows;
 };
 
-// Copies from one device for one stage, at most: what join_runs leaves. Each takes the host as long
+// Copies from one device for one stage, at most: what runs_of joins. Each takes the host as long
 // as the link needs for megabytes, so that many small ones would leave the link idle.
 constexpr size_t kMostCopies = 16;
 
@@ -32,16 +32,6 @@ struct RowCopy {
   // Whether the current stream is being captured into a graph.
   bool (*is_capturing)();
 };
-
-// Rows [first, first + rows) of a block.
-inline RowBlock rows_of(const RowBlock& block, int64_t first, int64_t rows) {
-  return {static_cast<char*>(block.to) + first * block.to_stride,
-          static_cast<const char*>(block.from) + first * block.from_stride,
-          block.to_stride,
-          block.from_stride,
-          block.width,
-          rows};
-}
 
 // The matrix itself if its rows are contiguous and do not overlap, else a copy.
 inline at::Tensor with_contiguous_rows(const at::Tensor& x) {

@@ -22,21 +22,18 @@ OptTensor spamm_on_devices(ProductArguments& product);
 struct HostSizes {
   std::optional<int64_t> stage_blocks;  // block columns of a stage
   int64_t panels = 1;                   // passes over B, at least
-  int64_t piece_bytes = 64 << 20;       // what is read at a time where the operands do not say
+  int64_t piece_bytes = 64 << 20;       // of pinned memory, where the operands are not pinned
   std::optional<bool> is_pinned;        // of both operands; as the tensors say if absent
 };
 
 // The op spamm with `devices` for operands on the CPU: (M, N) in pinned memory, with the bits that
-// one of the devices computes for operands with contiguous rows. The operands may be larger than
-// the devices' memory. The arguments have been checked. The devices are of one kind; if that is the
-// CPU, the result is not pinned. Returns when the result is there.
+// one of the devices computes for operands with contiguous rows. The arguments have been checked.
+// The devices are of one kind; if that is the CPU, the result is not pinned. Returns when the
+// result is there.
 //
-// Where tau is given, A is read once and B once for each panel of rows of A: one, unless A does not
-// fit into the devices' memory. Where tau is searched for, the operands are read once more before,
-// for their norm maps.
-//
-// Throws OutOfMemoryError, which names the device and the bytes, if a panel of the fewest rows does
-// not fit, or three pieces for the norm maps.
+// A is read once and B once for each panel of rows of A: one, unless A does not fit into the
+// devices' memory. Where tau is searched for, B is read once more before, and A if there are
+// several panels. OutOfMemoryError names the device and the bytes if the least panel does not fit.
 Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
                        const HostSizes& sizes = {});
 

@@ -106,18 +106,21 @@ TEST(Runs, RebuildTheNeedAndDoNotTouch) {
 }
 
 TEST(Runs, JoinAtTheSmallestGaps) {
-  const std::vector<shards::Run> runs = {{0, 2}, {3, 1}, {9, 1}, {12, 4}};  // gaps of 1, 5 and 2
+  std::array<bool, 16> need;  // gaps of 1, 5 and 2
+  for (size_t row = 0; row < need.size(); ++row)
+    need[row] = std::ranges::count(Numbers{2, 4, 5, 6, 7, 8, 10, 11}, row) == 0;
+  using Expected = std::vector<std::array<int64_t, 2>>;
   const auto joined = [&](size_t most) {
-    std::vector<std::array<int64_t, 2>> result;
-    for (const shards::Run& run : join_runs(runs, most)) result.push_back({run.first, run.count});
+    Expected result;
+    for (const shards::Run& run : runs_of(need, 0, 16, most))
+      result.push_back({run.first, run.count});
     return result;
   };
-  using Expected = std::vector<std::array<int64_t, 2>>;
   EXPECT_EQ(joined(9), (Expected{{0, 2}, {3, 1}, {9, 1}, {12, 4}}));
   EXPECT_EQ(joined(3), (Expected{{0, 4}, {9, 1}, {12, 4}}));
   EXPECT_EQ(joined(2), (Expected{{0, 4}, {9, 7}}));
   EXPECT_EQ(joined(1), (Expected{{0, 16}}));
-  EXPECT_TRUE(join_runs({}, 1).empty());
+  EXPECT_TRUE(runs_of(need, 4, 8, 1).empty());
 }
 
 TEST(Stages, HaveASixteenthOfTheColumnsAndAtLeast2048) {
@@ -136,12 +139,6 @@ TEST(Stages, HaveASixteenthOfTheColumnsAndAtLeast2048) {
   EXPECT_EQ(stage_blocks(513, 64), 36);   // 32832 columns: 15 stages of 2304 hold them
 }
 
-TEST(Stages, RunFromFewestToMostRemoteBytes) {
-  EXPECT_EQ(stage_order(Numbers{30, 10, 20}), (Numbers{1, 2, 0}));
-  EXPECT_EQ(stage_order(Numbers{5, 0, 5, 0}), (Numbers{1, 3, 0, 2}));  // ties keep their order
-  EXPECT_EQ(stage_order(Numbers{}), (Numbers{}));
-}
-
 // ---- Cuts for operands on one device ------------------------------------------------------------
 
 constexpr int64_t kDelay = 4000;
@@ -155,7 +152,7 @@ int64_t cost_of(const std::vector<GroupCost>& groups, int64_t first, int64_t las
     fetch_a += groups[i].fetch_a;
     fetch_b += i == first ? groups[i].fetch_b : groups[i].fetch_more_b;
   }
-  return is_home ? multiply : kDelay + fetch_b + std::max(multiply, fetch_a);
+  return is_home ? multiply : kDelay + fetch_a + std::max(multiply, fetch_b);
 }
 
 // The cost of the slowest part, over all cuts.

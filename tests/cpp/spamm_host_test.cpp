@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "shards/for_each_part.h"
+#include "shards/lane.h"
 #include "shards/spamm_devices.h"
 #include "support.h"
 
