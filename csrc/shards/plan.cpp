@@ -80,16 +80,31 @@ std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t par
     before.push_back({sum.multiply + group.multiply, sum.fetch_a + group.fetch_a, 0,
                       sum.fetch_more_b + group.fetch_more_b});
   }
-  const auto cost = [&](int64_t part, int64_t first, int64_t last) -> int64_t {
-    if (first == last) return 0;
-    const GroupCost &begin = before[first], &end = before[last];
-    const int64_t multiply = end.multiply - begin.multiply;
-    if (part == home) return multiply;
-    const int64_t more_b = end.fetch_more_b - before[first + 1].fetch_more_b;
-    return delay + end.fetch_a - begin.fetch_a + std::max(multiply, groups[first].fetch_b + more_b);
-  };
-  const int64_t count = std::ssize(groups), another = home + 1;
-  return cut_by_cost(count, parts, cost(another, 0, count), /*share=*/1000, cost);
+  const int64_t count = std::ssize(groups);
+  std::vector<int64_t> fastest;  // of the cuts for 1, 2 and more parts
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int64_t used = 1; used <= parts; ++used) {
+    const int64_t remote = used - (0 <= home && home < used ? 1 : 0);
+    const auto cost = [&](int64_t part, int64_t first, int64_t last) -> int64_t {
+      if (first == last) return 0;
+      const GroupCost &begin = before[first], &end = before[last];
+      const int64_t multiply = end.multiply - begin.multiply;
+      if (part == home) return multiply;
+      const int64_t more_b = end.fetch_more_b - before[first + 1].fetch_more_b;
+      const int64_t fetch_b = groups[first].fetch_b + more_b;
+      return delay + remote * (end.fetch_a - begin.fetch_a) + std::max(multiply, remote * fetch_b);
+    };
+    auto cuts = cut_by_cost(count, used, cost(home + 1, 0, count), /*share=*/1000, cost);
+    int64_t slowest = 0;
+    for (int64_t part = 0; part < used; ++part) {
+      slowest = std::max(slowest, cost(part, cuts[part], cuts[part + 1]));
+    }
+    if (slowest >= least) continue;
+    least = slowest;
+    fastest = std::move(cuts);
+  }
+  fastest.resize(parts + 1, count);
+  return fastest;
 }
 
 std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to, size_t most) {

@@ -57,7 +57,8 @@ struct GroupCost {
 
 // parts + 1 numbers of groups. Part `home` has the operands; none has if there is no part of this
 // number. Another part starts `delay` later, fetches from A first, and then from B while it
-// multiplies; one that would not save time gets no group. Among contiguous cuts, these make the
+// multiplies; n of them share the links of the device that they fetch from, so each waits n times
+// as long. A part that would not save time gets no group. Among contiguous cuts, these make the
 // slowest part as fast as possible, to a thousandth. (A part is taken to need of B what its first
 // group needs and what each other group needs more than the one before; for decay this is exact.)
 std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t parts, int64_t home,
