@@ -32,8 +32,8 @@ cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& h
   return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream, segments.pieces);
 }
 
-// Whether half or more of the last block of rows or columns lies outside C. With granules of 32, a
-// small tile then skips what lies outside.
+// Whether half or more of the last block of rows or columns lies outside C. A small tile then skips
+// what lies outside.
 inline bool has_light_edges(const MultiplyParams<double>& p) {
   const auto is_light = [](int64_t size) {
     return size % kBlock != 0 && size % kBlock <= kBlock / 2;
@@ -45,18 +45,17 @@ template <Tiles kTiles>
 cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how,
                              const SegmentMemory& segments) {
   const bool edges_last = how.tile == TileSize::kSmall && has_light_edges(p);
-  const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
-                       std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
-                       std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
+  const auto run = [&]<bool kAlongA, bool kAlongB, bool kLarge>(std::bool_constant<kAlongA>,
+                                                                std::bool_constant<kAlongB>,
+                                                                std::bool_constant<kLarge>) {
     constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    using Chosen =
-        DoubleConfig<major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64, kTile.rows / kBlock>;
+    // Kernels with granules of 64 read fewer norms, which saves 0.4%.
+    using Chosen = DoubleConfig<major(kAlongA), major(kAlongB), 32, kTile.rows / kBlock>;
     static_assert(kHasTile<Chosen, kTile> &&
                   Chosen::kBlocksPerSm == kTile.blocks_per_multiprocessor);
     return multiply_doubles_in<Chosen>(p, how, segments, edges_last);
   };
-  return with_constants(run, p.a.k_major, p.b.k_major, edges_last || has_edge_of_32(p),
-                        how.tile == TileSize::kLarge);
+  return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
 }
 
 template <class Config>
