@@ -56,7 +56,7 @@ GIB_PER_JOB = 3  # what one compiler may need at its peak, with room to spare
 CXX_FLAGS = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
 NVCC_FLAGS = [
     "-std=c++20",
-    "-O3",
+    "-O1",  # of host code, which launches: -O3 takes a second more a file
     "-lineinfo",
     "-Xfatbin=-compress-all",  # kernels of many variants differ little: a sixth of the size
     "-Xptxas=-warn-spills",
