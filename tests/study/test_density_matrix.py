@@ -293,7 +293,8 @@ def test_options_that_do_not_fit(tmp_path, capsys, monkeypatch):
     line = refused(tmp_path, capsys, "--chain", 64, "--electrons", 63)
     assert line.endswith("electrons from 2 to 126, for 64 functions; got 63")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "--device cuda" in refused(tmp_path, capsys, "--device", "cuda")
+    line = refused(tmp_path, capsys, "--device", "cuda")
+    assert line == "expected a CUDA device; torch finds none"
     (tmp_path / "file").touch()
     line = refused(tmp_path, capsys, "--chain", 64, "--out", tmp_path / "file" / "in")
     assert str(tmp_path / "file") in line

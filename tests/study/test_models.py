@@ -461,7 +461,7 @@ def embedded():
 
 
 def test_embedded_files_are_those_of_their_readme():
-    readme = (mnist.EMBEDDED / "README.md").read_text()
+    readme = (mnist.EMBEDDED.parent / "README.md").read_text()
     files = sorted(mnist.EMBEDDED.glob("*.gz"))
     assert len(files) == 2
     for path in files:
