@@ -184,7 +184,7 @@ def dense(case, device):
     if info is not None:
         told = spamm_torch.valid_ratio(*maps, info.tau), spamm_torch.error_bound(*maps, info.tau)
         expect(info.tau.item() == oracle.rounded(tau, host[0].numpy().dtype) or tau != tau, info)
-        expect_bits(torch.stack(info[1:3]), torch.stack(told), "what is told of the norms")
+        expect_bits(torch.stack(info[1:3]), torch.stack(told), "what the norms tell")
         expect(info[3:] == ((bm, bk, bn), None), info)
     found, again = found.cpu(), None if again is None else again.cpu()
     results, upper = [found] if again is None else [found, again], form == "symmetric"

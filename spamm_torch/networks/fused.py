@@ -28,7 +28,7 @@ _keys = itertools.count()
 
 @dataclass(frozen=True)
 class Recipe:
-    """What pickles generate a module's forward from: the engine of each call and what it absorbed,
+    """A pickle generates a module's forward from it: the engine of each call and what it absorbed,
     by names below the module, and the form of the call (:attr:`Signature.form`).
     """
 
