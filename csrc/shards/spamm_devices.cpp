@@ -20,8 +20,7 @@
 namespace spamm::shards {
 namespace {
 
-constexpr double kDelayNs = 150000;       // from the home part's first launch to a remote part's
-constexpr double kSplitBytesPerNs = 840;  // of an operand
+constexpr int64_t kDelayNs = 150000;  // from the home part's first launch to a remote part's
 
 // What a product takes one device at least if several are faster. With a tau or a bound nobody
 // knows beforehand how little is valid, and from kLeastNs on a twentieth is enough: 27,000 rows of
@@ -159,14 +158,6 @@ std::vector<GroupCost> costs_of(std::span<const Group> groups, const WholeProduc
   return costs;
 }
 
-// In ns, how much later a remote part starts. It splits B, as the home part does, and its rows of A
-// anew in each stage; they are taken to be an equal share.
-int64_t delay_of(const WholeProduct& whole, int64_t parts, bool splits) {
-  const int64_t entries = whole.k * (whole.n + whole.m * whole.stages() / parts);
-  const auto bytes = static_cast<double>(splits ? entries * whole.entry_bytes : 0);
-  return static_cast<int64_t>(kDelayNs + bytes / kSplitBytesPerNs);
-}
-
 void check_plain_product(const ProductArguments& product) {
   const Tensor& a = product.a;
   TORCH_CHECK(a.dim() == 2, "a product over several devices must be of two matrices; got shapes ",
@@ -239,8 +230,7 @@ OptTensor spamm_on_devices(ProductArguments& product) {
   wait_on_host(planned);
   const std::span groups(reinterpret_cast<const Group*>(host_figures.const_data_ptr<int64_t>()),
                          host_figures.size(0));
-  auto cuts = cut_for_home(costs_of(groups, whole), parts, is_home_used ? 0 : -1,
-                           delay_of(whole, parts, splits(a)));
+  auto cuts = cut_for_home(costs_of(groups, whole), parts, is_home_used ? 0 : -1, kDelayNs);
   for (int64_t p = 1; p <= parts; ++p) cuts[p] = std::max(cuts[p], started);
 
   const int64_t first_remote = is_home_used ? 1 : 0;
