@@ -132,7 +132,10 @@ def test_fake_results_look_like_real_ones(device, name, dtype):
     with FakeTensorMode() as mode:
         fake = function(mode.from_tensor(a), mode.from_tensor(b))
     assert fake.shape == real.shape
-    assert fake.stride() == real.stride()
+    long = [
+        axis for axis, size in enumerate(real.shape) if size > 1
+    ]  # of others any stride will do
+    assert [fake.stride(axis) for axis in long] == [real.stride(axis) for axis in long]
     assert fake.dtype == real.dtype
     assert fake.device == real.device
 
