@@ -154,7 +154,9 @@ def check_number(value: Any, name: str) -> None:
 
 
 def _check_range(value: Any, name: str) -> None:
-    if type(value) is int and abs(value) > sys.float_info.max:
+    if type(value) is float:
+        return
+    if isinstance(value, numbers.Rational) and abs(value) > sys.float_info.max:
         raise ValueError(f"{name} must be a number that float64 holds; got a larger one")
 
 

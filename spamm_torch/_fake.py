@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
-from torch.nn.functional import conv2d, max_pool2d
+from torch.nn.functional import max_pool2d
 
 from ._arguments import check_block, check_block_pair, conv_block, dtype_name
 
@@ -215,10 +215,20 @@ def _conv(
         ),
     )
     batch = input if input.dim() == 4 else input.unsqueeze(0)
-    shape = conv2d(batch, weight, None, stride, padding, dilation, groups).shape
+    sides = []  # torch's own rule is another one without channels
+    for axis, (size, kernel) in enumerate(zip(batch.shape[2:], weight.shape[2:], strict=True)):
+        s, p, d = (numbers[min(axis, len(numbers) - 1)] for numbers in (stride, padding, dilation))
+        window, padded = d * (kernel - 1) + 1, size + 2 * p
+        torch._check(
+            window <= padded,
+            lambda window=window, padded=padded: (
+                f"the dilated kernel must fit into the padded input; got {window} and {padded}"
+            ),
+        )
+        sides.append((padded - window) // s + 1)
     is_last = torch.channels_last in map(suggest_memory_format, (batch, weight))
     last = torch.channels_last if is_last else torch.contiguous_format
-    output = batch.new_empty(shape).to(memory_format=last)
+    output = batch.new_empty((batch.shape[0], weight.shape[0], *sides)).to(memory_format=last)
     return output if input.dim() == 4 else output.squeeze(0)
 
 

@@ -153,8 +153,13 @@ class HostPart : public Part {
       const Tensor copy = piece.entries.narrow(0, 0, next.numel()).view(next.sizes());
       // One core is slower than the link to a device.
       const int64_t grain = std::max<int64_t>(1, kEntriesPerTask / next.size(1));
-      at::parallel_for(0, next.size(0), grain, [&](int64_t begin, int64_t end) {
-        copy_rows(Lane::current(at::kCPU), copy.slice(0, begin, end), next.slice(0, begin, end));
+      const RowBlock all = block_between(copy, 0, 0, next, 0, 0, next.size(0), next.size(1));
+      at::parallel_for(0, all.rows, grain, [&](int64_t begin, int64_t end) {
+        RowBlock rows = all;  // no tensors: threads lack the caller's dispatch state
+        rows.to = static_cast<char*>(all.to) + begin * all.to_stride;
+        rows.from = static_cast<const char*>(all.from) + begin * all.from_stride;
+        rows.rows = end - begin;
+        copy_blocks(Lane::current(at::kCPU), at::kCPU, at::kCPU, {&rows, 1});
       });
       copy_rows(lanes_.read(), to.slice(0, first, first + at_once), copy);
       piece.copied = lanes_.read().mark();

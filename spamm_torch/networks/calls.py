@@ -56,7 +56,7 @@ def dense_conv2d(
 
 
 def _compilers_make_more(weight: Tensor, groups: int, activation: str) -> bool:
-    """On CUDA where cuDNN's fused call (csrc/cuda/conv/dense_conv2d.cpp) does not take the weight,
+    """On CUDA where cuDNN's fused call (csrc/cuda/conv/conv_sm80.cpp) does not take the weight,
     on a CPU where Inductor freezes it."""
     in_units = all(channels * weight.dtype.itemsize % 16 == 0 for channels in weight.shape[:2])
     is_one_call = activation == "relu" and groups == 1 and in_units and weight.dtype.itemsize == 2

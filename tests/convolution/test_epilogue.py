@@ -55,6 +55,62 @@ def assert_near(actual, expected):
 
 
 @activations
+@pytest.mark.parametrize(
+    "setting", [{}, {"pixel_block": (1, 8, 8)}, {"block": 32}, {"block": (128, 64, 128)}], ids=str
+)
+def test_what_is_skipped_is_not_the_epilogue(device, dtype, activation, setting):
+    """The sums are those of the same call without an epilogue, whatever kernel it takes."""
+    input, weight, bias, residual = case(device, dtype, images=70, channels=(64, 64))
+    input = input * torch.linspace(0, 1, 7, device=device, dtype=dtype)
+    knob = {"padding": 1, "valid_ratio": 0.5, **setting}
+    sums = spamm_torch.conv2d(input, weight, bias, **knob).double()
+    assert (sums - reference(input, weight, bias, None, "none", padding=1)).abs().max() > 0.1
+    for addend in (None, residual):
+        actual = spamm_torch.conv2d(
+            input, weight, bias, **knob, residual=addend, activation=activation
+        )
+        plain = sums if addend is None else sums + addend.double()
+        assert_near(actual, ACTIVATIONS[activation](plain))
+    if activation == "relu":
+        rectified = spamm_torch.conv2d(input, weight, bias, **knob, residual=residual, relu=True)
+        assert torch.equal(rectified, actual)
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_output_norms_are_those_of_the_result(device, dtype, with_residual):
+    input, weight, bias, residual = case(device, dtype, images=66, channels=(64, 72))
+    options = {"padding": 1, "tau": 0.5, "activation": "relu"}
+    options["residual"] = residual if with_residual else None
+    output, norms = spamm_torch.conv2d(input, weight, bias, **options, return_norms=True)
+    assert torch.equal(output, spamm_torch.conv2d(input, weight, bias, **options))
+    by_pixel = output.permute(2, 3, 0, 1)
+    expected = spamm_torch.norm_map(by_pixel, 64).permute(2, 0, 1, 3)
+    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_one_residual_for_all_images(dtype):
+    """Kernels whose tiles cross images cannot read it as one image."""
+    operands = case("cuda", dtype, (64, 64), images=4, size=(56, 56))
+    input, weight, bias, residual = (
+        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in operands
+    )
+    shared = residual[:1].expand(4, -1, -1, -1)
+    copies = shared.contiguous(memory_format=torch.channels_last)
+    options = {"padding": 1, "tau": 0.0, "pixel_block": (1, 8, 8), "activation": "relu"}
+    found = spamm_torch.conv2d(input, weight, bias, residual=shared, **options)
+    assert torch.equal(found, spamm_torch.conv2d(input, weight, bias, residual=copies, **options))
+    assert_near(found, reference(input, weight, bias, copies, "relu", padding=1))
+
+
+def test_norms_left_are_for_inference(device):
+    input, weight = (torch.ones(*s, device=device) for s in ((1, 8, 4, 4), (8, 8, 1, 1)))
+    with pytest.raises(RuntimeError, match="conv2d_with_norms is for inference"):
+        spamm_torch.conv2d(input, weight.requires_grad_(), tau=0.0, return_norms=True)
+
+
+@activations
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("tf32", [False, True])

@@ -140,6 +140,14 @@ def test_fake_results_look_like_real_ones(device, name, dtype):
     assert fake.device == real.device
 
 
+@pytest.mark.parametrize(("into", "out"), [(0, 3), (4, 0)])
+def test_fake_convolutions_without_channels(device, into, out):
+    x, weight = torch.ones(2, into, 5, 5, device=device), torch.ones(out, into, 3, 3, device=device)
+    with FakeTensorMode() as mode:
+        fake = spamm_torch.conv2d(mode.from_tensor(x), mode.from_tensor(weight), tau=0.5)
+    assert fake.shape == spamm_torch.conv2d(x, weight, tau=0.5).shape
+
+
 @pytest.mark.parametrize("name", ["mm, tau", "mm, valid_ratio", "bmm", "linear", "norm_map"])
 def test_meta_tensors_need_no_memory(name):
     a = torch.empty(2**20, 2**20, device="meta")

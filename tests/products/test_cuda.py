@@ -14,7 +14,7 @@ import fuzz
 import spamm_torch
 from fuzzing import products as drawn
 from fuzzing import space
-from spamm_torch import mm, norm_map
+from spamm_torch import addmm, mm, norm_map
 
 pytestmark = pytest.mark.cuda
 
@@ -364,6 +364,49 @@ def test_drawn_products(force, segments):
     for _ in range(200):
         case = {"family": "dense", **space.draw(drawn.DENSE, rng), "dtype": "float64"}
         assert fuzz.problem(case, "cuda") is None, case
+
+
+@pytest.mark.parametrize("segments", FORCED)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_transposed_operands(force, segments, layout):
+    a, b = wide_and_narrow(200, 333, 150)
+    x = a.mT.contiguous().mT if layout[0] == "t" else a
+    y = b.mT.contiguous().mT if layout[1] == "t" else b
+    force(segments)
+    assert torch.equal(mm(x, y, tau=3000.0), mm(a, b, tau=3000.0))
+
+
+@pytest.mark.parametrize("segments", FORCED)
+def test_batches_and_what_is_added(force, segments):
+    a, b = wide_and_narrow(5 * 70, 200, 90)
+    a = a.view(5, 70, 200)
+    spamm = torch.ops.spamm_torch.spamm
+    force(segments)
+    together = spamm(a, b.expand(5, 200, 90), threshold=3000.0)
+    assert torch.equal(together, torch.stack([mm(matrix, b, tau=3000.0) for matrix in a]))
+    added = matrices.normal(70, 90, dtype=torch.float64, device="cuda", seed=2)
+    expected = 0.5 * added - 2 * together[0]
+    got = addmm(added, a[0], b, beta=0.5, alpha=-2.0, tau=3000.0)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-12)
+    assert addmm(added, a[0], b, beta=0.5, alpha=-2.0, tau=3000.0, out=added) is added
+    assert torch.equal(added, got)
+
+
+@pytest.mark.parametrize("segments", FORCED)
+def test_results_amid_other_memory(force, segments):
+    """Segments meet in the result itself, and touch nothing beside it."""
+    a, b = wide_and_narrow(150, 700, 133)
+    force(segments)
+    expected = mm(a, b, tau=3000.0)
+    for width in (200, 201):  # rows whose pairs of entries are aligned, and rows where they are not
+        memory = torch.full((170, width), 7.0, dtype=torch.float64, device="cuda")
+        mm(a, b, tau=3000.0, out=memory[:150, :133])
+        assert torch.equal(memory[:150, :133], expected)
+        memory[:150, :133] = 7
+        assert (memory == 7).all()
+    x, y = wide_and_narrow(200, 200, 200)
+    expected = addmm(x, x, y, beta=2, alpha=-1, tau=3000.0)
+    assert torch.equal(addmm(x, x, y, beta=2, alpha=-1, tau=3000.0, out=x), expected)
 
 
 @pytest.mark.parametrize("segments", FORCED)

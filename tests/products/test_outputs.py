@@ -8,6 +8,7 @@ from torch.profiler import profile
 from spamm_torch import addmm, mm, norm_map
 
 ops = torch.ops.spamm_torch
+BLOCKS = [32, 64, 128, (64, 32, 128), (32, 64, 64)]
 LAYOUTS = ("contiguous", "transposed", "every other row", "every third column", "misaligned")
 
 
@@ -52,6 +53,19 @@ def test_one_matrix_gives_the_bits_of_two(device, dtype, knob):
 # ---- Norms of the result ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+def test_norms_are_those_of_norm_map(device, dtype, block):
+    a, b, added = operands(device, dtype)
+    edges = (block, block) if isinstance(block, int) else block[::2]
+    for knob in ({"tau": 0.0}, {"tau": 150.0}, {"tau": 1e30}, {"valid_ratio": 0.2}):
+        c, norms = mm(a, b, **knob, block=block, return_norms=True)
+        assert torch.equal(c, mm(a, b, **knob, block=block))
+        assert torch.equal(norms, norm_map(c, edges))
+        c, norms = addmm(added, a, b, beta=0.3, **knob, block=block, return_norms=True)
+        assert torch.equal(c, addmm(added, a, b, beta=0.3, **knob, block=block))
+        assert torch.equal(norms, norm_map(c, edges))
+
+
 def test_only_the_result_has_a_gradient(device):
     a, b, added = (x.double().requires_grad_() for x in operands(device))
     c, norms = addmm(added, a, b, beta=2, alpha=3, tau=0.5, return_norms=True)
@@ -62,9 +76,6 @@ def test_only_the_result_has_a_gradient(device):
     torch.testing.assert_close(a.grad, 3 * ones @ b.detach().mT)
     torch.testing.assert_close(b.grad, 3 * a.detach().mT @ ones)
     torch.testing.assert_close(added.grad, 2 * ones)
-
-
-# ---- Precomputed norms of addmm -----------------------------------------------------------------
 
 
 # ---- out ----------------------------------------------------------------------------------------

@@ -60,6 +60,16 @@ def test_shards_on_one_device(device, dtype, knob):
     assert torch.equal(whole, dense) == (knob == {"tau": 0.0})
 
 
+def test_bad_values_are_never_skipped(device):
+    input, weight = images(128, device=device), weights(24, 40, 3, 3, device=device)
+    input[100, 3, 4, 4], weight[2, 5, 1, 1] = float("nan"), float("inf")
+    for knob in ({"tau": 1e30}, {"valid_ratio": 0.1}):
+        expected = spamm_torch.conv2d(input, weight, **knob)
+        outputs = spamm_torch.conv2d([input[:64], input[64:]], weight, **knob)
+        assert expected.isnan().any()
+        assert torch.equal(torch.cat(outputs).nan_to_num(7), expected.nan_to_num(7))
+
+
 @pytest.mark.parametrize("knob", KNOBS[:3], ids=name_of)
 @pytest.mark.parametrize(
     "cuts", [(0, 0, 64, 64, 150), (0, 150, 150), (0, 128, 128, 150, 150), (0, 0, 0)]

@@ -79,6 +79,15 @@ def test_the_plan_skips_units():
     assert 0.1 < needed.double().mean() < 0.9
 
 
+def test_bad_values_are_never_skipped(device):
+    a, b = decay(256, 256, device=device), decay(256, 4200, device=device, seed=1)
+    a[200, 7], b[77, 4100] = float("nan"), float("inf")
+    shards = spamm_torch.mm_shards([a[:128], a[128:]], [b[:64], b[64:]], tau=1e30)
+    expected = spamm_torch.mm(a, b, tau=1e30)
+    assert expected.isnan().any()
+    assert torch.equal(torch.cat(shards).nan_to_num(7), expected.nan_to_num(7))
+
+
 def test_products_equal_to_tau_are_needed(device):
     a, b = torch.ones(256, 128, device=device), torch.ones(128, 4200, device=device)
     tau = (spamm_torch.norm_map(a)[0, 0] * spamm_torch.norm_map(b)[0, 0]).item()
