@@ -9,6 +9,7 @@ import math
 import numbers
 import sys
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any, TypedDict
 
 import torch
@@ -154,9 +155,7 @@ def check_number(value: Any, name: str) -> None:
 
 
 def _check_range(value: Any, name: str) -> None:
-    if type(value) is float:
-        return
-    if isinstance(value, numbers.Rational) and abs(value) > sys.float_info.max:
+    if type(value) in (int, Fraction) and abs(value) > sys.float_info.max:
         raise ValueError(f"{name} must be a number that float64 holds; got a larger one")
 
 
