@@ -111,9 +111,10 @@ std::vector<Tensor> conv2d_shards_op(ConvShardsArguments& x) {
   check_pixel_blocks(shards);
   if (!x.knob.tau) {
     if (const OptTensor found = search(shards, x.knob))
-      knobs = knobs_of(x.input_shards, {.tau = *found});
+      knobs = knobs_of(x.input_shards, {.tau = found});
   }
   std::vector<Tensor> outputs;
+  outputs.reserve(shards.size());
   for (size_t p = 0; p < shards.size(); ++p)
     outputs.push_back(convolve(shards[p], knobs[p]).output);
   return outputs;

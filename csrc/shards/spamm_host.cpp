@@ -230,6 +230,7 @@ void run(HostProduct& product, const std::vector<at::Device>& devices, const Kno
   };
   const auto gathered = [&](const std::vector<Tensor>& maps) {
     std::vector<Mark> ready;
+    ready.reserve(parts.size());
     for (const HostPart& part : parts) ready.push_back(part.lanes().own().mark());
     return gather_rows(maps, ready, devices[0]);
   };
