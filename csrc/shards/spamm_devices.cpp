@@ -1,6 +1,6 @@
 // The op spamm with `devices`. Operands in host memory go to spamm_host.cpp. Otherwise A and B lie
-// on one GPU, and so does C. The other GPUs fetch what they need of B, and then rows of A in
-// chunks, while finished rows of C leave.
+// on one GPU, and so does C. The other GPUs fetch their rows of A, and then what they need of B
+// stage by stage, while finished columns of C leave.
 #include "shards/spamm_devices.h"
 
 #include <ATen/Functions.h>

@@ -23,11 +23,12 @@ def sizes(run, defaults):
     return tuple(run.sizes or defaults[run.device.type])
 
 
+GPU_COUNTS = (2, 4, 8)  # the paper's, beside one
+
+
 def gpu_counts(run):
-    """On how many GPUs products are measured beside one: of the paper's counts as many as there
-    are, and 2 in any case, for a row that says why there is none.
-    """
-    return [count for count in (2, 4, 8) if count <= max(2, len(run.gpus))]
+    """Those of GPU_COUNTS that there are, and 2 in any case, for a row that says why not."""
+    return [count for count in GPU_COUNTS if count <= max(2, len(run.gpus))]
 
 
 def first_gpus(run, count):

@@ -36,9 +36,9 @@ def cells(run):
     one = partial(_one, run, bandwidth)
     found = _each_size(run, "", papers, "speedups", one)
     of_types = [(name,) for name in types]
+    several = "speedups, several GPUs", partial(_several, run)
     for gpus in gpu_counts(run):
-        kind, measure = "speedups, several GPUs", partial(_several, run)
-        found |= _each_size(run, f"{gpus} GPUs, ", of_types, kind, measure, gpus=gpus)
+        found |= _each_size(run, f"{gpus} GPUs, ", of_types, *several, gpus=gpus)
     return found | _each_size(run, "", others, "speedups", one)
 
 

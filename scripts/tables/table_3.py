@@ -23,7 +23,7 @@ from common.measuring import cell, require_near
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians, synchronize
 from models.files import first_line
-from tables import gpu_counts, paper, sizes
+from tables import GPU_COUNTS, gpu_counts, paper, sizes
 
 TITLE = "against sparse products at equal error"
 SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
@@ -145,7 +145,7 @@ def _at_error(a, b, exact, target, block, of_paper=None):
 def _row(block, found, sparse_ms, times):
     ms = times[f"block {block}"]
     row = found | {"block": block, "ms": ms, "speedup": sparse_ms and sparse_ms / ms}
-    for gpus in (2, 4, 8):
+    for gpus in GPU_COUNTS:
         several = times.get(f"block {block}, {gpus} GPUs")
         row[f"speedup_{gpus}"] = several and sparse_ms and sparse_ms / several
     return row

@@ -202,6 +202,10 @@ class Fused:
         both = zip(self._sources, weights, strict=False)
         return [(source.conv, weight) for source, weight in both if source.engine.of_op is not None]
 
+    def prove_again(self) -> None:
+        """Takes classes and settings as they are now for those that were traced."""
+        self._proof.take()
+
     def renew(self, in_place: bool = True, made: Made | None = None) -> bool:
         """Folds weights and biases anew; False where that cannot be done now. With ``in_place``
         operands keep their addresses where they can, for captured graphs and compiled code; else

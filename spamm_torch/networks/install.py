@@ -132,7 +132,7 @@ def attach(fused: Fused) -> None:
     module.__class__ = fused_class(kind)
     module.__dict__["_spamm_fused"] = fused
     if fused.is_stale():
-        fused._proof.take()  # the convolutions are of another class since it was made
+        fused.prove_again()  # the convolutions are of another class since it was made
 
 
 def detach(module: nn.Module) -> None:

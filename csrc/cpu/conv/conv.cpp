@@ -290,8 +290,7 @@ const Backends<ReferenceBackend> of_deviations(at::kCPU, Rank::kPortable,
                                                {.convolve = {&supports_deviations,
                                                              &run_deviations}});
 
-// ---- Dense convolutions
-// --------------------------------------------------------------------------
+// ---- Dense convolutions -------------------------------------------------------------------------
 //
 // By oneDNN, whose call takes weights that are packed in its own layout, and applies activations to
 // the sums before it rounds them: the call that torch.compile makes of both. Activations are faster

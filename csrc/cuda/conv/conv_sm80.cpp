@@ -212,8 +212,7 @@ ConvNormMaps norm_maps(const Convolution& conv) {
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
                                        {.convolve = {&supports, &run}, .norm_maps = &norm_maps});
 
-// ---- Dense convolutions with ReLU
-// ----------------------------------------------------------------
+// ---- Dense convolutions with ReLU ---------------------------------------------------------------
 //
 // cuDNN adds bias and residual and rectifies in the convolution's own kernel. It is torch's call
 // (ATen/native/cudnn/ConvShared.cpp), which torch.compile cannot trace.
