@@ -146,6 +146,7 @@ std::vector<Tensor> multiply_shards(TensorList a, TensorList b, const Knob& knob
   } else {
     std::vector<at::Device> devices;
     for (const Tensor& rows : a) devices.push_back(rows.device());
+    if (knob.tau && !knob.tau->is_cpu()) devices.push_back(knob.tau->device());  // it is copied
     for_each_part(count, devices, run_part);
   }
   return results;

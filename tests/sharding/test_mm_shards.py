@@ -195,6 +195,17 @@ class TestTwoGpus:
             assert c.device == a.device
             assert torch.equal(c, expected)
 
+    def test_a_tau_on_a_device_without_shards(self):
+        """It is read after what its device's current stream does before."""
+        a, b = decay(640, 512, device="cuda:0"), decay(512, 5000, device="cuda:0", seed=1)
+        expected = spamm_torch.mm(a, b, tau=0.02)
+        a_shards, b_shards = (cut(x, (0, 256, len(x)), TWO_GPUS[:1] * 2) for x in (a, b))
+        with torch.cuda.stream(torch.cuda.Stream(TWO_GPUS[1])):
+            tau = torch.zeros((), device=TWO_GPUS[1])
+            torch.cuda._sleep(10**8)
+            shards = spamm_torch.mm_shards(a_shards, b_shards, tau=tau.fill_(0.02))
+        assert torch.equal(torch.cat(shards), expected)
+
     def test_gradients_of_devices(self):
         operands = [decay(300, 256, device="cuda:0"), decay(256, 200, device="cuda:0", seed=1)]
         grads = []
