@@ -41,8 +41,9 @@ help:
 
 # $(call need,TEST,WHAT,PACKAGE): fails with one line where a command that tests for WHAT fails.
 need = $(1) >/dev/null 2>&1 || { echo "make: $(2) is missing; on Debian: apt-get install $(3)" >&2; exit 1; }
-# $(call pip,FILE,OPTIONS): installs a requirements file; one line where that fails.
-pip = $(VENV)/bin/python -m pip install $(2) -r $(1) >$(VENV)/pip.log 2>&1 || \
+# $(call pip,FILE,OPTIONS): installs a requirements file; one line where that fails. Python compiles
+# what is imported; pip would take a minute for all 13,000 modules.
+pip = $(VENV)/bin/python -m pip install --no-compile $(2) -r $(1) >$(VENV)/pip.log 2>&1 || \
 	{ echo "make: pip could not install $(1), which needs the network; see $(VENV)/pip.log" >&2; exit 1; }
 
 $(VENV)/bin/python:
