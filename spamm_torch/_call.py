@@ -38,12 +38,16 @@ _TERMS: tuple[tuple[str, type[Exception]], ...] = (  # what has to be equal on a
 
 @dataclass(frozen=True)
 class Call:
-    """The checked arguments of one rank. ``kind``: tensors, or DTensors of which placements."""
+    """The checked arguments of one rank. ``kind``: tensors, or DTensors of which placements.
+
+    ``stored``: the numbers of blocks of block-sparse operands.
+    """
 
     a: Tensor
     b: Tensor
     settings: Settings
     kind: str
+    stored: tuple[int, int] = (0, 0)
 
     @property
     def needs_grad(self) -> list[str]:
@@ -87,9 +91,9 @@ def check_served(a: Tensor, backends: str) -> None:
         )
 
 
-def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list[tuple[int, int]]]:
+def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list[list[int]]]:
     """Reads this rank's call, and returns it once all ranks have agreed, with each rank's rows of
-    ``a`` and ``b``. A collective call.
+    ``a`` and ``b``, and their stored blocks. A collective call.
 
     ``axes`` together hold all ranks; those that differ in the last one are neighbours. What
     ``read`` raises, given the backends of the ranks' groups, all ranks raise.
@@ -103,19 +107,19 @@ def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list
     problem = None
     try:
         call = read(backends)
-        rows, texts = [call.a.shape[0], call.b.shape[0]], call.texts()
+        sizes, texts = [call.a.shape[0], call.b.shape[0], *call.stored], call.texts()
     except _ERRORS as error:
-        problem, rows, texts = error, [0, 0], [""] * len(_TERMS)
+        problem, sizes, texts = error, [0] * 4, [""] * len(_TERMS)
     status = next((i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind)), -1)
-    own = [*rows, status, _digest(texts)]
+    own = [status, _digest(texts), *sizes]
 
     table = torch.tensor([own], device="cpu" if "cpu:" in backends else "cuda")
     for axis in reversed(axes):
         table = axis.gather(table, [len(table)] * axis.size)
     headers = table.tolist()
-    if any(status >= 0 or digest != own[3] for _, _, status, digest in headers):
+    if any(status >= 0 or digest != own[1] for status, digest, *_ in headers):
         _raise_together(axes, (dist.get_rank(), status, str(problem), texts))
-    return call, [(rows_a, rows_b) for rows_a, rows_b, *_ in headers]
+    return call, [sizes for _, _, *sizes in headers]
 
 
 def _digest(texts: list[str]) -> int:

@@ -84,8 +84,8 @@ def mm(
     def read(backends: str) -> Call:
         return read_call(a, b, knobs, block, balance, backends, "tensors")
 
-    call, rows = agree([axis], read)
-    rows_a, rows_b = zip(*rows, strict=True)
+    call, sizes = agree([axis], read)
+    rows_a, rows_b, *_ = zip(*sizes, strict=True)
     k, n = call.a.shape[1], call.b.shape[1]
     if sum(rows_b) != k:
         raise RuntimeError(

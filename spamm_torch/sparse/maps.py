@@ -200,11 +200,14 @@ class Plan(NamedTuple):
                 x.masked_fill_(overflows.any(), math.nan)
         return found
 
-    def only(self, numbers: Tensor) -> "Plan":
-        """Of some blocks of the result, by their numbers, which ascend."""
+    def only(self, numbers: Tensor, products: int | None = None) -> "Plan":
+        """Of some blocks of the result, by their numbers, which ascend. Waits for the device unless
+        it is told how many products these have.
+        """
         lengths = self.first.diff()[numbers]
         first = pad(lengths.cumsum(0), (1, 0))
-        moved = (self.first[numbers] - first[:-1]).repeat_interleave(lengths)
+        moved = self.first[numbers] - first[:-1]
+        moved = moved.repeat_interleave(lengths, output_size=products)
         products = torch.arange(len(moved), device=moved.device) + moved
         crow, col, *_ = Blocks(self.crow, self.col, self.col, self.norm_b.columns).only(numbers)
         slots = (self.slots_a[products], self.slots_b[products])

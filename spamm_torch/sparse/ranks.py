@@ -9,7 +9,7 @@ products need. Blocks have the bits of one process, because each rank decides fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -45,22 +45,25 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         check_served(a, backends)
         if balance:
             raise ValueError("balance is for dense shards; got sparse_bsr ones with balance=True")
-        return Call(a, b, Settings.of(knobs, (left.edge,) * 3, False), "sparse_bsr")
+        stored = len(left.col), len(right.col)
+        return Call(a, b, Settings.of(knobs, (left.edge,) * 3, False), "sparse_bsr", stored)
 
-    call, rows = agree([axis], read_call)
-    if (k := sum(rows_b for _, rows_b in rows)) != a.shape[1]:
+    call, sizes = agree([axis], read_call)
+    rows_a, rows_b, stored_a, stored = zip(*sizes, strict=True)
+    if (k := sum(rows_b)) != a.shape[1]:
         raise RuntimeError(
             f"the rows of b on all ranks must add up to the columns of a, {a.shape[1]}; got {k}"
         )
     left, right = read(a, "a", "distributed.mm"), read(b, "b", "distributed.mm")
-    of_a, of_b = (Rows.of(axis, each, left.edge) for each in zip(*rows, strict=True))
-    left = of_a.whole_rows(left)
+    of_a, of_b = (Rows.of(axis, each, left.edge) for each in (rows_a, rows_b))
+    left, right = of_a.whole_rows(left), of_b.whole_rows(right)
+    pattern = of_b.pattern(right, stored)
     map_a = left.with_norms()
-    of_own_b = map_a if b is a else of_b.whole_rows(right).with_norms()
-    map_b, stored = of_b.gathered(of_own_b)
+    norms = map_a.values if b is a else right.with_norms().values
+    map_b = pattern._replace(values=axis.gather(norms[:, None], stored)[:, 0])
     tau = call.settings.knobs["tau"]
     if tau is None:
-        whole_a, _ = of_a.gathered(map_a)
+        whole_a = of_a.gathered(map_a, stored_a)
         searched = (call.settings.knobs[name] for name in ("valid_ratio", "max_error"))
         tau = find_tau(whole_a, map_b, *searched)
     maps = map_a, map_b
@@ -75,7 +78,7 @@ def _multiplied(
     axis: Axis,
     maps: tuple[Blocks, Blocks],
     operands: tuple[Blocks, Blocks],
-    stored: list[int],
+    stored: Sequence[int],
     tau: Tensor,
     *,
     added: Blocks | None = None,
@@ -89,42 +92,56 @@ def _multiplied(
     Where blocks of a rank that drops do not fit in memory, those of all are yet to be made.
     """
     left, right = operands
+    first, total = sum(stored[: axis.rank]), sum(stored)
     planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes() * (2 if drops else 1))
-    plan, fits = _planned(
-        axis, lambda: make_plan(function, *maps, *planned, may_lack_lists=drops), left
-    )
-    if not fits:
+    slots_b, counts, problem = right.col[:0], (), None
+    try:
+        plan = make_plan(function, *maps, *planned, may_lack_lists=drops)
+        state, slots_b = int(not plan.has_lists), plan.slots_b
+    except torch.OutOfMemoryError as error:
+        state, problem = 2, error
+    if state == 0 and added is None and not symmetric:
+        # Most blocks of the result need none that arrive. They are computed where their operands
+        # lie, the others, which are far, from copies. The host need not know yet how many are.
+        inside, lengths = slots_b - first, plan.first.diff()
+        arrives = (inside < 0) | (inside >= stored[axis.rank])
+        is_far = pad(arrives.cumsum(0), (1, 0))[plan.first].diff() > 0
+        is_far |= is_far.sum() >= _MOST_FAR * plan.blocks
+        of_far = is_far.repeat_interleave(lengths, output_size=plan.products)
+        stays = (~of_far).nonzero_static(size=plan.products)[:, 0]
+        # Kernels merge the lists of neighbours, so those of far blocks must be empty.
+        near_first = pad((lengths * ~is_far).cumsum(0), (1, 0))
+        near = plan._replace(first=near_first, slots_a=plan.slots_a[stays], slots_b=inside[stays])
+        used = _marks(torch.where(of_far, plan.slots_a, len(left.col)), len(left.col))
+        slots_b = torch.where(of_far, slots_b, total)
+        counts = tuple(x.sum(0, keepdim=True) for x in (is_far, of_far, used))
+    asked = _Asked(_marks(slots_b, total), stored, axis, state, counts)
+    if problem is not None:
+        raise problem
+    if 2 in asked.states:
+        rank = asked.states.index(2)
+        raise torch.OutOfMemoryError(f"the rows of rank {rank} do not fit in its memory")
+    if any(asked.states):
         strips = Strips(function, plan, left, maps[1], added, **scale)
-        numbers = strips.needed()
-        blocks = _ask(numbers, right.values, stored, axis)()
+        marks = _marks(strips.needed(), total)
+        numbers, blocks = _Asked(marks, stored, axis).fetch(right.values)()
         strips.take(maps[1].only(numbers)._replace(values=blocks), numbers)
         return plan, strips, strips.norms().values
-    first, lengths = sum(stored[: axis.rank]), plan.first.diff()
-    arrives = (plan.slots_b < first) | (plan.slots_b >= first + len(right.col))
-    is_far = pad(arrives.cumsum(0), (1, 0))[plan.first].diff() > 0
-    far = is_far.nonzero()[:, 0]
-    # Most blocks of the result need none that arrive. They are computed where their operands lie,
-    # the others from copies.
-    apart = added is None and not symmetric and len(right.col) > 0
-    apart = apart and len(far) < _MOST_FAR * plan.blocks
-    part, of_a = (plan.only(far) if apart else plan), left
-    needed, slots_b = part.slots_b.long().unique(return_inverse=True)
-    part = part._replace(slots_b=slots_b.int())
-    if apart and left.values.dtype == torch.float32:  # kernels would split all of A again
-        used, slots_a = part.slots_a.long().unique(return_inverse=True)
-        part, of_a = part._replace(slots_a=slots_a.int()), left.only(used)
-    fetched = _ask(needed, right.values, stored, axis)
+    fetched, part, of_a = asked.fetch(right.values), plan, left
     options: dict[str, Any] = {"added": added, "norms": drops, **scale}
+    apart = asked.counts and asked.counts[0] < plan.blocks
     if apart:
-        # Kernels merge the lists of neighbours, so those of far blocks must be empty.
-        stays = (~is_far).repeat_interleave(lengths).nonzero()[:, 0]
-        near = plan._replace(
-            first=pad((lengths * ~is_far).cumsum(0), (1, 0)),
-            slots_a=plan.slots_a[stays],
-            slots_b=plan.slots_b[stays] - first,
-        )
-        found = near.multiply(left, right, **options)
-    of_part = part.multiply(of_a, maps[1].only(needed)._replace(values=fetched()), **options)
+        blocks, products, rows = asked.counts
+        slots = (x[: plan.products - products] for x in near[8:10])
+        found = Plan(*near[:8], *slots).multiply(left, right, **options)
+        far = is_far.nonzero_static(size=blocks)[:, 0]
+        part = plan.only(far, products)
+        if left.values.dtype == torch.float32:  # kernels would split all of A again
+            part = part._replace(slots_a=(used.cumsum(0) - 1)[part.slots_a].int())
+            of_a = left.only(used.nonzero_static(size=rows)[:, 0])
+    part = part._replace(slots_b=asked.places[part.slots_b].int())
+    needed, copies = fetched()
+    of_part = part.multiply(of_a, maps[1].only(needed)._replace(values=copies), **options)
     if not apart:
         return plan, *of_part
     for x, of_far in zip(found, of_part, strict=True):
@@ -132,58 +149,73 @@ def _multiplied(
     return plan, *found
 
 
-def _planned(axis: Axis, make: Callable[[], Plan], own: Blocks) -> tuple[Plan, bool]:
-    """A plan, and whether those of all ranks have lists; an error on all where one does not fit."""
-    problem = None
-    try:
-        plan = make()
-    except torch.OutOfMemoryError as error:
-        problem = error
-    state = 2 if problem is not None else int(not plan.has_lists)
-    states = axis.gather_number(state, own.col.device)
-    if problem is not None:
-        raise problem
-    if 2 in states:
-        raise torch.OutOfMemoryError(f"the rows of rank {states.index(2)} do not fit in its memory")
-    return plan, not any(states)
+def _marks(numbers: Tensor, size: int) -> Tensor:
+    """1 at each of the numbers, 0 elsewhere. A number of ``size`` is left out."""
+    return numbers.new_zeros(size + 1, dtype=torch.uint8).index_fill_(0, numbers.long(), 1)[:size]
 
 
-def _ask(
-    needed: Tensor, own: Tensor, stored: list[int], axis: Axis, order: Tensor | None = None
-) -> Callable[[], Tensor]:
-    """Has blocks travel from the ranks that own them, and returns what waits for them.
+class _Asked:
+    """What ranks ask each other for: each marks the blocks that it needs among those of all.
 
-    ``needed`` are their numbers among those of all, ascending. ``order``: the place in the result
-    of each; None: they stay in order. This rank's own blocks are copied once.
+    A collective call. The host waits once, for all that it has to know: also the ``states`` of
+    ranks, and ``counts`` of this one. ``places`` are those of needed blocks among these.
     """
-    firsts = torch.tensor([0, *accumulate(stored)], device=needed.device)
-    wanted = torch.searchsorted(needed, firsts).diff()
-    counts = axis.gather(wanted[None], [1] * axis.size).tolist()
-    arrive, leave = counts[axis.rank].copy(), [of[axis.rank] for of in counts]
-    begin = sum(arrive[: axis.rank])
-    end = begin + arrive[axis.rank]
-    arrive[axis.rank] = leave[axis.rank] = 0
-    asked, first = torch.cat((needed[:begin], needed[end:])), sum(stored[: axis.rank])
-    numbers = needed.new_empty(sum(leave))
-    dist.all_to_all_single(numbers, asked, leave, arrive, group=axis.group)
-    arrived = own.new_empty(len(asked), *own.shape[1:])
-    leaving, group = own[numbers - first], axis.group
-    work = dist.all_to_all_single(arrived, leaving, arrive, leave, group=group, async_op=True)
 
-    def fetched() -> Tensor:
-        work.wait()
-        blocks, kept = own.new_empty(len(needed), *own.shape[1:]), needed[begin:end] - first
-        if order is None:
-            blocks[:begin], blocks[end:] = arrived[:begin], arrived[begin:]
-            torch.index_select(own, 0, kept, out=blocks[begin:end])
-            return blocks
-        blocks[torch.cat((order[:begin], order[end:]))] = arrived
-        places = order[begin:end].split(_AT_ONCE)
-        for place, numbers in zip(places, kept.split(_AT_ONCE), strict=True):
-            blocks[place] = own[numbers]
-        return blocks
+    def __init__(
+        self,
+        marks: Tensor,
+        stored: Sequence[int],
+        axis: Axis,
+        state: int = 0,
+        counts: tuple[Tensor, ...] = (),
+    ) -> None:
+        self._marks, self._axis, self._first = marks, axis, sum(stored[: axis.rank])
+        said, size = marks.new_full((1,), state), axis.size
+        sent = torch.cat([x for part in marks.split([*stored]) for x in (said, part)])
+        asked = marks.new_empty(size * (1 + stored[axis.rank]))
+        lengths = [len(asked) // size] * size, [1 + n for n in stored]
+        dist.all_to_all_single(asked, sent, *lengths, group=axis.group)
+        states, self._asked = asked.view(size, -1).split((1, stored[axis.rank]), 1)
+        self._asked[axis.rank] = 0  # stays where it is
+        self.places = pad(marks.cumsum(0), (1, 0))
+        ends = torch.stack([self.places[at] for at in accumulate(stored, initial=0)])
+        found = torch.cat((states[:, 0], self._asked.sum(1), ends.diff(), *counts)).tolist()
+        self.states, self._leave, self._arrive, self.counts = (
+            found[i * size : (i + 1) * size if i < 3 else None] for i in range(4)
+        )
 
-    return fetched
+    def fetch(
+        self, own: Tensor, order: Tensor | None = None
+    ) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Has blocks travel, and returns what waits for them: their numbers, ascending, and they.
+
+        ``order``: the place in the result of each; None: they stay in order. This rank's own blocks
+        are copied once.
+        """
+        arrive, rank = [*self._arrive], self._axis.rank
+        begin, end = sum(arrive[:rank]), sum(arrive[: rank + 1])
+        arrive[rank] = 0
+        leaving = own[self._asked.nonzero_static(size=sum(self._leave))[:, 1]]
+        arrived = own.new_empty(sum(arrive), *own.shape[1:])
+        how: Any = {"group": self._axis.group, "async_op": True}
+        work = dist.all_to_all_single(arrived, leaving, arrive, self._leave, **how)
+
+        def fetched() -> tuple[Tensor, Tensor]:
+            needed = self._marks.nonzero_static(size=sum(self._arrive))[:, 0]
+            blocks, kept = own.new_empty(len(needed), *own.shape[1:]), needed[begin:end]
+            kept = kept - self._first
+            work.wait()
+            if order is None:
+                blocks[:begin], blocks[end:] = arrived[:begin], arrived[begin:]
+                torch.index_select(own, 0, kept, out=blocks[begin:end])
+                return needed, blocks
+            blocks[torch.cat((order[:begin], order[end:]))] = arrived
+            places = order[begin:end].split(_AT_ONCE)
+            for place, numbers in zip(places, kept.split(_AT_ONCE), strict=True):
+                blocks[place] = own[numbers]
+            return needed, blocks
+
+        return fetched
 
 
 # ---- Many products of square matrices -----------------------------------------------------------
@@ -220,12 +252,12 @@ class Rows:
             settings = Settings(as_knobs(0.0, None, None), (blocks.edge,) * 3, False, text)
             return Call(a, a, settings, "sparse_bsr")
 
-        _, rows = agree([axis], read_call)
-        if (total := sum(own for own, _ in rows)) != a.shape[1]:
+        _, sizes = agree([axis], read_call)
+        if (total := sum(own for own, *_ in sizes)) != a.shape[1]:
             raise RuntimeError(
                 f"the rows of all ranks must add up to the columns, {a.shape[1]}; got {total}"
             )
-        return cls.of(axis, (own for own, _ in rows), read(a, "a", function).edge)
+        return cls.of(axis, (own for own, *_ in sizes), read(a, "a", function).edge)
 
     @property
     def _own(self) -> tuple[int, int]:
@@ -248,7 +280,7 @@ class Rows:
 
     def norms(self, a: Tensor) -> Tensor:
         """The norm map of the whole."""
-        return self.gathered(read(a, "a", "norm_map").with_norms())[0].matrix()
+        return self.gathered(read(a, "a", "norm_map").with_norms()).matrix()
 
     def product(
         self,
@@ -293,10 +325,11 @@ class Rows:
             made = made.values(of_rank.only(own - ends[self.axis.rank]))
             needed = torch.searchsorted(place, needed)
             stored = [end - begin for begin, end in pairwise(at)]
-        blocks = _ask(needed, made, stored, self.axis, order)()
+        marks = _marks(needed, sum(stored))
+        blocks = _Asked(marks, stored, self.axis).fetch(made, order)()[1]
         c = kept.of_rows(*self._own)._replace(values=blocks)
         if input is not None and added is not a and added is not b:  # its bound is of all rows
-            input = self.gathered(input.with_norms())[0]
+            input = self.gathered(input.with_norms())
         of = ((a, b, added), (left, right, input), (map_a, map_b), (alpha, scale.get("beta", 1)))
         recipe = Recipe.of(*of, symmetric)
         counted = (map_a, map_b, tau, drop_bound, kept.values, recipe)
@@ -307,15 +340,21 @@ class Rows:
         begin, end = (int(of.crow[at]) for at in self._own)
         return slice(begin, end)
 
-    def gathered(self, own: Blocks) -> tuple[Blocks, list[int]]:
-        """The norm map of all ranks' rows; each rank's number of blocks. Waits for the device."""
+    def pattern(self, own: Blocks, stored: Sequence[int]) -> Blocks:
+        """The pattern of all ranks' rows, of so many blocks each; its values are none."""
         rows = [end - begin for begin, end in pairwise(self.at)]
-        counts = own.crow[slice(self._own[0], self._own[1] + 1)].long().diff()
-        crow = pad(self.axis.gather(counts[:, None], rows)[:, 0].cumsum(0), (1, 0))
-        stored = crow[list(self.at)].diff().tolist()
-        own = own._replace(col=own.col.long())
-        col, norms = (self.axis.gather(x[:, None], stored)[:, 0] for x in own[1:3])
-        return Blocks(crow, col, norms, own.columns), stored
+        counts = own.crow[self._own[0] : self._own[1] + 1].diff()
+        sizes = [*map(sum, zip(rows, stored, strict=True))]
+        whole = self.axis.gather(torch.cat((counts, own.col)).long()[:, None], sizes)[:, 0]
+        parts = whole.split([n for of_rank in zip(rows, stored, strict=True) for n in of_rank])
+        crow = pad(torch.cat(parts[::2]).cumsum(0), (1, 0))
+        return Blocks(crow, torch.cat(parts[1::2]), crow[:0], own.columns)
+
+    def gathered(self, own: Blocks, stored: Sequence[int] = ()) -> Blocks:
+        """The norm map of all ranks' rows. Waits for each rank's number of blocks if not given."""
+        stored = stored or self.axis.gather_number(len(own.col), own.col.device)
+        norms = self.axis.gather(own.values[:, None], stored)[:, 0]
+        return self.pattern(own, stored)._replace(values=norms)
 
     def _merged(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
         """The norm map of all ranks' blocks, in whatever rows, in the order of rows.
