@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._arguments import check_block, check_bool, check_operands, check_tensor, dtype_name
-from ._axis import Axis
+from ._axis import Axis, side_stream
 from ._info import multiplied_dtype
 from ._rank_product import Settings
 
@@ -91,12 +91,15 @@ def check_served(a: Tensor, backends: str) -> None:
         )
 
 
-def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list[list[int]]]:
+def agree(
+    axes: Sequence[Axis], read: Callable[[str], Call], meanwhile: Callable[[], Any] = lambda: None
+) -> tuple[Call, list[list[int]]]:
     """Reads this rank's call, and returns it once all ranks have agreed, with each rank's rows of
     ``a`` and ``b``, and their stored blocks. A collective call.
 
     ``axes`` together hold all ranks; those that differ in the last one are neighbours. What
-    ``read`` raises, given the backends of the ranks' groups, all ranks raise.
+    ``read`` raises, given the backends of the ranks' groups, all ranks raise. ``meanwhile`` is done
+    while headers travel, after ``read``.
     """
     backends = dist.get_backend_config(axes[0].group)
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -113,10 +116,15 @@ def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list
     status = next((i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind)), -1)
     own = [status, _digest(texts), *sizes]
 
-    table = torch.tensor([own], device="cpu" if "cpu:" in backends else "cuda")
-    for axis in reversed(axes):
-        table = axis.gather(table, [len(table)] * axis.size)
-    headers = table.tolist()
+    device = torch.device("cpu" if "cpu:" in backends else "cuda")
+    with torch.cuda.stream(side_stream(device)):
+        table = torch.tensor([own], device=device)
+        for axis in reversed(axes):
+            table = axis.gather(table, [len(table)] * axis.size)
+    if problem is None:
+        meanwhile()
+    with torch.cuda.stream(side_stream(device)):
+        headers = table.tolist()
     if any(status >= 0 or digest != own[1] for status, digest, *_ in headers):
         _raise_together(axes, (dist.get_rank(), status, str(problem), texts))
     return call, [sizes for _, _, *sizes in headers]

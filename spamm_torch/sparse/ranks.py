@@ -48,7 +48,12 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         stored = len(left.col), len(right.col)
         return Call(a, b, Settings.of(knobs, (left.edge,) * 3, False), "sparse_bsr", stored)
 
-    call, sizes = agree([axis], read_call)
+    norms: list[Blocks] = []
+
+    def find_norms() -> None:
+        norms.extend(read(x, "a", "").with_norms() for x in ((a,) if b is a else (a, b)))
+
+    call, sizes = agree([axis], read_call, find_norms)
     rows_a, rows_b, stored_a, stored = zip(*sizes, strict=True)
     if (k := sum(rows_b)) != a.shape[1]:
         raise RuntimeError(
@@ -57,10 +62,8 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
     left, right = read(a, "a", "distributed.mm"), read(b, "b", "distributed.mm")
     of_a, of_b = (Rows.of(axis, each, left.edge) for each in (rows_a, rows_b))
     left, right = of_a.whole_rows(left), of_b.whole_rows(right)
-    pattern = of_b.pattern(right, stored)
-    map_a = left.with_norms()
-    norms = map_a.values if b is a else right.with_norms().values
-    map_b = pattern._replace(values=axis.gather(norms[:, None], stored)[:, 0])
+    map_a = of_a.whole_rows(norms[0])
+    map_b = of_b.gathered(of_b.whole_rows(norms[-1]), stored)
     tau = call.settings.knobs["tau"]
     if tau is None:
         whole_a = of_a.gathered(map_a, stored_a)
@@ -92,57 +95,55 @@ def _multiplied(
     Where blocks of a rank that drops do not fit in memory, those of all are yet to be made.
     """
     left, right = operands
-    first, total = sum(stored[: axis.rank]), sum(stored)
     planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes() * (2 if drops else 1))
-    slots_b, counts, problem = right.col[:0], (), None
+    needs, problem = right.col[:0], None
+    counts: tuple[Tensor, ...] = ()
+    first, total, own = sum(stored[: axis.rank]), sum(stored), stored[axis.rank]
+    elsewhere = right.col.new_ones(total, dtype=torch.uint8)
+    elsewhere[first : first + own] = 0
     try:
         plan = make_plan(function, *maps, *planned, may_lack_lists=drops)
-        state, slots_b = int(not plan.has_lists), plan.slots_b
+        state, needs = int(not plan.has_lists), plan.slots_b
     except torch.OutOfMemoryError as error:
         state, problem = 2, error
     if state == 0 and added is None and not symmetric:
         # Most blocks of the result need none that arrive. They are computed where their operands
-        # lie, the others, which are far, from copies. The host need not know yet how many are.
-        inside, lengths = slots_b - first, plan.first.diff()
-        arrives = (inside < 0) | (inside >= stored[axis.rank])
-        is_far = pad(arrives.cumsum(0), (1, 0))[plan.first].diff() > 0
-        is_far |= is_far.sum() >= _MOST_FAR * plan.blocks
-        of_far = is_far.repeat_interleave(lengths, output_size=plan.products)
-        stays = (~of_far).nonzero_static(size=plan.products)[:, 0]
+        # lie, the others, the far ones, from copies. The host need not know yet how many there are.
+        arrives, lengths = elsewhere.index_select(0, plan.slots_b), plan.first.diff()
+        is_near = pad(arrives.cumsum(0), (1, 0))[plan.first].diff() == 0
+        is_near &= is_near.sum() > (1 - _MOST_FAR) * plan.blocks
+        of_near = is_near.repeat_interleave(lengths, output_size=plan.products)
+        needs = torch.where(of_near, total, plan.slots_b)
+        used = _marks(torch.where(of_near, len(left.col), plan.slots_a), len(left.col))
+        near = of_near.nonzero_static(size=plan.products)[:, 0]
         # Kernels merge the lists of neighbours, so those of far blocks must be empty.
-        near_first = pad((lengths * ~is_far).cumsum(0), (1, 0))
-        near = plan._replace(first=near_first, slots_a=plan.slots_a[stays], slots_b=inside[stays])
-        used = _marks(torch.where(of_far, plan.slots_a, len(left.col)), len(left.col))
-        slots_b = torch.where(of_far, slots_b, total)
-        counts = tuple(x.sum(0, keepdim=True) for x in (is_far, of_far, used))
-    asked = _Asked(_marks(slots_b, total), stored, axis, state, counts)
-    if problem is not None:
-        raise problem
+        near_first, places_a = (pad(x.cumsum(0), (1, 0)) for x in (lengths * is_near, used))
+        counts = is_near.sum(0, keepdim=True), near_first[-1:], places_a[-1:]
+        near = near_first, plan.slots_a[near], plan.slots_b[near] - first
+    asked = _Asked(needs, stored, axis, state, counts)
     if 2 in asked.states:
-        rank = asked.states.index(2)
-        raise torch.OutOfMemoryError(f"the rows of rank {rank} do not fit in its memory")
+        text = f"the rows of rank {asked.states.index(2)} do not fit in its memory"
+        raise problem or torch.OutOfMemoryError(text)
     if any(asked.states):
         strips = Strips(function, plan, left, maps[1], added, **scale)
-        marks = _marks(strips.needed(), total)
-        numbers, blocks = _Asked(marks, stored, axis).fetch(right.values)()
+        numbers, blocks = _Asked(strips.needed(), stored, axis).fetch(right.values)()
         strips.take(maps[1].only(numbers)._replace(values=blocks), numbers)
         return plan, strips, strips.norms().values
     fetched, part, of_a = asked.fetch(right.values), plan, left
     options: dict[str, Any] = {"added": added, "norms": drops, **scale}
-    apart = asked.counts and asked.counts[0] < plan.blocks
-    if apart:
-        blocks, products, rows = asked.counts
-        slots = (x[: plan.products - products] for x in near[8:10])
-        found = Plan(*near[:8], *slots).multiply(left, right, **options)
-        far = is_far.nonzero_static(size=blocks)[:, 0]
-        part = plan.only(far, products)
+    near_blocks, products, rows = asked.counts or (0, 0, 0)
+    if near_blocks:
+        lists = near[0], *(x[:products] for x in near[1:])
+        found = Plan(*plan[:7], *lists).multiply(left, right, **options)
+        far = (~is_near).nonzero_static(size=plan.blocks - near_blocks)[:, 0]
+        part = plan.only(far, plan.products - products)
         if left.values.dtype == torch.float32:  # kernels would split all of A again
-            part = part._replace(slots_a=(used.cumsum(0) - 1)[part.slots_a].int())
+            part = part._replace(slots_a=places_a[part.slots_a].int())
             of_a = left.only(used.nonzero_static(size=rows)[:, 0])
     part = part._replace(slots_b=asked.places[part.slots_b].int())
     needed, copies = fetched()
     of_part = part.multiply(of_a, maps[1].only(needed)._replace(values=copies), **options)
-    if not apart:
+    if not near_blocks:
         return plan, *of_part
     for x, of_far in zip(found, of_part, strict=True):
         x[far[: len(x)]] = of_far  # norms are none where nobody wants them
@@ -155,22 +156,19 @@ def _marks(numbers: Tensor, size: int) -> Tensor:
 
 
 class _Asked:
-    """What ranks ask each other for: each marks the blocks that it needs among those of all.
+    """What ranks ask each other for. ``needs``: the blocks that this one needs, by their numbers
+    among those of all ranks; a number behind all of these counts for nothing.
 
     A collective call. The host waits once, for all that it has to know: also the ``states`` of
     ranks, and ``counts`` of this one. ``places`` are those of needed blocks among these.
     """
 
     def __init__(
-        self,
-        marks: Tensor,
-        stored: Sequence[int],
-        axis: Axis,
-        state: int = 0,
-        counts: tuple[Tensor, ...] = (),
+        self, needs: Tensor, stored: Sequence[int], axis: Axis, state: int = 0, counts: Any = ()
     ) -> None:
-        self._marks, self._axis, self._first = marks, axis, sum(stored[: axis.rank])
-        said, size = marks.new_full((1,), state), axis.size
+        self._marks = marks = _marks(needs, sum(stored))
+        self._axis, self._first, size = axis, sum(stored[: axis.rank]), axis.size
+        said = marks.new_full((1,), state)
         sent = torch.cat([x for part in marks.split([*stored]) for x in (said, part)])
         asked = marks.new_empty(size * (1 + stored[axis.rank]))
         lengths = [len(asked) // size] * size, [1 + n for n in stored]
@@ -178,11 +176,11 @@ class _Asked:
         states, self._asked = asked.view(size, -1).split((1, stored[axis.rank]), 1)
         self._asked[axis.rank] = 0  # stays where it is
         self.places = pad(marks.cumsum(0), (1, 0))
-        ends = torch.stack([self.places[at] for at in accumulate(stored, initial=0)])
-        found = torch.cat((states[:, 0], self._asked.sum(1), ends.diff(), *counts)).tolist()
-        self.states, self._leave, self._arrive, self.counts = (
-            found[i * size : (i + 1) * size if i < 3 else None] for i in range(4)
-        )
+        ends = [self.places[at : at + 1] for at in accumulate(stored, initial=0)]
+        found = torch.cat((states.sum(1), self._asked.sum(1), *ends, *counts)).tolist()
+        self.states, self._leave, ends = found[:size], found[size : 2 * size], found[2 * size :]
+        self._arrive = [end - begin for begin, end in pairwise(ends[: size + 1])]
+        self.counts = ends[size + 1 :]
 
     def fetch(
         self, own: Tensor, order: Tensor | None = None
@@ -325,8 +323,7 @@ class Rows:
             made = made.values(of_rank.only(own - ends[self.axis.rank]))
             needed = torch.searchsorted(place, needed)
             stored = [end - begin for begin, end in pairwise(at)]
-        marks = _marks(needed, sum(stored))
-        blocks = _Asked(marks, stored, self.axis).fetch(made, order)()[1]
+        blocks = _Asked(needed, stored, self.axis).fetch(made, order)()[1]
         c = kept.of_rows(*self._own)._replace(values=blocks)
         if input is not None and added is not a and added is not b:  # its bound is of all rows
             input = self.gathered(input.with_norms())

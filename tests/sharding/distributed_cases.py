@@ -407,7 +407,8 @@ def all_ranks_raise_together(rank):
 @case(worlds=(1, 2, 3, 4))
 def block_sparse_shards(rank):
     """Any cuts at block rows, empty shards too; every knob; the bits of one process."""
-    cuts = [[12 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [12]]
+    # At an odd number of block rows between two ranks: kernels take blocks of 32 in pairs.
+    cuts = [[12 * r**2 // rank.world**2 for r in range(rank.world + 1)], [0] * rank.world + [12]]
     knobs = ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"tau": 1e-3})
     for edge, dtype in ((64, torch.float32), (32, torch.float64)):
         a, b = (decaying(12 * edge, 12 * edge, rank, dtype, seed) for seed in (0, 1))
