@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -127,16 +126,6 @@ def is_column_major(x: Tensor) -> bool:
 def in_layout(x: Tensor, column_major: bool) -> Tensor:
     """``x`` with contiguous rows or columns: these decide the last bits of norms."""
     return x.t().contiguous().t() if column_major else x.contiguous()
-
-
-def side_stream(device: torch.device) -> Any:
-    """A stream on which the host waits for nothing that the current stream does; None: a CPU."""
-    return None if device.type == "cpu" else _side_stream(torch.cuda.current_device())
-
-
-@functools.cache
-def _side_stream(device: int) -> Any:
-    return torch.cuda.Stream(device)
 
 
 def one_ahead(started: Iterable[Any]) -> Iterator[Any]:

@@ -8,6 +8,7 @@ skips, and a correct call may follow.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._arguments import check_block, check_bool, check_operands, check_tensor, dtype_name
-from ._axis import Axis, side_stream
+from ._axis import Axis
 from ._info import multiplied_dtype
 from ._rank_product import Settings
 
@@ -116,18 +117,25 @@ def agree(
     status = next((i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind)), -1)
     own = [status, _digest(texts), *sizes]
 
-    device = torch.device("cpu" if "cpu:" in backends else "cuda")
-    with torch.cuda.stream(side_stream(device)):
-        table = torch.tensor([own], device=device)
+    on_host = "cpu:" in backends
+    side = None if on_host else _side_stream(torch.cuda.current_device())
+    with torch.cuda.stream(side):
+        table = torch.tensor([own], device="cpu" if on_host else "cuda")
         for axis in reversed(axes):
             table = axis.gather(table, [len(table)] * axis.size)
     if problem is None:
         meanwhile()
-    with torch.cuda.stream(side_stream(device)):
+    with torch.cuda.stream(side):
         headers = table.tolist()
     if any(status >= 0 or digest != own[1] for status, digest, *_ in headers):
         _raise_together(axes, (dist.get_rank(), status, str(problem), texts))
     return call, [sizes for _, _, *sizes in headers]
+
+
+@functools.cache
+def _side_stream(device: int) -> Any:
+    """A stream on which the host waits for nothing that other streams do."""
+    return torch.cuda.Stream(device)
 
 
 def _digest(texts: list[str]) -> int:

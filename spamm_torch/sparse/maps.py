@@ -201,9 +201,7 @@ class Plan(NamedTuple):
         return found
 
     def only(self, numbers: Tensor, products: int | None = None) -> "Plan":
-        """Of some blocks of the result, by their numbers, which ascend. Waits for the device unless
-        it is told how many products these have.
-        """
+        """Of some blocks of the result, by their numbers, which ascend; of so many products."""
         lengths = self.first.diff()[numbers]
         first = pad(lengths.cumsum(0), (1, 0))
         moved = self.first[numbers] - first[:-1]

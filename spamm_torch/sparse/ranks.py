@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
@@ -316,13 +316,10 @@ class Rows:
         place = place[numbers]
         needed, order = place[self._slice(kept)].sort()
         if isinstance(made, Strips):  # makes those that stay, and counts them alone
-            ends = torch.tensor([0, *accumulate(stored)], device=place.device)
-            place = place.sort().values
-            at = torch.searchsorted(place, ends).tolist()
-            own = place[at[self.axis.rank] : at[self.axis.rank + 1]]
-            made = made.values(of_rank.only(own - ends[self.axis.rank]))
-            needed = torch.searchsorted(place, needed)
-            stored = [end - begin for begin, end in pairwise(at)]
+            marks = _marks(place, sum(stored))
+            stay = marks.split(stored)
+            made = made.values(of_rank.only(stay[self.axis.rank].nonzero()[:, 0]))
+            needed, stored = (marks.cumsum(0) - 1)[needed], [int(each.sum()) for each in stay]
         blocks = _Asked(needed, stored, self.axis).fetch(made, order)()[1]
         c = kept.of_rows(*self._own)._replace(values=blocks)
         if input is not None and added is not a and added is not b:  # its bound is of all rows
@@ -337,21 +334,16 @@ class Rows:
         begin, end = (int(of.crow[at]) for at in self._own)
         return slice(begin, end)
 
-    def pattern(self, own: Blocks, stored: Sequence[int]) -> Blocks:
-        """The pattern of all ranks' rows, of so many blocks each; its values are none."""
-        rows = [end - begin for begin, end in pairwise(self.at)]
-        counts = own.crow[self._own[0] : self._own[1] + 1].diff()
-        sizes = [*map(sum, zip(rows, stored, strict=True))]
-        whole = self.axis.gather(torch.cat((counts, own.col)).long()[:, None], sizes)[:, 0]
-        parts = whole.split([n for of_rank in zip(rows, stored, strict=True) for n in of_rank])
-        crow = pad(torch.cat(parts[::2]).cumsum(0), (1, 0))
-        return Blocks(crow, torch.cat(parts[1::2]), crow[:0], own.columns)
-
     def gathered(self, own: Blocks, stored: Sequence[int] = ()) -> Blocks:
         """The norm map of all ranks' rows. Waits for each rank's number of blocks if not given."""
         stored = stored or self.axis.gather_number(len(own.col), own.col.device)
+        counts = own.crow[self._own[0] : self._own[1] + 1].diff()
+        lengths = [*zip((y - x for x, y in pairwise(self.at)), stored, strict=True)]
+        pattern = torch.cat((counts, own.col)).long()[:, None]
+        parts = self.axis.gather(pattern, [*map(sum, lengths)])[:, 0].split([*chain(*lengths)])
+        crow = pad(torch.cat(parts[::2]).cumsum(0), (1, 0))
         norms = self.axis.gather(own.values[:, None], stored)[:, 0]
-        return self.pattern(own, stored)._replace(values=norms)
+        return Blocks(crow, torch.cat(parts[1::2]), norms, own.columns)
 
     def _merged(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
         """The norm map of all ranks' blocks, in whatever rows, in the order of rows.
