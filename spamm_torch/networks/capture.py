@@ -222,9 +222,10 @@ class _Tracer(fx.Tracer):
         return functools.partial(root_fn, **keywords), [self.root, *args]
 
     def create_arg(self, a: Any) -> Any:
-        held = (*self.root.parameters(), *self.root.buffers(), *self.tensor_attrs)
-        if isinstance(a, Tensor) and not any(a is other for other in held):
-            raise TypeError("a tensor is made while it runs")  # fx would keep this one for ever
+        if isinstance(a, Tensor):
+            held = (*self.root.parameters(), *self.root.buffers(), *self.tensor_attrs)
+            if not any(a is other for other in held):
+                raise TypeError("a tensor is made while it runs")  # fx would keep it for ever
         kind = type(a)
         is_plain = kind in _PLAIN or hasattr(a, "_fields")
         if isinstance(a, (dict, list, tuple)) and not is_plain:
