@@ -13,23 +13,11 @@ from torch import fx, nn
 
 from ._state import Place, is_own
 
-IN_PLACE = frozenset(
-    getattr(operator, f"i{name}")
-    for name in [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    ]
-) | {operator.setitem}
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+    *("and", "or", "xor", "lshift", "rshift"),
+)
+IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in _OPERATORS) | {operator.setitem}
 _IN_PLACE_METHODS = frozenset(f"__{function.__name__}__" for function in IN_PLACE)
 # Names of functions whose result has the same memory, or a part of it.
 _VIEWS = frozenset(

@@ -13,7 +13,7 @@ from .._arguments import has_tau
 from .._info import NormMaps, SkipInfo, skip_info
 from .._output import table
 from ..networks.config import Band, SpAMMConfig
-from ..networks.install import BAND
+from ..networks.proof import BAND
 from .calls import Call, Watch, spamm_layers, watch
 
 Triple: TypeAlias = tuple[int, int, int]

@@ -15,6 +15,7 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -131,6 +132,13 @@ class _Proxy(fx.Proxy):
             raise TypeError(f"{name} of a tensor is set")
         super().__setattr__(name, value)
 
+    def recorded(self, function: Callable[..., Any], other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _function in IN_PLACE - {operator.setitem}:
+    setattr(_Proxy, f"__{_function.__name__}__", partialmethod(_Proxy.recorded, _function))
+
 
 class _Held(_Proxy):
     """A Parameter or buffer, which keeps its shape whatever values it gets."""
@@ -143,17 +151,6 @@ class _Held(_Proxy):
     def __len__(self) -> int:
         shape: Any = self.shape
         return int(shape[0])
-
-
-def _record_in_place(function: Callable[..., Any]) -> None:
-    def method(self: fx.Proxy, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    setattr(_Proxy, f"__{function.__name__}__", method)
-
-
-for _function in IN_PLACE - {operator.setitem}:
-    _record_in_place(_function)
 
 
 class _Tracer(fx.Tracer):

@@ -33,8 +33,7 @@ def other_form(expected: Any, found: Any) -> str | None:
         return None
     if parts[1] != other_parts[1] or len(parts[0]) != len(other_parts[0]):
         return "its result has another structure"
-    found_forms = map(other_form, parts[0], other_parts[0])
-    return next((form for form in found_forms if form is not None), None)
+    return next(filter(None, map(other_form, parts[0], other_parts[0])), None)
 
 
 def _parts(value: Any) -> tuple[list[Any], Any] | None:
@@ -60,14 +59,11 @@ def _numbers(value: Any) -> list[Any]:
 
 def difference(expected: Any, found: Any) -> str | None:
     """How two results differ by more than rounding, or None."""
-    problem = other_form(expected, found)
-    if problem is not None:
+    if (problem := other_form(expected, found)) is not None:
         return problem
-    for pair in zip(_numbers(expected), _numbers(found), strict=True):
-        problem = _tensor_difference(*map(torch.as_tensor, pair))
-        if problem is not None:
-            return problem
-    return None
+    pairs = zip(_numbers(expected), _numbers(found), strict=True)
+    problems = (_tensor_difference(*map(torch.as_tensor, pair)) for pair in pairs)
+    return next(filter(None, problems), None)
 
 
 def are_equal(one: Any, other: Any) -> bool:
@@ -107,15 +103,10 @@ def _tensor_difference(a: Tensor, b: Tensor) -> str | None:
     wide_a, wide_b = a.double(), b.double()
     finite = torch.isfinite(wide_a)
     infinite = wide_a.isinf(), wide_b.isinf()
-    if (
-        not torch.equal(wide_a.isnan(), wide_b.isnan())
-        or not torch.equal(*infinite)
-        or not torch.equal(wide_a[infinite[0]], wide_b[infinite[1]])
-    ):
+    same = torch.equal(wide_a.isnan(), wide_b.isnan()) and torch.equal(*infinite)
+    if not same or not torch.equal(wide_a[infinite[0]], wide_b[infinite[1]]):
         return "its result has other infinities or NaNs"
-    wide_a, wide_b = wide_a[finite], wide_b[finite]
-    error = (wide_a - wide_b).norm().item()
-    size = wide_a.norm().item()
+    error, size = (wide_a - wide_b)[finite].norm().item(), wide_a[finite].norm().item()
     limit = _tolerance(a)
     if error <= limit * size:
         return None
@@ -156,14 +147,14 @@ def own_result(island: Island, module: nn.Module, args: tuple[Any, ...]) -> Any:
 
 def made_up_calls(island: Island, before: Snapshot) -> list[tuple[tuple[Tensor, ...], Any]]:
     """A call with made-up images and its result, if one runs; two if it changes the model."""
+
+    def call(image: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+        return (image,), own_result(island, island.module, (image.clone(),))
+
     for image in small_images(island):
         try:
-            calls: list[tuple[tuple[Tensor, ...], Any]] = [
-                ((image,), own_result(island, island.module, (image.clone(),)))
-            ]
-            if before.changed():
-                calls.append(((image,), own_result(island, island.module, (image.clone(),))))
-            return calls
+            first = call(image)
+            return [first, call(image)] if before.changed() else [first]
         except Exception:  # it takes images of another size
             continue
     return []

@@ -67,7 +67,14 @@ class Chooser:
     def __post_init__(self) -> None:
         # Of the model as it was: forms that are measured have layers of other classes.
         self._given = {site.name: self._given_for(site) for site in self.sites}
-        self._is_asked_for = {site.name: self._is_own_choice(site) for site in self.sites}
+        overrides = self.request.overrides
+        named = {name for name in self.request.named if overrides[name] is not None}
+        self._asked_for = [  # by the user, whom no measurement overrules
+            site.name
+            for site in self.sites
+            if isinstance(site.conv, SpAMMConv2d) or layer_of(site.name) in named
+        ]
+        self._device = next(self.model.parameters()).device
 
     def choose(self) -> dict[str, Engine]:
         """The engines of all calls, in eval mode; the model stays in the last form measured."""
@@ -80,10 +87,6 @@ class Chooser:
 
     def _chosen(self) -> dict[str, Engine]:
         return {name: choice.engine for name, choice in self.choices.items()}
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     def _setting(self, site: Site) -> SpAMMConfig | None:
         return self.request.setting_of(layer_of(site.name))
@@ -106,13 +109,6 @@ class Chooser:
         if layer in request.named and setting is not None:
             return Choice(Engine("spamm", setting), "override")
         return None
-
-    def _is_own_choice(self, site: Site) -> bool:
-        """Whether the engine is the user's own choice, which no measurement overrules."""
-        layer = layer_of(site.name)
-        return isinstance(site.conv, SpAMMConv2d) or (
-            layer in self.request.named and self.request.overrides[layer] is not None
-        )
 
     def _candidates(self, site: Site) -> dict[str, Engine]:
         return candidates(site, self._setting(site))
@@ -171,7 +167,7 @@ class Chooser:
         with self.installation.having(chosen):
             if not self.installation.changes_anything:
                 return chosen
-        given = {name: chosen[name] for name, is_asked in self._is_asked_for.items() if is_asked}
+        given = {name: chosen[name] for name in self._asked_for}
         dense = {n: engine if engine.kind == "dense" else DENSE for n, engine in chosen.items()}
         forms: dict[str, dict[str, Engine]] = {"original": dict.fromkeys(chosen, LEFT)}
         found_by_layers = {"all dense, fused": dense, "chosen": chosen}

@@ -23,6 +23,7 @@ from .config import Engine, SpAMMConfig
 from .example import Signature
 from .fused import Fused, Recipe
 from .plan import Island, Site
+from .proof import BAND
 from .sites import find_sites
 
 # ---- Modules with a generated forward -----------------------------------------------------------
@@ -150,7 +151,6 @@ def fused_of(module: nn.Module) -> Fused | None:
 # ---- Convolutions that skip by themselves -------------------------------------------------------
 
 _RECORD = "_spamm_before"
-BAND = "_spamm_band"  # the lowest and highest valid ratio of a batch in a layer's calibration
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,6 @@ def operands_of_add(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return first, second
 
 
-def is_in_place_add(node: fx.Node) -> bool:
-    return node.target is operator.iadd or node.target == "add_"
-
-
 def find_linear_relus(graph: fx.Graph, root: nn.Module) -> dict[fx.Node, fx.Node]:
     """The calls of linear layers whose only reader is a ReLU, and that ReLU, in order."""
     found = {}

@@ -45,14 +45,14 @@ class Island:
     @cached_property
     def pools(self) -> dict[fx.Node, Pooling]:
         """The max pools that return no indices, in the graph's order."""
-        found = {node: pooling_of(node, self.module) for node in self.graph.nodes}
-        return {node: pooling for node, pooling in found.items() if pooling is not None}
+        nodes, root = self.graph.nodes, self.module
+        return {node: found for node in nodes if (found := pooling_of(node, root)) is not None}
 
     @cached_property
     def upsamplings(self) -> dict[fx.Node, Upsampling]:
         """The nearest upsamplings, in the graph's order."""
-        found = {node: upsampling_of(node, self.module) for node in self.graph.nodes}
-        return {node: given for node, given in found.items() if given is not None}
+        nodes, root = self.graph.nodes, self.module
+        return {node: found for node in nodes if (found := upsampling_of(node, root)) is not None}
 
     @cached_property
     def linear_relus(self) -> dict[fx.Node, fx.Node]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .._state import dict_version
 
+BAND = "_spamm_band"  # the lowest and highest valid ratio of a batch in a layer's calibration
 _UNREAD = frozenset(  # names that no call in eval mode without gradients reads
     (
         "training",  # which has a check of its own
@@ -25,7 +26,7 @@ _UNREAD = frozenset(  # names that no call in eval mode without gradients reads
         *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"),
         *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
         "_pinned",  # of a SpAMMConv2d: operands hold norms of their own
-        *("_compiled_call_impl", "_spamm_fused", "_spamm_band"),
+        *("_compiled_call_impl", "_spamm_fused", BAND),
     )
 )
 _OF_MODULES = frozenset(vars(nn.Module()))

@@ -4,11 +4,13 @@ From the call of a convolution single users are followed, in this order. Whateve
 computed in the convolution's own call, in one rounding where the device has a kernel for it.
 """
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import fx, nn
 
+from .._arguments import dtype_name
 from ..nn import SpAMMConv2d
 from . import nodes
 from .plan import Island, Shapes, Site
@@ -128,12 +130,8 @@ class _Finder:
     def _take_batch_norm(self, site: Site) -> None:
         node = self._next(site)
         module = None if node is None else self._module(node)
-        if node is None or module is None or not _can_fold(module):
-            return
-        if self._is_written_between(site, node):
-            return
-        activation = _activation_of_batch_norm(module)
-        if activation is None:
+        activation = None if module is None else _activation_of_batch_norm(module)
+        if node is None or activation is None or self._is_written_between(site, node):
             return
         site.batch_norm = module
         self._take(site, node, "bn")
@@ -153,7 +151,7 @@ class _Finder:
         if first is second or own not in operands:
             return
         other = second if first is own else first
-        if nodes.is_in_place_add(node) and first is not own:
+        if node.target in (operator.iadd, "add_") and first is not own:
             return  # the other operand is written to, and may be read elsewhere
         if not self._are_alike(site.name, own, other) or self._is_written_between(site, node):
             return
@@ -176,18 +174,18 @@ class _Finder:
         return any(start < self._order[node] < stop and node not in own for node in self._writers)
 
 
-def _can_fold(module: nn.Module) -> bool:
-    if nodes.is_frozen_batch_norm(module):
-        return True
-    is_batch_norm = isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm))
-    if not is_batch_norm or module.running_mean is None:
-        return False
-    plain = type(module) in (nn.BatchNorm2d, nn.SyncBatchNorm)
-    return plain or hasattr(module, "act")  # timm's batch norm with an activation
+_BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
 def _activation_of_batch_norm(module: nn.Module) -> str | None:
-    """The activation that a batch norm applies itself; None where the ops have no such one."""
+    """The activation that a batch norm applies itself; None where the ops have no such one, and for
+    modules that cannot be folded.
+    """
+    if not nodes.is_frozen_batch_norm(module):
+        if not isinstance(module, _BATCH_NORMS) or module.running_mean is None:
+            return None
+        if type(module) not in _BATCH_NORMS and not hasattr(module, "act"):  # as timm's has
+            return None
     for part in ("drop", "act"):
         inner = getattr(module, part, None)
         if isinstance(inner, nn.Module) and nodes.reason_not_plain(inner) is not None:
@@ -209,18 +207,23 @@ def layer_of(call: str) -> str:
     return call.partition("#")[0]
 
 
+def _reason_of_weight(conv: nn.Module) -> str | None:
+    weight = conv._parameters.get("weight")
+    if not isinstance(weight, nn.Parameter):
+        return "its weight is not a Parameter"
+    return "its weight is not initialised" if nn.parameter.is_lazy(weight) else None
+
+
 def reason_not_to_convert(conv: nn.Module) -> str | None:
     """Why this convolution cannot become a :class:`SpAMMConv2d`, or None."""
     kind = type(conv)
     if kind not in (nn.Conv2d, SpAMMConv2d):
         return f"a subclass, {kind.__name__}"
-    weight = conv._parameters.get("weight")
-    if not isinstance(weight, nn.Parameter):
-        return "its weight is not a Parameter"
-    if nn.parameter.is_lazy(weight):
-        return "its weight is not initialised"
+    if (reason := _reason_of_weight(conv)) is not None:
+        return reason
+    weight: Any = conv.weight
     if not weight.is_floating_point():
-        return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
+        return f"its weight is {dtype_name(weight.dtype)}"
     if "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__:
         return nodes.reason_not_plain(conv)
     return None
@@ -247,10 +250,8 @@ def reason_not_to_call(conv: nn.Conv2d) -> str | None:
         return f"a subclass, {kind.__name__}"
     if (reason := nodes.reason_not_plain(conv)) is not None:
         return reason
-    if not isinstance(conv._parameters.get("weight"), nn.Parameter):
-        return "its weight is not a Parameter"
-    if nn.parameter.is_lazy(conv.weight):
-        return "its weight is not initialised"
+    if (reason := _reason_of_weight(conv)) is not None:
+        return reason
     if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
         return f"padding {conv.padding!r} of mode {conv.padding_mode!r} is made by torch"
     return None
