@@ -48,6 +48,10 @@ class Blocks(NamedTuple):
         rows = torch.arange(self.rows, device=self.col.device)
         return rows.repeat_interleave(self.crow.diff().long(), output_size=len(self.col))
 
+    def keys(self) -> Tensor:
+        """The place of each stored block among all, row by row: they ascend."""
+        return self.row_of() * self.columns + self.col
+
     def has_pattern_of(self, other: "Blocks") -> bool:
         """Whether the same blocks are stored. Waits for the device unless it is one in memory."""
         return (
@@ -267,6 +271,14 @@ def all_blocks(x: Tensor, edge: int, name: str = "a") -> Blocks:
     crow = torch.arange(rows + 1, device=x.device) * columns
     col = torch.arange(columns, device=x.device).repeat(rows)
     return Blocks(crow, col, values, columns)
+
+
+def places_of(wanted: Tensor, keys: Tensor) -> Tensor:
+    """The places of numbers among keys that ascend; -1: not there."""
+    if not len(keys):
+        return torch.full_like(wanted, -1, dtype=torch.int64)
+    places = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+    return torch.where(keys[places] == wanted, places, -1)
 
 
 def chosen(c: Blocks, stays: Tensor) -> Blocks:

@@ -15,6 +15,7 @@ from .blocks import (
     check_pair,
     chosen,
     index_dtype,
+    places_of,
     read,
     total,
 )
@@ -125,14 +126,12 @@ def _check_edge(block: Any) -> None:
 def diagonal(a: Tensor) -> Tensor:
     """The entries (i, i), as many as the smaller side has."""
     blocks = read(a, "a", "diagonal")
-    found = blocks.values.new_zeros(min(blocks.rows, blocks.columns), blocks.edge)
-    if len(blocks.col):
-        keys = blocks.row_of() * blocks.columns + blocks.col
-        wanted = torch.arange(len(found), device=a.device) * (blocks.columns + 1)
-        at = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-        stored = blocks.values.diagonal(dim1=1, dim2=2)[at]
-        found = torch.where((keys[at] == wanted)[:, None], stored, found)
-    return found.flatten()
+    wanted = torch.arange(min(blocks.rows, blocks.columns), device=a.device) * (blocks.columns + 1)
+    at = places_of(wanted, blocks.keys())
+    if not len(blocks.col):
+        return blocks.values.new_zeros(len(wanted) * blocks.edge)
+    stored = blocks.values.diagonal(dim1=1, dim2=2)[at]
+    return torch.where((at >= 0)[:, None], stored, 0).flatten()
 
 
 def trace(a: Tensor) -> Tensor:
@@ -153,9 +152,8 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
         raise RuntimeError(
             f"inner expects two matrices of one shape; got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    of_a, of_b = (x.row_of() * x.columns + x.col for x in (left, right))
-    place = torch.searchsorted(of_b, of_a)
-    both = (of_b[place.clamp(max=len(of_b) - 1)] == of_a).nonzero()[:, 0] if len(of_b) else of_b
+    place = places_of(left.keys(), right.keys())
+    both = (place >= 0).nonzero()[:, 0]
     found = left.values.new_zeros((), dtype=torch.float64)
     for part in both.split(max(1, _ENTRIES // left.edge**2)):
         pair = (left.values[part].double(), right.values[place[part]].double())
@@ -193,7 +191,7 @@ def add(
         raise RuntimeError(
             f"add expects two matrices of one shape; got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    keys = [x.row_of() * x.columns + x.col for x in (left, right)]
+    keys = [left.keys(), right.keys()]
     blocks, place = torch.cat(keys).unique(return_inverse=True)
     of_a, of_b = place.split([len(key) for key in keys])
     check_memory("add", len(blocks), left.edge**2 * left.values.element_size(), a.device)

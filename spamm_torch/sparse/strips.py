@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .blocks import Blocks, check_memory, free_bytes
+from .blocks import Blocks, check_memory, free_bytes, places_of
 from .maps import Plan, dropped, make_plan
 
 _MOST_BYTES = 2**34  # of a strip's blocks: launches take no time beside so many
@@ -45,7 +45,7 @@ class Strips:
 
     def norms(self) -> Blocks:
         """The norm map of the product with all blocks."""
-        keys = self._whole.row_of() * self._b.columns + self._whole.col
+        keys = self._whole.keys()
         norms = self._plan.norm_a.values.new_empty(len(keys))
         for strip in self._strips(self._whole, self._room(), self._a.block_bytes()):
             norms[self._places(strip, keys)] = self._multiplied(strip, norms=True)[1]
@@ -58,7 +58,7 @@ class Strips:
         check_memory(self._function, blocks, self._a.block_bytes(), c.col.device)
         room = self._room(stored)
         values = self._a.values.new_empty(stored, self._a.edge, self._a.edge)
-        keys = c.row_of() * self._b.columns + c.col
+        keys = c.keys()
         for strip in self._strips(c, room, 0):
             places = self._places(strip, keys)
             stays = (places >= 0).nonzero()[:, 0]
@@ -101,10 +101,7 @@ class Strips:
     def _places(self, strip: Plan, keys: Tensor) -> Tensor:
         """Where the strip's blocks are among some blocks, whose keys ascend; -1: not there."""
         pattern = Blocks(strip.crow, strip.col, strip.col, self._b.columns)
-        own = pattern.row_of() * self._b.columns + strip.col
-        places = torch.searchsorted(keys, own)
-        found = keys[places.clamp(max=len(keys) - 1)] == own if len(keys) else keys[:0]
-        return torch.where(found, places, -1) if len(keys) else torch.full_like(own, -1)
+        return places_of(pattern.keys(), keys)
 
     def _multiplied(self, strip: Plan, norms: bool) -> tuple[Tensor, Tensor]:
         return strip.multiply(self._a, self._b, self._added, norms=norms, **self._scale)
