@@ -13,8 +13,7 @@ x = d + M, and what it returns is a deviation again once a convolution asks for 
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -33,25 +32,21 @@ _ops = torch.ops.spamm_torch
 _LINEAR_FUNCTIONS = (F.avg_pool2d, F.adaptive_avg_pool2d, F.interpolate, F.pixel_shuffle)
 
 
-@dataclass(frozen=True)
-class ReferenceCode:
-    """Two generated functions, whose operands are three for each site of the plan, and more.
+Base: TypeAlias = Callable[..., list[Tensor]]
+InLayouts: TypeAlias = list[tuple[int, nn.Conv2d, Layout]]
 
-    ``forward(self, operands, *args)``: the operands of a site are weight, base and weight norms;
-    behind those of all sites come the held references. ``forward_with_norms``: with norms of pixels
-    from layer to layer and sites in layouts of their own, whose operands are the last; or None.
-    ``layouts``: place, convolution and layout of these. ``base(self, operands, *references)``,
-    which reads weight and bias, returns the bases of all sites, then the references to hold.
+
+def generate_reference_code(
+    plan: ReferencePlan, shapes: Shapes
+) -> tuple[Forward, Forward | None, InLayouts, Base]:
+    """The reference form of an island by its nodes' shapes; ValueError where it has none.
+
+    First ``forward(self, operands, *args)``: the operands of a site are weight, base and weight
+    norms; behind those of all sites come the held references. Then it with norms of pixels from
+    layer to layer and sites in layouts of their own, whose operands are the last, or None; and
+    place, convolution and layout of these. Last ``base(self, operands, *references)``, which reads
+    weight and bias and returns the bases of all sites, then the references to hold.
     """
-
-    forward: Forward
-    forward_with_norms: Forward | None
-    layouts: list[tuple[int, nn.Conv2d, Layout]]
-    base: Callable[..., list[Tensor]]
-
-
-def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCode:
-    """The reference form of an island by its nodes' shapes; ValueError where it has none."""
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
     with_norms = None
@@ -60,7 +55,7 @@ def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCod
     forward, base = _Generator(plan, shapes, PixelNormFlow(), places).run()
     sites = [(n, site.conv, flow.layouts.get(site.name)) for n, site in enumerate(plan.fused)]
     own = [(place, conv, layout) for place, conv, layout in sites if layout is not None]
-    return ReferenceCode(forward, with_norms, own, base)
+    return forward, with_norms, own, base
 
 
 class _Generator:
@@ -96,7 +91,7 @@ class _Generator:
         readers = {site.nodes[0] for site in passing}
         self._passed_by = {n for n in map(_input_of, passing) if readers.issuperset(n.users)}
 
-    def run(self) -> tuple[Forward, Callable[..., list[Tensor]]]:
+    def run(self) -> tuple[Forward, Base]:
         nodes = list(self._plan.island.graph.nodes)
         _check_writes(nodes, self._inside, set(self._sites), self._root)
         for node in nodes:
@@ -287,12 +282,13 @@ class _Generator:
         """A max pool in deviations, which leaves norms."""
         operand = node.args[0]
         assert isinstance(operand, fx.Node)
-        kernel, stride, padding, dilation, ceil_mode = self._pools[node]
+        *sizes, ceil_mode = self._pools[node]
         both = self._forward.call_function(
             _ops.max_pool2d_deviation.default,
             (
                 *(self._deviation_of(operand), self._held_reference(operand)),
-                *(_pair(kernel), _pair(stride), _pair(padding), _pair(dilation), ceil_mode),
+                *([size, size] if isinstance(size, int) else list(size) for size in sizes),
+                ceil_mode,
             ),
             {"norm_input": self._norms[operand][0]} if operand in self._norms else {},
         )
@@ -318,10 +314,6 @@ class _Generator:
 
 def _geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
     return (list(conv.stride), list(conv.padding), list(conv.dilation), conv.groups)
-
-
-def _pair(size: Any) -> list[int]:
-    return [size, size] if isinstance(size, int) else list(size)
 
 
 def _input_of(site: Site) -> fx.Node:

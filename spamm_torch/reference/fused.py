@@ -46,11 +46,11 @@ class ReferenceForm(Fused):
         with in_eval_mode(plan.island.module):
             reference = _like(self.reference, plan.fused[0].conv.weight)
             code = generate_reference_code(plan, shapes_of(plan.island, reference))
-        self.forward, self._base = code.forward, code.base
-        self._layouts, self._first_in_layouts = code.layouts, 0
+        self.forward, with_norms, self._layouts, self._base = code
+        self._first_in_layouts = 0
         # Its norms are of single images: the same for batches of few.
-        self._with_norms = dict.fromkeys((True, False), code.forward_with_norms)
-        self._reads_norms = code.forward_with_norms is not None
+        self._with_norms = dict.fromkeys((True, False), with_norms)
+        self._reads_norms = with_norms is not None
         self._taken: list[tuple[Any, ...]] = []  # what arguments must have
 
     def watch_operands(self, mark: Callable[[str], None]) -> None:

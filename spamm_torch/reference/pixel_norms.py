@@ -258,17 +258,11 @@ def passed_on(
 def can_be_joined(node: fx.Node, shapes: Shapes) -> bool:
     """Whether a node concatenates channels of a few pictures of one type, as a kernel does."""
     parts = concatenated_channels(node)
-    return (
-        parts is not None
-        and len(parts) <= _MOST_JOINED
-        and all(isinstance(part, fx.Node) and _is_pictures(part, shapes) for part in parts)
-        and len({shapes[part][1] for part in parts}) == 1
-    )
-
-
-def _is_pictures(part: fx.Node, shapes: Shapes) -> bool:
-    shape, dtype = shapes.get(part, ((), torch.bool))
-    return len(shape) == 4 and dtype.is_floating_point and shape[1] % ALIGNED == 0
+    if parts is None or len(parts) > _MOST_JOINED or not shapes.keys() >= set(parts):
+        return False
+    sizes, dtypes = zip(*(shapes[part] for part in parts), strict=True)
+    are_pictures = all(len(size) == 4 and size[1] % ALIGNED == 0 for size in sizes)
+    return are_pictures and len(set(dtypes)) == 1 and dtypes[0].is_floating_point
 
 
 def upsampled(norms: Tensor, size: Sequence[int]) -> Tensor:
