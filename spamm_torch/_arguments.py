@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
 EDGES = (32, 64, 128)
 ACTIVATIONS = ("none", "relu", "relu6", "hardswish", "silu", "leaky_relu")
@@ -373,3 +373,13 @@ def holds_dtensor(*values: Any) -> bool:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def norm_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of norms of such numbers."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_module(value: Any, function: str) -> None:
+    if not isinstance(value, Module):
+        raise TypeError(f"{function} expects an nn.Module; got {type(value).__name__}")

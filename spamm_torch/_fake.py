@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
 from torch.nn.functional import max_pool2d
 
-from ._arguments import check_block, check_block_pair, conv_block, dtype_name
+from ._arguments import check_block, check_block_pair, conv_block, dtype_name, norm_dtype
 
 _ops = torch.ops.spamm_torch
 
@@ -43,7 +43,7 @@ def _blocks(length: int, edge: int) -> int:
 
 def _norms(x: Tensor, *shape: int) -> Tensor:
     """Norms of a tensor's entries: float64 for float64, else float32."""
-    return x.new_empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return x.new_empty(shape, dtype=norm_dtype(x.dtype))
 
 
 def _check_together(first: Tensor, tau: Tensor | None = None, **others: Tensor | None) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._arguments import check_integer, check_number, check_tensor
+from ._arguments import check_integer, check_number, check_tensor, norm_dtype
 
 _ops = torch.ops.spamm_torch
 
@@ -198,7 +198,7 @@ def conv_made(
     slope, own = _ACTIVATIONS.get(activation, (1.0, 0.0))
     # A backend may add the residual, and apply all but clamps, each with a rounding of its own.
     passes = (addends[1] is not None) + (own > 0)
-    hides = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).max / 4
+    hides = torch.finfo(norm_dtype(dtype)).max / 4
     if activation == "relu6" and passes and dtype == torch.float16:
         hides = 2.0**15
     if is_torchs:
@@ -217,7 +217,7 @@ def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bound
     ``skipping``: the bound of what skipping loses of A B.
     """
     alpha, sums, unit = abs(made.alpha), made.sums, made.sums.unit
-    least = torch.finfo(torch.float64 if made.dtype == torch.float64 else torch.float32).tiny
+    least = torch.finfo(norm_dtype(made.dtype)).tiny
     most = maps.most.double()
     depth = most * maps.block[1]
     units = sums.fixed + sums.each * depth + 8  # 8: alpha, beta, what is added, the last sums

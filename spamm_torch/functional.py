@@ -80,6 +80,7 @@ from ._arguments import (
     dtype_name,
     has_tau,
     holds_dtensor,
+    norm_dtype,
 )
 from ._info import (
     NormMaps,
@@ -317,8 +318,8 @@ def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: b
     target = out if out.numel() > 0 or out.shape == shape else a.new_empty(shape)
     norms = None
     if return_norms:
-        norm_dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
-        norms = target.new_empty((-(-shape[0] // m), -(-shape[1] // n)), dtype=norm_dtype)
+        blocks = -(-shape[0] // m), -(-shape[1] // n)
+        norms = target.new_empty(blocks, dtype=norm_dtype(out.dtype))
     _ops.spamm_into.default(a, b, *given, out=target, norms=norms)
     if target is not out:
         out.resize_(shape).copy_(target)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ._arguments import check_tensor, dtype_name, is_integer
+from ._arguments import check_module, check_tensor, dtype_name, is_integer
 
 _TYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -173,8 +173,7 @@ class OrderedBatch(nn.Module):
     """
 
     def __init__(self, module: nn.Module, block: int = 64) -> None:
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"OrderedBatch expects an nn.Module; got {type(module).__name__}")
+        check_module(module, "OrderedBatch")
         check_images_a_block(block)
         super().__init__()
         self.module = module

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._arguments import check_bool, check_integer, check_number
+from .._arguments import check_bool, check_integer, check_module, check_number
 from .._output import Progress, check_path
 from .._state import RandomStates, in_eval_mode
 from .._timing import Timing
@@ -99,37 +99,8 @@ def calibrate(
 
     After any error the model is as it was.
     """
-    _check_arguments(model, max_drop, evaluations, journal, reference is not None)
-    check_bool(progress, "progress")
-    picture = None
-    if reference is not None:
-        picture = check_reference(reference, model, None, fuse=True)
-    randomness = RandomStates(next(model.parameters()).device)
-    with randomness.again(), in_eval_mode(model) as before, torch.no_grad():
-        halves = halves_of(loader)
-        evaluator = Evaluator(model, evaluate, halves, randomness)
-        with randomness.again():
-            inputs = statistics_inputs(model, halves[0], example_input)
-        example = inputs[0] if example_input is None else Example(example_input)
-        if picture is not None:
-            _check_sizes(picture, [*inputs, example])
-        form = Form(model, example, picture, before)
-        device = device_name(model)
-        settings = {}
-        if journal is not None:
-            settings = journal_settings(model, inputs, example, device, picture)
-        kept = Journal(journal, settings)
-        with Progress("calibrate", progress) as shown:
-            run = _Calibration(form, evaluator, inputs, example, kept, shown)
-            return run.run(float(max_drop), evaluations)
-
-
-def _check_arguments(
-    model: Any, max_drop: Any, evaluations: Any, journal: Any, has_reference: bool
-) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"calibrate expects an nn.Module; got {type(model).__name__}")
-    check_model(model, has_reference)
+    check_module(model, "calibrate")
+    check_model(model, reference is not None)
     check_number(max_drop, "max_drop")
     if not 0 <= max_drop < math.inf:
         raise ValueError(
@@ -141,6 +112,23 @@ def _check_arguments(
         raise ValueError(f"evaluations must be at least {LEAST_EVALUATIONS}; got {evaluations}")
     if journal is not None:
         check_path(journal, "journal")
+    check_bool(progress, "progress")
+    picture = None if reference is None else check_reference(reference, model, None, fuse=True)
+    randomness = RandomStates(next(model.parameters()).device)
+    with randomness.again(), in_eval_mode(model) as before, torch.no_grad():
+        halves = halves_of(loader)
+        evaluator = Evaluator(model, evaluate, halves, randomness)
+        with randomness.again():
+            inputs = statistics_inputs(model, halves[0], example_input)
+        example = inputs[0] if example_input is None else Example(example_input)
+        if picture is not None:
+            _check_sizes(picture, [*inputs, example])
+        form = Form(model, example, picture, before)
+        given = model, inputs, example, device_name(model), picture
+        kept = Journal(journal, {} if journal is None else journal_settings(*given))
+        with Progress("calibrate", progress) as shown:
+            run = _Calibration(form, evaluator, inputs, example, kept, shown)
+            return run.run(float(max_drop), evaluations)
 
 
 def _check_sizes(reference: Tensor, examples: Iterable[Example]) -> None:

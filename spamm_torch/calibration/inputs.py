@@ -62,7 +62,9 @@ def statistics_inputs(model: nn.Module, half: Half, like: Any) -> list[Example]:
     examples, count = [], 0
     for batch in half:
         value = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        value = pytree.tree_map(lambda x: _moved(x, parameter.device, dtype), value)
+        value = pytree.tree_map_only(
+            Tensor, lambda x: x.to(parameter.device, dtype if is_floating(x) else None), value
+        )
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
         if not tensors:
             raise ValueError(
@@ -85,12 +87,6 @@ def batch_size(value: Any) -> int:
     """The length of the first tensor in it that has a dimension; 0 where there is none."""
     leaves = pytree.tree_leaves(value)
     return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
-
-
-def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(device, dtype if value.is_floating_point() else None)
 
 
 # ---- Results of evaluate ------------------------------------------------------------------------

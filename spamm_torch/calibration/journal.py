@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .._library import VERSION
 from .._output import write_text
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
@@ -116,8 +117,6 @@ def journal_settings(
     model: nn.Module, inputs: list[Example], example: Example, device: str, reference: Tensor | None
 ) -> dict[str, Any]:
     """The inputs that decide the results; a journal of others is refused. ``example``: its form."""
-    from .. import __version__
-
     state = model.state_dict()
     given = pytree.tree_leaves([(each.args, each.kwargs) for each in inputs])
     return {
@@ -126,7 +125,7 @@ def journal_settings(
         "example_input": _form(example),
         "device": device,
         "reference": None if reference is None else _digest([reference]),
-        "version of spamm_torch": __version__,
+        "version of spamm_torch": VERSION,
         "version of torch": torch.__version__,
     }
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .._arguments import norm_dtype
 from .._info import share_of_valid
 from .._output import Progress
 from ..networks.compare import distance, size_of
@@ -143,8 +144,7 @@ class _Pool:
 
 def _square(values: Tensor) -> Tensor:
     """The sum of squares, without overflow of half types."""
-    wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(values, dtype=wide).double().square()
+    return torch.linalg.vector_norm(values, dtype=norm_dtype(values.dtype)).double().square()
 
 
 # ---- Errors at the model's output ---------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .._arguments import has_tau
+from .._arguments import check_module, has_tau
 from .._info import NormMaps, SkipInfo, skip_info
 from .._output import table
 from ..networks.config import Band, SpAMMConfig
@@ -188,8 +188,7 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
 
     Raises TypeError for a model that is no module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"record_stats expects an nn.Module; got {type(model).__name__}")
+    check_module(model, "record_stats")
     stats = ModelStats(model)
     with watch(model, stats.record) as found:
         stats._watch = found

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .._arguments import check_block, check_knobs, check_pixel_block, is_number
+from .._arguments import check_block, check_knobs, check_pixel_block, is_number, norm_dtype
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ NOTHING_SKIPPED = SpAMMConfig(tau=0.0)
 
 def lossless(dtype: torch.dtype) -> "SpAMMConfig":
     """The setting, image by image, that skips products of exactly zero: tau is the least number."""
-    norms = torch.float64 if dtype == torch.float64 else torch.float32
-    info = torch.finfo(norms)
+    info = torch.finfo(norm_dtype(dtype))
     return SpAMMConfig(tau=info.smallest_normal * info.eps, pixel_block=(1, 8, 8))
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from .._arguments import check_bool
+from .._arguments import check_bool, check_module
 from .._output import Progress
 from .._state import Snapshot
 from ..nn import SpAMMConv2d, _SpAMM
@@ -90,7 +90,7 @@ def convert_(
 
     After any error the model is as it was.
     """
-    _check_model(model, "convert_")
+    check_module(model, "convert_")
     check_bool(fuse, "fuse")
     check_bool(dry_run, "dry_run")
     check_bool(progress, "progress")
@@ -132,7 +132,7 @@ def revert_(model: Model) -> Model:
         RuntimeError: a module whose class or setting something else changed after ``convert_``
             (``fully_shard``, a parametrization): undo that first. Nothing is changed then.
     """
-    _check_model(model, "revert_")
+    check_module(model, "revert_")
     for name, module in model.named_modules():
         _check_state(name, module, "revert_")
     for module in list(model.modules()):
@@ -160,7 +160,7 @@ def refresh_(model: Model) -> Model:
         ValueError: a model that is not converted.
         RuntimeError: a module whose class something else changed, as :func:`revert_`.
     """
-    _check_model(model, "refresh_")
+    check_module(model, "refresh_")
     converted = [m for m in model.modules() if fused_of(m) is not None or is_converted_layer(m)]
     if not converted:
         raise ValueError(
@@ -179,11 +179,6 @@ def refresh_(model: Model) -> Model:
         elif fused is not None:
             fused.renew()
     return model
-
-
-def _check_model(model: Any, function: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{function} expects an nn.Module; got {type(model).__name__}")
 
 
 def _check_values(model: nn.Module) -> None:

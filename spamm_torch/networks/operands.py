@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from .._arguments import DTYPES
+from .._arguments import DTYPES, norm_dtype
 from .._info import default_pixel_block
 from .config import Engine, SpAMMConfig, lossless
 
@@ -104,9 +104,8 @@ def folded(conv: nn.Conv2d, batch_norm: Any) -> tuple[Tensor, Tensor | None]:
     weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
     if batch_norm is None:
         return weight, bias
-    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
     operands: list[Any] = [  # torch's own annotations know no missing statistics
-        None if tensor is None else tensor.detach().to(wide)
+        None if tensor is None else tensor.detach().to(norm_dtype(weight.dtype))
         for tensor in (
             *(weight, bias, batch_norm.running_mean, batch_norm.running_var),
             *(batch_norm.weight, batch_norm.bias),

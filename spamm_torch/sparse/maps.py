@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.library import get_ctx, register_fake
 from torch.nn.functional import pad
 
-from .._arguments import as_knobs, check_tensor, dtype_name, held_tau
+from .._arguments import as_knobs, check_tensor, dtype_name, held_tau, norm_dtype
 from .blocks import (
     Blocks,
     check_block_of,
@@ -107,7 +107,7 @@ def _given_map(
         return of.with_norms()
     if norms is None:  # of blocks as they are: padding would change the order of sums
         norms = _ops.norm_map(operand.detach(), (of.edge, of.edge))
-    dtype = torch.float64 if of.values.dtype == torch.float64 else torch.float32
+    dtype = norm_dtype(of.values.dtype)
     if is_dense:
         check_tensor(norms, name)
         if norms.shape != (of.rows, of.columns):
@@ -415,9 +415,9 @@ def _(
     crow: Tensor, col: Tensor, *others: Tensor, norms: bool = True, **_: Any
 ) -> tuple[Tensor, Tensor]:
     values_a = others[5]
-    dtype = torch.float64 if values_a.dtype == torch.float64 else torch.float32
     values = values_a.new_empty((col.shape[0], *values_a.shape[1:]))
-    return values, values.new_empty(col.shape if norms else (0,), dtype=dtype)
+    shape = col.shape if norms else (0,)
+    return values, values.new_empty(shape, dtype=norm_dtype(values.dtype))
 
 
 @register_fake("spamm_torch::bsr_find_tau")
