@@ -66,13 +66,7 @@ def _compilers_make_more(weight: Tensor, groups: int, activation: str) -> bool:
 def linear_relu(input: Tensor, linear: nn.Linear) -> Tensor:
     """``torch.relu(linear(input))`` up to rounding; on CUDA one call of cuBLASLt if it fits."""
     weight, bias = linear.weight, linear.bias
-    if _is_one_call(input, weight, bias):
-        return torch._addmm_activation(bias, input, weight.t())
-    return torch.relu(F.linear(input, weight, bias))
-
-
-def _is_one_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    return (
+    if (
         bias is not None  # as it was when the forward was generated
         and type(weight) in _PLAIN  # a quantised weight, say, computes otherwise
         and type(bias) in _PLAIN
@@ -80,7 +74,9 @@ def _is_one_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and input.dtype in _HALF_OR_SINGLE
         and all(features % 8 == 0 for features in weight.shape)  # else its ReLU loses NaN
         and _can_be_own(input, weight, bias)
-    )
+    ):
+        return torch._addmm_activation(bias, input, weight.t())
+    return torch.relu(F.linear(input, weight, bias))
 
 
 def _can_be_own(*tensors: Tensor) -> bool:

@@ -41,7 +41,6 @@ class Signature:
         self.traced = (required or tuple(self._defaults)[:1]) if traced is None else traced
         self.held = dict(held)
         self._by_position = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        self._only_by_position = sum(p.kind is p.POSITIONAL_ONLY for p in parameters)
         # Arguments that are the first ones are passed by position, which takes the host less time.
         is_first = self._by_position[: len(self.traced)] == list(self.traced) and not held
         self._count = len(self.traced) if is_first else -1
@@ -87,15 +86,10 @@ class Signature:
     def arguments(self, traced: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a call of this form, by position and by name."""
         given = {**self.held, **dict(zip(self.traced, traced, strict=True))}
-        missing = [name for name, d in self._defaults.items() if d is _EMPTY and name not in given]
-        if missing:
-            raise TypeError(f"{missing[0]} is not given")
-        args = []
-        for place, name in enumerate(self._by_position):
-            if name not in given and place >= self._only_by_position:
-                break
-            args.append(given.pop(name, self._defaults[name]))
-        return args, given
+        for name, default in self._defaults.items():
+            if given.setdefault(name, default) is _EMPTY:
+                raise TypeError(f"{name} is not given")
+        return [given.pop(name) for name in self._by_position], given
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call by name; None where there are others than the forward names."""

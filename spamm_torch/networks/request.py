@@ -70,7 +70,10 @@ def read_request(model: nn.Module, config: Any, overrides: Any, knobs: dict[str,
             f"config must be a SpAMMConfig, the path of a settings file, or None; got {got}"
         )
     by_name = _read_overrides(overrides, convolutions)
-    known_as = _first_names(convolutions)
+    first: dict[nn.Module, str] = {}  # the first name of each: a module may have several
+    for name, module in convolutions.items():
+        first.setdefault(module, name)
+    known_as = {name: first[module] for name, module in convolutions.items()}
     named = frozenset(known_as[key] for key in overrides if key in known_as)
     own = {known_as[name]: setting for name, setting in by_name.items()}
     return Request(config, own, named, engines, reference)
@@ -85,14 +88,6 @@ def check_like_settings(request: Request, reference: Tensor | None) -> None:
             for form in (request.reference, shape)
         )
         raise ValueError(f"the settings must come with {expected}, as they were made; got {got}")
-
-
-def _first_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """The first name of the module under each name: a module may have several."""
-    first: dict[nn.Module, str] = {}
-    for name, module in modules.items():
-        first.setdefault(module, name)
-    return {name: first[module] for name, module in modules.items()}
 
 
 def _read_overrides(
