@@ -3,7 +3,6 @@
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -23,7 +22,6 @@ _MOST_CYCLES = 1 << 30  # of a wait on the device: about half a second
 Call: TypeAlias = Callable[[], Any]
 Mark: TypeAlias = Callable[[str], None]
 Marking: TypeAlias = Callable[[Mark], Any]
-Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
 Run: TypeAlias = Callable[[], dict[str, float]]  # microseconds of one round, by part
 
 
@@ -50,34 +48,34 @@ class Timing:
 def times_of(
     calls: Sequence[Call],
     device: torch.device,
-    around: Sequence[Around] = (),
+    before: Sequence[Call] = (),
     is_warm: bool = False,
 ) -> list[Timing]:
-    """The time of each call, in turns, each in its context of ``around``, which does not count; on
+    """The time of each call, in turns, each after its own of ``before``, which does not count; on
     CUDA as a graph if it can be one, with a cold L2 cache. ``is_warm``: all was computed before.
     """
-    around = around or [nullcontext] * len(calls)
+    before = before or [lambda: None] * len(calls)
     runs: list[Run]
     if device.type != "cuda":
         runs = [
-            _cpu_run(lambda _, call=call: call(), context, is_warm)  # type: ignore[misc]
-            for call, context in zip(calls, around, strict=True)
+            _cpu_run(lambda _, call=call: call(), prepare, is_warm)  # type: ignore[misc]
+            for call, prepare in zip(calls, before, strict=True)
         ]
         return [found[""] for found in _steadiest(runs, device)]
     with torch.cuda.device(device):
         flushed = torch.empty(_L2_BYTES, dtype=torch.int8, device="cuda")
-        runs = [_cold_run(*each, flushed) for each in zip(calls, around, strict=True)]
+        runs = [_cold_run(*each, flushed) for each in zip(calls, before, strict=True)]
         return [found[""] for found in _steadiest(runs, device)]
 
 
 def times_of_parts(
-    calls: Sequence[Marking], device: torch.device, around: Sequence[Around]
+    calls: Sequence[Marking], device: torch.device, before: Sequence[Call]
 ) -> list[dict[str, Timing]]:
     """The times of the parts of each call, in turns. A call names each part to the function it
     gets, where that begins; a part ends where the next begins, and the first one is "". On CUDA the
     device waits until the host is ahead, so that the host does not count.
     """
-    pairs = zip(calls, around, strict=True)
+    pairs = zip(calls, before, strict=True)
     if device.type != "cuda":
         return _steadiest([_cpu_run(*each) for each in pairs], device)
     with torch.cuda.device(device):
@@ -126,12 +124,12 @@ def _by_part(marks: Sequence[Any], between: Callable[[Any, Any], float]) -> dict
     return found
 
 
-def _cpu_run(call: Marking, around: Around, is_warm: bool = False) -> Run:
+def _cpu_run(call: Marking, before: Call, is_warm: bool = False) -> Run:
     def run() -> dict[str, float]:
-        with around():
-            marks = [("", perf_counter())]
-            call(lambda name: marks.append((name, perf_counter())))
-            marks.append(("", perf_counter()))
+        before()
+        marks = [("", perf_counter())]
+        call(lambda name: marks.append((name, perf_counter())))
+        marks.append(("", perf_counter()))
         return _by_part(marks, lambda start, end: 1e6 * (end - start))
 
     if not is_warm:
@@ -149,40 +147,41 @@ def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return 1e3 * start.elapsed_time(end)
 
 
-def _cold_run(call: Call, around: Around, flushed: torch.Tensor) -> Run:
-    with around():
-        graph = _captured(call)
+def _cold_run(call: Call, before: Call, flushed: torch.Tensor) -> Run:
+    before()
+    graph = _captured(call)
 
     def run() -> dict[str, float]:
-        with around() if graph is None else nullcontext():
-            flushed.zero_()
-            start = _event()
-            (graph.replay if graph is not None else call)()
-            end = _event()
-            end.synchronize()
+        if graph is None:
+            before()
+        flushed.zero_()
+        start = _event()
+        (graph.replay if graph is not None else call)()
+        end = _event()
+        end.synchronize()
         return {"": _microseconds(start, end)}
 
     return run
 
 
-def _queued_run(call: Marking, around: Around) -> Run:
+def _queued_run(call: Marking, before: Call) -> Run:
     """A run on CUDA whose calls are all in the stream before the device begins with them."""
-    with around():
-        call(lambda _: None)
-        torch.cuda.synchronize()
-        began = perf_counter()
-        marks: list[tuple[str, torch.cuda.Event]] = []
-        call(lambda name: marks.append((name, _event())))
-        cycles = min(_MOST_CYCLES, int(4e9 * (perf_counter() - began)))  # twice as long, at 2 GHz
-        torch.cuda.synchronize()
+    before()
+    call(lambda _: None)
+    torch.cuda.synchronize()
+    began = perf_counter()
+    marks: list[tuple[str, torch.cuda.Event]] = []
+    call(lambda name: marks.append((name, _event())))
+    cycles = min(_MOST_CYCLES, int(4e9 * (perf_counter() - began)))  # twice as long, at 2 GHz
+    torch.cuda.synchronize()
 
     def run() -> dict[str, float]:
-        with around():
-            torch.cuda._sleep(cycles)
-            marks = [("", _event())]
-            call(lambda name: marks.append((name, _event())))
-            marks.append(("", _event()))
-            torch.cuda.synchronize()
+        before()
+        torch.cuda._sleep(cycles)
+        marks = [("", _event())]
+        call(lambda name: marks.append((name, _event())))
+        marks.append(("", _event()))
+        torch.cuda.synchronize()
         return _by_part(marks, _microseconds)
 
     return run

@@ -203,12 +203,12 @@ def measured(monkeypatch):
         return time if isinstance(time, Timing) else Timing(time)
 
     def replace(of_layers, of_models):
-        def times_of_parts(calls, _, around):
+        def times_of_parts(calls, _, before):
             found = []
-            for call, context, time in zip(calls, around, of_layers, strict=False):
+            for call, prepare, time in zip(calls, before, of_layers, strict=False):
                 names = []
-                with context():
-                    call(names.append)
+                prepare()
+                call(names.append)
                 found.append(dict.fromkeys(names, timing(time)))
             return found
 

@@ -231,12 +231,12 @@ def linear_time(trial):
 def made_up(time_of):
     """What measures runs of the model: each part takes ``time_of(trial)`` in each of its calls."""
 
-    def measure(runs, _, around):
+    def measure(runs, _, before):
         found = {}
-        for (trials, run), context in zip(runs, around, strict=True):
+        for (trials, run), prepare in zip(runs, before, strict=True):
             calls = Counter({"": 1})
-            with context():
-                run(lambda name, calls=calls: calls.update([name]))
+            prepare()
+            run(lambda name, calls=calls: calls.update([name]))
             for name, trial in trials.items():
                 if calls[name]:
                     time = time_of(trial)

@@ -15,16 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .. import functional
-from .._arguments import (
-    Knobs,
-    as_activation,
-    as_knobs,
-    check_block,
-    check_pixel_block,
-    has_tau,
-    holds_dtensor,
-)
+from .. import _arguments, functional
+from .._arguments import Knobs, as_knobs
 from .._info import NormMaps, as_multiplied, conv2d_norm_maps
 from ..networks.config import SpAMMConfig
 from ..networks.install import fused_of
@@ -60,7 +52,7 @@ class ConvCall:
     def norm_maps(self) -> NormMaps:
         """The norm maps of the call, computed anew from its input."""
         blocks = self.given.get("block"), self.given.get("pixel_block")
-        return self.norm_maps_in(*blocks, has_tau(self.knobs))
+        return self.norm_maps_in(*blocks, _arguments.has_tau(self.knobs))
 
     def norm_maps_in(self, block: Any, pixel_block: Any, has_tau: bool = True) -> NormMaps:
         """The same in other blocks."""
@@ -99,7 +91,7 @@ class LinearCall:
 
     def norm_maps(self) -> NormMaps:
         """The norm maps of the call, computed anew."""
-        m, k, n = block = check_block(self.block)
+        m, k, n = block = _arguments.check_block(self.block)
         input, weight = as_multiplied(self.input), as_multiplied(self.weight)
         norm_a = _ops.norm_map(input.reshape(-1, input.shape[-1]), (m, k))
         norm_b = self.norm_weight
@@ -265,7 +257,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
 
 
 def _linear_call(given: dict[str, Any]) -> LinearCall | None:
-    if holds_dtensor(given["input"], given["weight"]):
+    if _arguments.holds_dtensor(given["input"], given["weight"]):
         return None
     knobs = as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error")))
     block = given.get("block", 64)
@@ -283,9 +275,9 @@ def _conv_call(given: dict[str, Any]) -> ConvCall:
     knobs = as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error")))
     names = ("weight", "bias", "stride", "dilation", "groups", "norm_weight", "residual")
     others = {name: given[name] for name in names if name in given}
-    for name, check in (("block", check_block), ("pixel_block", check_pixel_block)):
+    for name in ("block", "pixel_block"):
         if given.get(name) is not None:
-            others[name] = check(given[name])
-    activation = as_activation(given.get("activation"), given.get("relu", False))
+            others[name] = getattr(_arguments, f"check_{name}")(given[name])
+    activation = _arguments.as_activation(given.get("activation"), given.get("relu", False))
     others |= {"padding": padding, "activation": activation}
     return ConvCall(_ops.conv2d.default, {"input": input, **knobs, **others})

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .._state import Snapshot
-from .._timing import Around
 from ..networks.config import DENSE, LEFT, NOTHING_SKIPPED, Engine, lossless
 from ..networks.conversion import Conversion
 from ..networks.example import Example, describe
@@ -112,10 +110,10 @@ class Form:
         with self._before.kept():
             return self._conversion.run_again(request).to_dict()
 
-    def prepared(self, engines: Mapping[str, Engine] | None) -> Around:
-        """A context that sets these engines of layers; None: as the model was."""
+    def prepare(self, engines: Mapping[str, Engine] | None) -> None:
+        """Sets these engines of layers; None: as the model was."""
         left = dict.fromkeys(self._given, LEFT)
-        return partial(self._model.having, left if engines is None else self._by_call(engines))
+        self._model.try_out(left if engines is None else self._by_call(engines))
 
     def kept(self) -> AbstractContextManager[None]:
         """Afterwards the model is as it was before."""
@@ -168,10 +166,12 @@ def other_calls_refused(model: nn.Module) -> Iterator[None]:
 
     def refuse(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if is_inside:
+            values = pytree.tree_leaves((args, dict(kwargs)))
+            tensors = [describe(value) for value in values if isinstance(value, Tensor)]
             raise ValueError(
                 "with a reference the model must be called, in evaluate too, with pictures of its "
                 "size and type, in eval mode, without autocast and without hooks on layers; got "
-                f"{_describe_call(args, kwargs)}{_circumstance(model)}"
+                f"{', '.join(tensors) or 'no tensor'}{_circumstance(model)}"
             )
 
     for module in model.modules():
@@ -182,12 +182,6 @@ def other_calls_refused(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         is_inside = False
-
-
-def _describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    values = pytree.tree_leaves((args, dict(kwargs)))
-    tensors = [describe(value) for value in values if isinstance(value, Tensor)]
-    return ", ".join(tensors) or "no tensor"
 
 
 def _circumstance(model: nn.Module) -> str:

@@ -2,15 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import linear_regression
 from typing import Any, TypeAlias
 
 import torch
 
 from .._output import Progress
-from .._timing import Around, Mark, Timing, times_of_parts
+from .._timing import Mark, Timing, times_of_parts
 from ..networks.config import Engine, SpAMMConfig
 from ..networks.example import Example
 from .calls import ConvCall, of_convolutions, watch
@@ -37,10 +37,10 @@ Run: TypeAlias = tuple[Mapping[str, Trial], Callable[[Mark], Any]]
 
 
 def measure(
-    runs: Sequence[Run], device: torch.device, around: Sequence[Around]
+    runs: Sequence[Run], device: torch.device, before: Sequence[Callable[[], Any]]
 ) -> dict[Trial, Timing]:
-    """The time of each trial that takes part, each run in its context of ``around``."""
-    times = times_of_parts([run for _, run in runs], device, around)
+    """The time of each trial that takes part, each run after its own call of ``before``."""
+    times = times_of_parts([run for _, run in runs], device, before)
     return {
         trials[name]: timing
         for (trials, _), parts in zip(runs, times, strict=True)
@@ -101,12 +101,12 @@ def time_layers(
         return {}
     columns = itertools.zip_longest(*trials.values())
     runs = [run({trial.layer: trial for trial in column if trial}) for column in columns]
-    around: list[Around] = [nullcontext] * len(runs)
+    before: list[Callable[[], Any]] = [lambda: None] * len(runs)
     if form.exact != form.observed:  # it may have another layout
-        around = [form.prepared(dict.fromkeys(form.layers, form.observed))] * len(runs)
-        around[1] = form.prepared(dict.fromkeys(form.layers, form.exact))
+        before = [partial(form.prepare, dict.fromkeys(form.layers, form.observed))] * len(runs)
+        before[1] = partial(form.prepare, dict.fromkeys(form.layers, form.exact))
     with form.observed_layers():
-        found = measure(runs, next(form.model.parameters()).device, around)
+        found = measure(runs, next(form.model.parameters()).device, before)
     times = {}
     for name, (dense, spamm, *others) in trials.items():
         if dense in found:
@@ -166,8 +166,8 @@ def time_models(
         example.call(form.model)
 
     trials = {name: Trial("", name, None, ratio) for name, (_, ratio) in engines.items()}
-    around = [form.prepared(of) for of, _ in engines.values()]
+    before = [partial(form.prepare, of) for of, _ in engines.values()]
     device = next(form.model.parameters()).device
     with form.kept():
-        found = measure([({"": trial}, run) for trial in trials.values()], device, around)
+        found = measure([({"": trial}, run) for trial in trials.values()], device, before)
     return {name: found[trial] for name, trial in trials.items()}

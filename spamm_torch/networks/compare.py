@@ -122,7 +122,7 @@ def _tolerance(a: Tensor) -> float:
     return _TOLERANCE.get(a.dtype, 0.0)
 
 
-def difference_beyond_rounding(
+def beyond_rounding(
     module: nn.Module, run: Callable[[nn.Module, Any], Any], given: Any, expected: Any, found: Any
 ) -> str | None:
     """As :func:`difference`; None also where a wider type shows that the module rounds as much."""

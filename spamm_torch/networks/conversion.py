@@ -10,15 +10,8 @@ from torch import Tensor, nn
 from .._output import SILENT, Progress
 from .._state import Place, Snapshot, in_eval_mode
 from ..nn import SpAMMConv2d, _SpAMM
+from . import compare
 from .capture import Capture
-from .compare import (
-    are_equal,
-    difference,
-    difference_beyond_rounding,
-    made_up_calls,
-    other_form,
-    own_result,
-)
 from .config import DENSE, LEFT, NOTHING_SKIPPED, Engine
 from .engines import Choice, Chooser, own_setting
 from .example import Call, Example, Signature, copied, first_line
@@ -39,6 +32,7 @@ class Conversion:
     installation: Installation
     _before: Snapshot  # in eval mode, while it is prepared
     _keeps_layers: ClassVar[bool] = False
+    _form: ClassVar[type[Fused]] = Fused
 
     def __init__(
         self,
@@ -69,7 +63,6 @@ class Conversion:
         self._calls: Mapping[nn.Module, list[Call]] = {}
         self._changed: list[Place] = []  # in two calls of the model as it is
         self._problem: str | None = None  # why nothing may be converted
-        self._sites: list[Site] = []
         # Tensors and generated forwards of one form of the model, which serve others, too.
         self._made: Made = {}
         self._fused: dict[tuple[Any, ...], Fused | None] = {}
@@ -101,17 +94,13 @@ class Conversion:
         self._leave_what_differs(by_island)
         sites = [site for found in by_island.values() for site in found]
         sites += self._lone_sites({id(site.conv) for site in sites})
-        self._take(by_island, sites)
+        rest = self._fuse, self._keeps_layers
+        self.installation = Installation(by_island, sites, *rest)
         self._problem = self._problem_of_all(sites)
         if self._problem is not None:
             self._notes.append(f"nothing is converted: {self._problem}")
-            self._take({}, self._lone_sites(set()))
-
+            self.installation = Installation({}, self._lone_sites(set()), *rest)
         self._calls = {}
-
-    def _take(self, by_island: Mapping[Island, Sequence[Site]], sites: list[Site]) -> None:
-        self._sites = sites
-        self.installation = Installation(by_island, sites, self._fuse, self._keeps_layers)
 
     def _install(self, chooser: Chooser, engines: Mapping[str, Engine]) -> ConvertReport:
         self.installation.engines = engines
@@ -124,7 +113,7 @@ class Conversion:
     def _chooser(self) -> Chooser:
         return Chooser(
             *(self._model, self._request, self._example, self.installation),
-            *(self._sites, self._problem, self._progress),
+            *(self._problem, self._progress),
         )
 
     def _fuse(
@@ -133,14 +122,12 @@ class Conversion:
         """The generated forward of an island; None where it would compute nothing."""
         key = (island, *(engines[site.name] for site in sites))
         if key not in self._fused:
-            self._fused[key] = self._generate(island, sites, engines)
+            plan = self._plan(island, sites, engines)
+            self._fused[key] = self._form(plan, self._made) if plan.fused else None
         return self._fused[key]
 
-    def _generate(
-        self, island: Island, sites: Sequence[Site], engines: Mapping[str, Engine]
-    ) -> Fused | None:
-        plan = Plan(island, sites, engines)
-        return Fused(plan, self._made) if plan.fused else None
+    def _plan(self, island: Island, sites: Sequence[Site], engines: Mapping[str, Engine]) -> Plan:
+        return Plan(island, sites, engines)
 
     # ---- Parts of the model ---------------------------------------------------------------------
 
@@ -176,7 +163,7 @@ class Conversion:
             traced = island.signature.bound(args, kwargs)
             if traced is None or not all(isinstance(arg, Tensor) for arg in traced):
                 continue
-            if not any(are_equal((traced, result), other) for other in known):
+            if not any(compare.are_equal((traced, result), other) for other in known):
                 known.append((traced, result))
                 yield traced, result
 
@@ -224,19 +211,19 @@ class Conversion:
                         "arguments have defaults, and no example_input tells which are given"
                     )
                 with self._before.kept():  # random numbers are drawn once more below
-                    calls = made_up_calls(island, self._before)
+                    calls = compare.made_up_calls(island, self._before)
                 if not calls:
                     self._notes.append(f"{name} was not compared: no example_input was given")
             elif not calls:
                 with_what = "with tensors alone " if self._calls[island.module] else ""
                 return f"it was not called {with_what}on the example input"
-            run = functools.partial(own_result, island)
+            run = functools.partial(compare.own_result, island)
             for args, expected in calls:
                 try:
                     found = fused.run(copied(args))
                 except Exception as error:  # any fault of the generated code
                     return f"it cannot run ({first_line(error)})"
-                problem = difference_beyond_rounding(island.module, run, args, expected, found)
+                problem = compare.beyond_rounding(island.module, run, args, expected, found)
                 if problem is not None:
                     return problem
         return None
@@ -261,13 +248,14 @@ class Conversion:
                 found = [example.call(self._model) for _ in expected]
             except Exception as error:  # of code that meets another result or class
                 return f"it cannot run ({first_line(error)})"
-            has_own_way = difference(expected[0], expected[-1]) is not None  # draws numbers, say
+            # It may draw numbers, say.
+            has_own_way = compare.difference(expected[0], expected[-1]) is not None
             for pair in zip(expected, found, strict=True):
                 if has_own_way:
-                    problem = other_form(*pair)
+                    problem = compare.other_form(*pair)
                 else:
                     call = lambda model, both: model(*both[0], **both[1])  # noqa: E731
-                    problem = difference_beyond_rounding(self._model, call, given, *pair)
+                    problem = compare.beyond_rounding(self._model, call, given, *pair)
                 if problem is not None:
                     return problem
         return None
@@ -281,7 +269,7 @@ class Conversion:
 
     def _report(self, chooser: Chooser) -> ConvertReport:
         by_layer: dict[str, list[Site]] = {}
-        for site in self._sites:
+        for site in self.installation.sites:
             by_layer.setdefault(layer_of(site.name), []).append(site)
         fused = {name for fused in self.installation.fused for name in fused.names}
         rows: list[Row] = []

@@ -7,7 +7,7 @@ with the max pool that follows, and of grouped convolutions "dense" or, all grou
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,6 @@ class Chooser:
     request: Request
     example: Example | None
     installation: "Installation"
-    sites: Sequence[Site]
     problem: str | None
     progress: Progress
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -66,19 +65,20 @@ class Chooser:
 
     def __post_init__(self) -> None:
         # Of the model as it was: forms that are measured have layers of other classes.
-        self._given = {site.name: self._given_for(site) for site in self.sites}
+        self._sites = self.installation.sites
+        self._given = {site.name: self._given_for(site) for site in self._sites}
         overrides = self.request.overrides
         named = {name for name in self.request.named if overrides[name] is not None}
         self._asked_for = [  # by the user, whom no measurement overrules
             site.name
-            for site in self.sites
+            for site in self._sites
             if isinstance(site.conv, SpAMMConv2d) or layer_of(site.name) in named
         ]
         self._device = next(self.model.parameters()).device
 
     def choose(self) -> dict[str, Engine]:
         """The engines of all calls, in eval mode; the model stays in the last form measured."""
-        self.choices = {s.name: self._given[s.name] or self._predicted(s) for s in self.sites}
+        self.choices = {s.name: self._given[s.name] or self._predicted(s) for s in self._sites}
         if self.example is None or self.request.engines:
             return self._chosen()
         with torch.no_grad():
@@ -119,7 +119,7 @@ class Chooser:
     def _choose_by_times(self, example: Example) -> None:
         """Chooses for the calls that have several candidates."""
         free: dict[str, dict[str, Engine]] = {}
-        for site in self.sites:
+        for site in self._sites:
             if self._given[site.name] is None and reason_not_to_call(site.conv) is None:
                 found = self._candidates(site)
                 if len(found) > 1:
@@ -147,8 +147,8 @@ class Chooser:
                 example.call(self.model)
                 mark("")
 
-        around = [functools.partial(self.installation.having, form) for form in forms]
-        times = times_of_parts([run] * len(forms), self._device, around)
+        before = [functools.partial(self.installation.try_out, form) for form in forms]
+        times = times_of_parts([run] * len(forms), self._device, before)
         return {
             name: {
                 engine: of_form[name]
@@ -164,9 +164,9 @@ class Chooser:
         not taken, nor any that is slower than the model as it was.
         """
         chosen = self._chosen()
-        with self.installation.having(chosen):
-            if not self.installation.changes_anything:
-                return chosen
+        self.installation.try_out(chosen)
+        if not self.installation.changes_anything:
+            return chosen
         given = {name: chosen[name] for name in self._asked_for}
         dense = {n: engine if engine.kind == "dense" else DENSE for n, engine in chosen.items()}
         forms: dict[str, dict[str, Engine]] = {"original": dict.fromkeys(chosen, LEFT)}
@@ -176,8 +176,8 @@ class Chooser:
                 forms[name] = engines
         self.progress.at(f"measuring the model in {len(forms)} forms")
         calls = [lambda: example.call(self.model)] * len(forms)
-        around = [functools.partial(self.installation.having, form) for form in forms.values()]
-        found = times_of(calls, self._device, around, is_warm=True)
+        before = [functools.partial(self.installation.try_out, form) for form in forms.values()]
+        found = times_of(calls, self._device, before, is_warm=True)
         times = dict(zip(forms, found, strict=True))
         shown = ", ".join(f"{name} {time}" for name, time in times.items())
         self.notes.append(f"whole model, measured: {shown}")
@@ -198,7 +198,7 @@ class Chooser:
         much longer that the model must, too.
         """
         engines, own, least = {}, 0.0, 0.0
-        for site in self.sites:
+        for site in self._sites:
             choice = self.choices[site.name]
             if site.conv.groups > 1:
                 engines[site.name] = choice.engine

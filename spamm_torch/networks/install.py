@@ -222,7 +222,7 @@ class Installation:
         fuse: Fuse,
         keeps_layers: bool = False,
     ) -> None:
-        self.islands, self._sites, self._fuse = islands, sites, fuse
+        self.islands, self.sites, self._fuse = islands, sites, fuse
         self._alone = [site for site in sites if site.node is None or not keeps_layers]
         self._engines: Mapping[str, Engine] = {}
 
@@ -240,9 +240,9 @@ class Installation:
         for site in self._alone:
             if is_converted_layer(site.conv):
                 revert_layer(site.conv)
-        for site in self._sites:
+        for site in self.sites:
             site.conv.__dict__.pop(BAND, None)
-        for site in self._sites:
+        for site in self.sites:
             if (band := engines[site.name].band) is not None:
                 site.conv.__dict__[BAND] = band
         for site in converted:
@@ -256,13 +256,11 @@ class Installation:
             if fused is not None:
                 attach(fused)
 
-    @contextmanager
-    def having(self, engines: Mapping[str, Engine]) -> Iterator[None]:
-        """Sets the engines for calls of generated forwards inside; they stay. Convolutions that
-        these compute keep their class, so that nothing has to be proven anew between forms.
+    def try_out(self, engines: Mapping[str, Engine]) -> None:
+        """Sets the engines for calls of generated forwards. Convolutions that these compute keep
+        their class, so that nothing has to be proven anew between forms.
         """
         self._set(engines, [site for site in self._alone if site.node is None])
-        yield
 
     @property
     def fused(self) -> list[Fused]:
@@ -279,9 +277,9 @@ class Installation:
     def marked(self, mark: Mark) -> Iterator[None]:
         """Inside, ``mark`` is called with the name of each call of a convolution before it runs."""
         computed = {name for fused in self.fused for name in fused.names}
-        watched = {site.conv for site in self._sites if site.name in computed}
+        watched = {site.conv for site in self.sites if site.name in computed}
         called: dict[nn.Conv2d, list[str]] = {}  # of which no generated forward notices hooks
-        for site in self._sites:
+        for site in self.sites:
             if site.conv not in watched:
                 called.setdefault(site.conv, []).append(site.name)
         handles = []

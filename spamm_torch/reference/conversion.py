@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_leaves
 
 from .._arguments import check_tensor, dtype_name
 from .._output import SILENT, Progress
+from ..networks.compare import is_floating
 from ..networks.config import DENSE, LEFT, Engine, lossless
 from ..networks.conversion import Conversion
 from ..networks.engines import Choice, Chooser, candidates
 from ..networks.example import Example, describe
-from ..networks.fused import Fused
 from ..networks.plan import Island, Site, computes_output_norms
 from ..networks.report import ConvertReport
 from ..networks.request import Request
@@ -63,6 +63,7 @@ class ReferenceConversion(Conversion):
     """Converts a model to the reference form."""
 
     _keeps_layers = True  # deviations skip, not what the layers themselves get
+    _form = ReferenceForm
 
     def __init__(
         self,
@@ -97,7 +98,12 @@ class ReferenceConversion(Conversion):
         for island in islands:
             found = calls[island.module]
             traced = [island.signature.bound(call.args, call.kwargs) for call in found]
-            if len(traced) == 1 and traced[0] and all(map(_is_picture, traced[0])):
+            # Of one picture each, so that many pictures can be compared with them.
+            if (
+                len(traced) == 1
+                and traced[0]
+                and all(is_floating(x) and x.dim() >= 2 and x.shape[0] == 1 for x in traced[0])
+            ):
                 self._references[island] = traced[0]
                 kept.append(island)
             else:
@@ -117,11 +123,10 @@ class ReferenceConversion(Conversion):
             site.pool = None  # no kernel computes deviations and a pool
         return sites
 
-    def _generate(
+    def _plan(
         self, island: Island, sites: Sequence[Site], engines: Mapping[str, Engine]
-    ) -> Fused | None:
-        plan = ReferencePlan(island, sites, engines, self._references[island])
-        return ReferenceForm(plan, self._made) if plan.fused else None
+    ) -> ReferencePlan:
+        return ReferencePlan(island, sites, engines, self._references[island])
 
     def _problem_of(self, island: Island, sites: list[Site]) -> str | None:
         try:
@@ -135,10 +140,9 @@ class ReferenceConversion(Conversion):
             return
         for island, sites in found.items():
             engines = {site.name: self._engine_to_compare(site) for site in sites}
-            reference = self._references[island]
+            plan = self._plan(island, sites, engines)
             with self._before.kept():
-                shapes = shapes_of(island, reference)
-            plan = ReferencePlan(island, sites, engines, reference)
+                shapes = shapes_of(island, plan.reference)
             self._layouts |= pixel_norm_flow(plan, shapes).layouts
 
     def _engine_to_compare(self, site: Site) -> Engine:
@@ -151,7 +155,7 @@ class ReferenceConversion(Conversion):
         example = self._example if self._has_example else None
         return _Chooser(
             *(self._model, self._request, example, self.installation),
-            *(self._sites, self._problem, self._progress),
+            *(self._problem, self._progress),
             dtype=self._picture.dtype,
             layouts=self._layouts,
         )
@@ -190,15 +194,9 @@ class _Chooser(Chooser):
         # Calls measured among others that skip do not show that a dense one computes no norms.
         predicted = {
             site.name: (self._given[site.name] or self._predicted(site)).engine
-            for site in self.sites
+            for site in self._sites
         }
         return {"as without an example": predicted}
-
-
-def _is_picture(value: Any) -> bool:
-    """Whether an argument is of one picture, so that many pictures can be compared with it."""
-    is_tensor = isinstance(value, Tensor) and value.is_floating_point()
-    return is_tensor and value.dim() >= 2 and value.shape[0] == 1
 
 
 def _made_up(picture: Tensor) -> Tensor:

@@ -477,11 +477,11 @@ def test_each_call_of_a_convolution_is_timed_where_the_model_makes_it(monkeypatc
     """In the order of calls, also of those that no generated forward makes."""
     forms = []
 
-    def times_of_parts(calls, _, around):
-        for call, context in zip(calls, around, strict=True):
+    def times_of_parts(calls, _, before):
+        for call, prepare in zip(calls, before, strict=True):
             forms.append([])
-            with context():
-                call(forms[-1].append)
+            prepare()
+            call(forms[-1].append)
         return [dict.fromkeys(forms[-1], Timing(1.0))] * len(calls)
 
     monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)

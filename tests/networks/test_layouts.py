@@ -307,10 +307,11 @@ def noting(names):
 def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms, monkeypatch):
     forms = []
 
-    def times_of_parts(calls, _, around):
-        for call, context in zip(calls, around, strict=True):
+    def times_of_parts(calls, _, before):
+        for call, prepare in zip(calls, before, strict=True):
             forms.append(names := [])
-            with context(), noting(names):
+            prepare()
+            with noting(names):
                 call(names.append)
         return [{} for _ in calls]
 
@@ -359,11 +360,11 @@ def test_any_plan_gives_what_the_model_gives(kind, first, device, computing_norm
     """On the device's own kernels: without an example, and where every other layer is dense."""
     first_is_dense = int(first == "dense")
 
-    def times_of_parts(calls, _, around):
+    def times_of_parts(calls, _, before):
         names = []
-        for call, context in zip(calls, around, strict=True):
-            with context():
-                call(names.append)
+        for call, prepare in zip(calls, before, strict=True):
+            prepare()
+            call(names.append)
         layers = dict.fromkeys(filter(None, names))
         return [
             {name: Timing(1.0) for name in layers},
