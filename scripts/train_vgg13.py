@@ -21,35 +21,29 @@ from common.console import Steps, exit_code, make_console
 from common.journal import model_digest
 from common.options import add, choose_device, make_parser, valid_ratio
 from common.training import add_training_options, train_or_load
+from models import training
 from models.files import require_writable
-from models.training import (
-    SKIPPING,
-    FineTuneConfig,
-    accuracy,
-    fine_tune,
-    validation_pictures,
-    with_skipping,
-)
 from spamm_torch import record_stats
 
 
 def fine_tune_or_load(ratio, path, trained, device, console):
     """Fine-tunes a trained (model, TrainConfig, Digits), or goes on; says what it comes to."""
     model, config, digits = trained
-    settings = {name: {"valid_ratio": ratio} for name in SKIPPING}
-    tuning = FineTuneConfig(settings, model_digest(model), config)
+    settings = {name: {"valid_ratio": ratio} for name in training.SKIPPING}
+    tuning = training.FineTuneConfig(settings, model_digest(model), config)
     with Steps(console, "fine-tuning") as shown:
-        tuned = fine_tune(tuning, model, digits, path, device, shown.at)
+        tuned = training.fine_tune(tuning, model, digits, path, device, shown.at)
     validation = digits.split(config.seed)[1].to(device)
 
     def percent(network):
-        return accuracy(network, validation_pictures(validation, config.batch))
+        return training.accuracy(network, training.validation_pictures(validation, config.batch))
 
-    first, _ = next(validation_pictures(validation, config.batch))
+    first, _ = next(training.validation_pictures(validation, config.batch))
     dense, after = percent(model), percent(tuned)
+    untuned = training.with_skipping(model, settings).eval()
     console.print(
         f"validation accuracy {dense:.2f}% dense; with {share_kept(tuned, first):.1%} of the "
-        f"multiplications kept {percent(with_skipping(model, settings).eval()):.2f}% before and "
+        f"multiplications kept {percent(untuned):.2f}% before and "
         f"{after:.2f}% after fine-tuning ({after - dense:+.2f} points)"
     )
     console.print(f"fine-tuned checkpoint: {path}")
@@ -61,7 +55,8 @@ def share_kept(model, pictures):
     with FlopCounterMode(display=False) as counter:  # its hooks keep generated forwards away
         model(pictures)
     counts = counter.get_flop_counts()
-    sizes = {name: sum(counts[f"{type(model).__name__}.{name}"].values()) for name in SKIPPING}
+    names = {name: f"{type(model).__name__}.{name}" for name in training.SKIPPING}
+    sizes = {name: sum(counts[of].values()) for name, of in names.items()}
     with record_stats(model) as stats:
         model(pictures)
     return sum(stats[name].valid_ratio * size for name, size in sizes.items()) / sum(sizes.values())

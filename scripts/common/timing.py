@@ -2,8 +2,8 @@
 
 All candidates take turns, round after round, so that they meet the same clocks and the same
 neighbours on the machine; the median over the rounds counts. On CUDA a candidate is a CUDA graph,
-timed with events: the time of the device, not of Python's launches. Eager calls, and those that use
-several devices or processes, cannot be graphs: by_clock times several in a row until the devices
+timed with events: the time of the device, not of Python's launches. Eager calls, and those on a CPU
+or on several devices or processes, are no graphs: by_clock times several in a row until the devices
 are done.
 """
 
@@ -39,12 +39,10 @@ def interleaved(candidates, device, repeats, *, cold=False, eager=False):
     """Times {name: call} in turns on a device; gives {name: Timing}. ``cold``: empty the L2 cache
     before each call (CUDA only). ``eager``: calls as Python makes them instead of CUDA graphs.
     """
-    if device.type == "cuda" and eager:
+    if eager or device.type == "cpu":
         return by_clock(candidates, repeats, [device])
-    timers_of = _wall_clock if device.type == "cpu" else _events
-    timers = dict(zip(candidates, timers_of(candidates.values(), cold), strict=True))
-    rounds = [[timer() for timer in timers.values()] for _ in range(repeats)]
-    return _timings(timers, rounds)
+    timers = _events(candidates.values(), cold)
+    return _timings(candidates, [[timer() for timer in timers] for _ in range(repeats)])
 
 
 def medians(times):
@@ -107,25 +105,9 @@ def _ms_since(start):
     return 1e3 * (time.perf_counter() - start)
 
 
-def _wall_clock(calls, _):
-    """For each call a function that makes it and gives the milliseconds it took; warmed up."""
-
-    def timer_of(call):
-        def timer():
-            start = time.perf_counter()
-            call()
-            return _ms_since(start)
-
-        return timer
-
-    for call in calls:
-        call()
-    return [timer_of(call) for call in calls]
-
-
 def _events(calls, cold):
-    """As above on CUDA, per call of a graph; the graphs take turns and share their memory.
-    ``cold``: one call a graph, and the L2 cache overwritten before each.
+    """For each call a function that makes it, as a graph, and gives the milliseconds it took; the
+    graphs share their memory. ``cold``: one call a graph, the L2 cache overwritten before each.
     """
     pool = torch.cuda.graph_pool_handle()
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda") if cold else None

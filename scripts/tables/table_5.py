@@ -253,7 +253,10 @@ def study_group(group, model, validation, batch, repeats):
         )
     first, _ = next(validation_pictures(validation[:batch], batch, shifts))
     activations = layer_inputs(model, group.layers, first.to(dtype))
-    gemms = {name: _gemm(getattr(model, name), x) for name, x in activations.items()}
+    gemms = {}  # (M, K, N) of the convolutions as products
+    for name, x in activations.items():
+        weight = getattr(model, name).weight
+        gemms[name] = len(weight), weight[0].numel(), x[:, 0].numel()
     of_dense, layers = {"gemms": gemms, "dense_accuracy": dense}, []
     if not group.shifted:
         ms = {}
@@ -264,11 +267,6 @@ def study_group(group, model, validation, batch, repeats):
         of_dense |= {f"{n.replace('+', '_')}_ms": ms[n] for n in ("conv", "im2col+gemm", "gemm")}
         rows = [row | _speeds(ms, *pair) for row, pair in zip(rows, pairs, strict=True)]
     return {"study": rows, "study, dense": [of_dense], "study, layers": layers}
-
-
-def _gemm(conv, x):
-    """(M, K, N) of the convolution as a product."""
-    return conv.out_channels, conv.weight[0].numel(), x[:, 0].numel()
 
 
 def _speeds(ms, layout, ratio):
