@@ -24,17 +24,6 @@ from ._info import multiplied_dtype
 from ._rank_product import Settings
 
 _ERRORS = (RuntimeError, TypeError, ValueError)
-_TERMS: tuple[tuple[str, type[Exception]], ...] = (  # what has to be equal on all ranks
-    ("the kind of a and b", TypeError),
-    ("the device type", RuntimeError),
-    ("the dtype", TypeError),
-    ("the number of a's columns", RuntimeError),
-    ("the number of b's columns", RuntimeError),
-    ("the block", ValueError),
-    ("the knob", ValueError),
-    ("balance", ValueError),
-    ("which of a and b require a gradient", RuntimeError),
-)
 
 
 @dataclass(frozen=True)
@@ -51,23 +40,23 @@ class Call:
     stored: tuple[int, int] = (0, 0)
 
     @property
-    def needs_grad(self) -> list[str]:
-        operands = {"a": self.a, "b": self.b}
-        return [name for name, x in operands.items() if torch.is_grad_enabled() and x.requires_grad]
+    def needs_grad(self) -> str:
+        """The names of operands that require a gradient."""
+        operands = {"a": self.a, "b": self.b} if torch.is_grad_enabled() else {}
+        return " and ".join(name for name, x in operands.items() if x.requires_grad)
 
-    def texts(self) -> list[str]:
-        """A text for each of the terms, equal where the term is."""
-        return [
-            self.kind,
-            self.a.device.type,
-            dtype_name(self.a.dtype),
-            str(self.a.shape[1]),
-            str(self.b.shape[1]),
-            str(self.settings.block),
-            self.settings.text,
-            str(self.settings.balance),
-            " and ".join(self.needs_grad) or "none",
-        ]
+
+_TERMS: tuple[tuple[str, type[Exception], Callable[[Call], Any]], ...] = (  # equal on all ranks
+    ("the kind of a and b", TypeError, lambda call: call.kind),
+    ("the device type", RuntimeError, lambda call: call.a.device.type),
+    ("the dtype", TypeError, lambda call: dtype_name(call.a.dtype)),
+    ("the number of a's columns", RuntimeError, lambda call: call.a.shape[1]),
+    ("the number of b's columns", RuntimeError, lambda call: call.b.shape[1]),
+    ("the block", ValueError, lambda call: call.settings.block),
+    ("the knob", ValueError, lambda call: call.settings.text),
+    ("balance", ValueError, lambda call: call.settings.balance),
+    ("which of a and b require a gradient", RuntimeError, lambda call: call.needs_grad or "none"),
+)
 
 
 def read_call(
@@ -111,7 +100,8 @@ def agree(
     problem = None
     try:
         call = read(backends)
-        sizes, texts = [call.a.shape[0], call.b.shape[0], *call.stored], call.texts()
+        sizes = [call.a.shape[0], call.b.shape[0], *call.stored]
+        texts = [str(text_of(call)) for *_, text_of in _TERMS]
     except _ERRORS as error:
         problem, sizes, texts = error, [0] * 4, [""] * len(_TERMS)
     status = next((i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind)), -1)
@@ -158,7 +148,7 @@ def _raise_together(axes: Sequence[Axis], own: tuple[int, int, str, list[str]]) 
             everywhere = all(other == text for _, _, other, _ in said)
             raise _ERRORS[status](text if everywhere else f"{text} (on rank {rank})")
     first, *_, expected = said[0]
-    for term, (name, error) in enumerate(_TERMS):
+    for term, (name, error, _) in enumerate(_TERMS):
         for rank, *_, terms in said:
             if terms[term] != expected[term]:
                 raise error(
