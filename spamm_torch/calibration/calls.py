@@ -26,17 +26,10 @@ _ops = torch.ops.spamm_torch
 
 
 @dataclass(frozen=True, eq=False)
-class ConvCall:
-    """A call of one of the ops that convolve and skip; ``given``: its arguments by name."""
+class Call:
+    """A call of :func:`spamm_torch.linear`; ``given``: its arguments by name."""
 
-    op: Any
     given: Mapping[str, Any]
-
-    @property
-    def input(self) -> Tensor:
-        """The input; of an op that takes parts, these side by side."""
-        parts = self.given.get("parts", [self.given.get("input")])
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @property
     def weight(self) -> Tensor:
@@ -51,6 +44,28 @@ class ConvCall:
 
     def norm_maps(self) -> NormMaps:
         """The norm maps of the call, computed anew from its input."""
+        m, k, n = block = _arguments.check_block(self.given.get("block", 64))
+        input, weight = as_multiplied(self.given["input"]), as_multiplied(self.weight)
+        norm_a = _ops.norm_map(input.reshape(-1, input.shape[-1]), (m, k))
+        norm_b = self.given.get("norm_weight")
+        if norm_b is None:
+            norm_b = _ops.norm_map(weight.t(), (k, n))
+        return NormMaps(norm_a, norm_b, norm_b, block)
+
+
+@dataclass(frozen=True, eq=False)
+class ConvCall(Call):
+    """A call of one of the ops that convolve and skip."""
+
+    op: Any
+
+    @property
+    def input(self) -> Tensor:
+        """The input; of an op that takes parts, these side by side."""
+        parts = self.given.get("parts", [self.given.get("input")])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def norm_maps(self) -> NormMaps:
         blocks = self.given.get("block"), self.given.get("pixel_block")
         return self.norm_maps_in(*blocks, _arguments.has_tau(self.knobs))
 
@@ -79,28 +94,6 @@ class ConvCall:
         return _ops.dense_conv2d(self.input, **given)
 
 
-@dataclass(frozen=True, eq=False)
-class LinearCall:
-    """A call of :func:`spamm_torch.linear`, of checked arguments."""
-
-    input: Tensor
-    weight: Tensor
-    knobs: Knobs
-    block: Any
-    norm_weight: Tensor | None = None
-
-    def norm_maps(self) -> NormMaps:
-        """The norm maps of the call, computed anew."""
-        m, k, n = block = _arguments.check_block(self.block)
-        input, weight = as_multiplied(self.input), as_multiplied(self.weight)
-        norm_a = _ops.norm_map(input.reshape(-1, input.shape[-1]), (m, k))
-        norm_b = self.norm_weight
-        if norm_b is None:
-            norm_b = _ops.norm_map(weight.t(), (k, n))
-        return NormMaps(norm_a, norm_b, norm_b, block)
-
-
-Call: TypeAlias = ConvCall | LinearCall
 OnCall: TypeAlias = Callable[[str, Call], None]
 
 
@@ -246,22 +239,17 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
     """The call of a function that is one of ours and skips; None for others."""
     if func in _PYTHON:
         given = {**dict(zip(_PYTHON[func], args, strict=False)), **kwargs}
-        return _linear_call(given) if func is functional.linear else _conv_call(given)
+        if func is functional.conv2d:
+            return _conv_call(given)
+        has_shards = _arguments.holds_dtensor(given["input"], given["weight"])
+        return None if has_shards else Call(given)
     op = _OPS.get(func)
     if op is None:
         return None
     names = [argument.name for argument in op._schema.arguments]
-    call = ConvCall(op, {**dict(zip(names, args, strict=False)), **kwargs})
+    call = ConvCall({**dict(zip(names, args, strict=False)), **kwargs}, op)
     # Without a knob a deviation is convolved as a whole.
     return call if any(call.given.get(name) is not None for name in _SETTING[:4]) else None
-
-
-def _linear_call(given: dict[str, Any]) -> LinearCall | None:
-    if _arguments.holds_dtensor(given["input"], given["weight"]):
-        return None
-    knobs = as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error")))
-    block = given.get("block", 64)
-    return LinearCall(given["input"], given["weight"], knobs, block, given.get("norm_weight"))
 
 
 def _conv_call(given: dict[str, Any]) -> ConvCall:
@@ -280,4 +268,4 @@ def _conv_call(given: dict[str, Any]) -> ConvCall:
             others[name] = getattr(_arguments, f"check_{name}")(given[name])
     activation = _arguments.as_activation(given.get("activation"), given.get("relu", False))
     others |= {"padding": padding, "activation": activation}
-    return ConvCall(_ops.conv2d.default, {"input": input, **knobs, **others})
+    return ConvCall({"input": input, **knobs, **others}, _ops.conv2d.default)
