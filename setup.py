@@ -68,6 +68,16 @@ SANITIZERS = {  # ThreadSanitizer does not understand the barriers of OpenMP's l
     "thread": ["-fsanitize=thread", f"-I{ROOT / 'tests' / 'sanitize'}"],
 }
 PRECOMPILED = "csrc/precompiled.h"  # relative to this folder and to that of objects
+# Host files that are compiled as one, by their paths in csrc/; of two patterns the first counts.
+# A file costs 4 s by itself and 1 to 2 s in a unit. Files of no unit take 20 s and more.
+HOST_UNITS = {
+    "api": r"(api|autocast|library|spamm)\.cpp",
+    "convolutions": r"(conv|reference)/",
+    "shards": r"shards/",
+    "cpu": r"cpu/(norm_map|reference|shards|threshold|sparse/[pt])",
+    "cuda_sm90": r"cuda/.*_sm90\.cpp",
+    "cuda": r"cuda/.*\.cpp",
+}
 
 # ---- What this build is -------------------------------------------------------------------------
 
@@ -226,26 +236,41 @@ def instances() -> dict[str, str]:
     return files
 
 
-def write_instances() -> list[str]:
-    """Their paths. A file whose text is as before keeps its time, and so its object."""
-    folder = Path("build", "instances")
-    (ROOT / folder).mkdir(parents=True, exist_ok=True)
-    for name, text in instances().items():
-        path = ROOT / folder / f"{name}.cu"
+def written(texts: dict[str, str]) -> list[str]:
+    """Files in build/, after writing them. One whose text is as before keeps its object."""
+    for name, text in texts.items():
+        path = ROOT / "build" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    return sorted(str(folder / f"{name}.cu") for name in instances())
+    return [str(Path("build", name)) for name in texts]
+
+
+def in_units(files: list[str]) -> list[str]:
+    """The files to compile: those of each of HOST_UNITS are one, which includes them."""
+    units, others = {}, []
+    for file in files:
+        path = Path(file).relative_to("csrc").as_posix()
+        for unit, pattern in HOST_UNITS.items():
+            if re.match(pattern, path):
+                name = f"units/{unit}.cpp"
+                units[name] = units.get(name, "") + f'#include "../../{file}"\n'
+                break
+        else:
+            others.append(file)
+    return others + written(units)
 
 
 def operators(cuda: bool) -> setuptools.Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    files = sources(
-        "*.cpp", "conv/*.cpp", "reference/*.cpp", "shards/*.cpp", "sparse/*.cpp", "cpu/**/*.cpp"
+    files = in_units(
+        sources("*.cpp", "conv/*.cpp", "reference/*.cpp", "shards/*.cpp", "cpu/**/*.cpp")
     )
     macros, headers = [], []
     if cuda:
-        files += sources("cuda/**/*.cu", "cuda/**/*.cpp") + write_instances()
+        files += in_units(sources("cuda/**/*.cpp")) + sources("cuda/**/*.cu")
+        files += written({f"instances/{name}.cu": text for name, text in instances().items()})
         macros += [("SPAMM_WITH_CUDA", None)]
     if cuda and builds_for_hopper():
         macros += [("SPAMM_WITH_SM90A", None)]
@@ -393,7 +418,9 @@ class BuildLibrary(cpp_extension.BuildExtension):
         # A compiler to which the compiled header does not fit finds the header's text next.
         header = Path(PRECOMPILED)
         with_header = f"-I{header.parent} -include {header.name}"
-        for source, compiled in zip(sources, objects, strict=True):
+        # ninja starts with the first ones: units of host files take least.
+        edges = zip(sources, objects, strict=True)
+        for source, compiled in sorted(edges, key=lambda edge: edge[0].startswith("build/units")):
             edge = f"build {ninja_path(compiled)}:"
             if source.endswith(".cu"):
                 lines += [f"{edge} kernels {ninja_path(source)}"]

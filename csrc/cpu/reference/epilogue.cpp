@@ -52,8 +52,8 @@ Tensor run(const Tensor& output, const std::optional<Tensor>& residual, const Te
   return output;
 }
 
-const Backends<ReferenceBackend> registered(at::kCPU, Rank::kPortable,
-                                            {.epilogue = {&supports, &run}});
+const Backends<ReferenceBackend> of_epilogue(at::kCPU, Rank::kPortable,
+                                             {.epilogue = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cpu

@@ -324,8 +324,8 @@ ConvolutionResult run(const Deviation& conv, const Knob&) {
   return {output, Tensor()};
 }
 
-const Backends<ReferenceBackend> registered(at::kCPU, Rank::kSpecial,
-                                            {.convolve = {&supports, &run}});
+const Backends<ReferenceBackend> of_live_tiles(at::kCPU, Rank::kSpecial,
+                                               {.convolve = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cpu

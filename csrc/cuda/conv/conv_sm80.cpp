@@ -9,6 +9,7 @@
 #include "conv/backend.h"
 #include "conv/im2col.h"
 #include "cuda/conv/launch.h"
+#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/forced.h"
 #include "cuda/heuristics.h"
@@ -23,13 +24,6 @@ namespace {
 
 using at::Tensor;
 using kernels::Im2colMatrix;
-
-// Sizes and numbers of pixels and norms are 32 bits wide, and tiles may stick out.
-constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
-
-kernels::Size2 pair(const Size2& size) {
-  return {static_cast<int>(size.height), static_cast<int>(size.width)};
-}
 
 // Channels of a group in the result of readable_pixels().
 int64_t group_channels(const Convolution& conv) {
@@ -46,9 +40,9 @@ Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
   m.images = static_cast<int>(shape.images);
   m.groups = static_cast<int>(shape.groups);
   m.channels = static_cast<int>(group_channels(conv));
-  m.input = pair(shape.input), m.output = pair(shape.output);
-  m.stride = pair(shape.stride), m.padding = pair(shape.padding);
-  m.dilation = pair(shape.dilation);
+  m.input = size2(shape.input), m.output = size2(shape.output);
+  m.stride = size2(shape.stride), m.padding = size2(shape.padding);
+  m.dilation = size2(shape.dilation);
   m.kernel_columns = static_cast<int>(shape.kernel.width);
   m.positions = static_cast<int>(shape.kernel_positions());
   m.log2_images = log2_of(conv.blocks.edge[0]);

@@ -77,7 +77,7 @@ bool supports(const Convolution& conv, const Knob& knob) {
 }
 
 // A residual of float32 would need two blocks for a box.
-bool fuses_epilogue(const Convolution& conv) {
+bool adds_residual(const Convolution& conv) {
   return !conv.residual || is_half(conv.input.scalar_type());
 }
 
@@ -131,10 +131,10 @@ Tensor run_and_pool(const Convolution& conv, const Knob& knob) {
   return arguments.output;
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
-                                       {.convolve = {&supports, &run},
-                                        .norm_maps = &norm_maps,
-                                        .fuses_epilogue = &fuses_epilogue});
+const Backends<ConvBackend> of_boxes(at::kCUDA, Rank::kHopper,
+                                     {.convolve = {&supports, &run},
+                                      .norm_maps = &norm_maps,
+                                      .fuses_epilogue = &adds_residual});
 const Backends<DenseBackend> pooling(at::kCUDA, Rank::kHopper,
                                      {.convolve_and_pool = {&pools, &run_and_pool}});
 

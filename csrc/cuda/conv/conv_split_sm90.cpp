@@ -40,21 +40,21 @@ int64_t input_group(const Convolution& conv) {
 // few images that are so large that its launches do not count.
 bool matrix_pays(const Convolution& conv) {
   constexpr int64_t kMostImages = 8, kLeastProducts = 1 << 25;
-  const ConvShape& shape = conv.shape;
+  const spamm::ConvShape& shape = conv.shape;
   const int64_t pixels = shape.output.height * shape.output.width;
   return conv.whole_images <= kMostImages &&
          pixels * shape.in_channels * shape.out_channels >= kLeastProducts &&
          im2col_matrix_pays(Kernel::kSm90F32x3, conv.block, shape.in_channels);
 }
 
-bool supports(const Convolution& conv, const Knob& knob) {
+bool supports_split(const Convolution& conv, const Knob& knob) {
   return conv.input.scalar_type() == at::kFloat && !conv.allow_tf32 &&
          conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
          split_conv_pays(conv.shape.in_channels) && fits_hopper(conv) &&
          !(skips_nothing(knob) && matrix_pays(conv));
 }
 
-ConvolutionResult run(const Convolution& conv, const Knob& knob) {
+ConvolutionResult run_split(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input);
   const Tensor weight = readable_pixels(conv.weight, conv.block.k);
@@ -106,7 +106,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
 }
 
 // By norm passes, whose norms have the bits of those that the split computes.
-ConvNormMaps norm_maps(const Convolution& conv) {
+ConvNormMaps norm_maps_of_split(const Convolution& conv) {
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input);
   const Tensor weight = readable_pixels(conv.weight, conv.block.k);
@@ -120,8 +120,9 @@ ConvNormMaps norm_maps(const Convolution& conv) {
   return conv_norm_maps(conv, arguments.params, norms, device.stream());
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
-                                       {.convolve = {&supports, &run}, .norm_maps = &norm_maps});
+const Backends<ConvBackend> of_split(at::kCUDA, Rank::kHopper,
+                                     {.convolve = {&supports_split, &run_split},
+                                      .norm_maps = &norm_maps_of_split});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -106,7 +106,7 @@ Tensor weight_norms_of(const Tensor& weight, int64_t, const Block& block) {
   return norms;
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
+const Backends<ConvBackend> of_weights(at::kCUDA, Rank::kHopper,
                                        {.weight_norms = {&supports_weight, &weight_norms_of}});
 
 // ---- Max pooling --------------------------------------------------------------------------------

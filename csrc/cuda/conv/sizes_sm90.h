@@ -1,4 +1,4 @@
-// A convolution's and a max pooling's sizes in the types of the Hopper kernels.
+// A convolution's and a max pooling's sizes in the types of the kernels.
 #pragma once
 
 #include <ATen/ops/empty.h>

@@ -23,7 +23,7 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-bool fuses_epilogue(const Convolution&) { return true; }
+bool fuses_all(const Convolution&) { return true; }
 
 // ---- Few input channels -------------------------------------------------------------------------
 
@@ -175,10 +175,10 @@ ConvolutionResult run_unskipped(const Convolution& conv, const Knob&) {
 
 const Backends<ConvBackend> few_channels(at::kCUDA, Rank::kSpecial,
                                          {.convolve = {&has_few_channels, &run_few_channels},
-                                          .fuses_epilogue = &fuses_epilogue});
+                                          .fuses_epilogue = &fuses_all});
 const Backends<ConvBackend> unskipped(at::kCUDA, Rank::kSpecial,
                                       {.convolve = {&runs_unskipped, &run_unskipped},
-                                       .fuses_epilogue = &fuses_epilogue});
+                                       .fuses_epilogue = &fuses_all});
 
 }  // namespace
 }  // namespace spamm::cuda

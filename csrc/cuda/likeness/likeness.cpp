@@ -10,7 +10,9 @@ namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-using namespace kernels::likeness;
+using kernels::likeness::kNumbersAnImage;
+using kernels::likeness::launch_order;
+using kernels::likeness::OrderParams;
 
 auto launcher_of(at::ScalarType dtype) {
   switch (dtype) {

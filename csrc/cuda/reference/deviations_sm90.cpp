@@ -243,10 +243,10 @@ ConvolutionResult run(const Tensor& input, const Tensor& reference,
   return {output, norms};
 }
 
-const Backends<ReferenceBackend> registered(at::kCUDA, Rank::kHopper,
-                                            {.convolve = {&supports, &run},
-                                             .join = {&supports, &run},
-                                             .pool = {&supports, &run}});
+const Backends<ReferenceBackend> of_deviations(at::kCUDA, Rank::kHopper,
+                                               {.convolve = {&supports, &run},
+                                                .join = {&supports, &run},
+                                                .pool = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda

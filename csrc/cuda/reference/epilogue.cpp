@@ -51,8 +51,8 @@ Tensor run(const Tensor& output, const std::optional<Tensor>& residual, const Te
   return output;
 }
 
-const Backends<ReferenceBackend> registered(at::kCUDA, Rank::kPortable,
-                                            {.epilogue = {&supports, &run}});
+const Backends<ReferenceBackend> of_epilogue(at::kCUDA, Rank::kPortable,
+                                             {.epilogue = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda
