@@ -14,30 +14,27 @@ namespace spamm::cuda {
 template <class Norm>
 using Multiply = cudaError_t(const kernels::MultiplyParams<Norm>& params,
                              const kernels::Launch& how);
+// Hopper's, over `lists` unless they are null: a block-sparse product, whose `params` have no
+// norms.
+using MultiplyLists = cudaError_t(const kernels::MultiplyParams<float>& params,
+                                  const kernels::ProductLists* lists, const kernels::Launch& how);
 // Of float64, whose tiles may be cut into segments.
 using MultiplyInSegments = cudaError_t(const kernels::MultiplyParams<double>& params,
+                                       const kernels::ProductLists* lists,
                                        const kernels::Launch& how,
                                        const kernels::SegmentMemory& segments);
 // The product of two operands from launch_split(). `params` says whether they are K-major. `terms`
 // has room for a number for each granule of whole blocks of C.
 using SplitMultiply = cudaError_t(const kernels::MultiplyParams<float>& params,
-                                  const kernels::SplitSource& a, const kernels::SplitSource& b,
-                                  int16_t* terms, const kernels::Launch& how);
+                                  const kernels::ProductLists* lists, const kernels::SplitSource& a,
+                                  const kernels::SplitSource& b, int16_t* terms,
+                                  const kernels::Launch& how);
 // The same from the float32 matrix B, in blocks of 32 x 32 whose norms go to b.norms; null: they
 // are in `params`.
 using OnePassMultiply = cudaError_t(const kernels::MultiplyParams<float>& params,
                                     const kernels::SplitSource& a,
                                     const kernels::NormMapParams<float>& b, int16_t* terms,
                                     const kernels::Launch& how);
-// A block-sparse product: `params` has no norms.
-template <class Norm>
-using ListedMultiply = cudaError_t(const kernels::MultiplyParams<Norm>& params,
-                                   const kernels::ProductLists& lists, const kernels::Launch& how);
-using ListedSplitMultiply = cudaError_t(const kernels::MultiplyParams<float>& params,
-                                        const kernels::ProductLists& lists,
-                                        const kernels::SplitSource& a,
-                                        const kernels::SplitSource& b, int16_t* terms,
-                                        const kernels::Launch& how);
 // Splits one or two operands (`count`) into one or two split parts each, in one launch. A block has
 // one or two granules (`granules`) along each edge.
 using Split = cudaError_t(const kernels::SplitParams* params, int count, int split_parts,
@@ -51,13 +48,10 @@ Multiply<double> multiply_sm80_f64;
 #else
 #define SPAMM_SM90 [[gnu::weak]]  // null: heuristics.h does not choose them
 #endif
-SPAMM_SM90 Multiply<float> multiply_sm90_f16, multiply_sm90_bf16;
+SPAMM_SM90 MultiplyLists multiply_sm90_f16, multiply_sm90_bf16;
 SPAMM_SM90 MultiplyInSegments multiply_sm90_f64;
 SPAMM_SM90 SplitMultiply multiply_sm90_f32x1, multiply_sm90_f32x3;
 SPAMM_SM90 OnePassMultiply multiply_in_one_pass;
-SPAMM_SM90 ListedMultiply<float> multiply_listed_f16, multiply_listed_bf16;
-SPAMM_SM90 ListedMultiply<double> multiply_listed_f64;
-SPAMM_SM90 ListedSplitMultiply multiply_listed_f32x1, multiply_listed_f32x3;
 SPAMM_SM90 Split launch_split;
 #undef SPAMM_SM90
 

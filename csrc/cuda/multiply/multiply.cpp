@@ -48,12 +48,8 @@ kernels::MultiplyParams<Norm> params_of(const Product& x, int* counters) {
   return p;
 }
 
-Multiply<float>* plain_launcher(Kernel kernel) {
+Multiply<float>* portable_launcher(Kernel kernel) {
   switch (kernel) {
-    case Kernel::kSm90F16:
-      return multiply_sm90_f16;
-    case Kernel::kSm90Bf16:
-      return multiply_sm90_bf16;
     case Kernel::kSm80F16:
       return multiply_sm80_f16;
     case Kernel::kSm80Bf16:
@@ -93,13 +89,8 @@ cudaError_t launch_split_product(const Product& x, const Choice& choice, kernels
     return multiply_in_one_pass(p, split.a.source(), b, numbers, how);
   }
   p.b = split.b->operand();
-  const auto start = [&](auto multiply, const auto&... lists) {
-    return multiply(p, lists..., split.a.source(), split.b->source(), numbers, how);
-  };
-  if (x.lists != nullptr) {
-    return start(parts == 1 ? multiply_listed_f32x1 : multiply_listed_f32x3, *x.lists);
-  }
-  return start(parts == 1 ? multiply_sm90_f32x1 : multiply_sm90_f32x3);
+  const auto multiply = parts == 1 ? multiply_sm90_f32x1 : multiply_sm90_f32x3;
+  return multiply(p, x.lists, split.a.source(), split.b->source(), numbers, how);
 }
 
 // By a kernel that reads the operands as they lie. start(params) launches it.
@@ -130,20 +121,17 @@ cudaError_t launch(const Product& x, const Choice& choice, const kernels::Launch
         .log2_segments = static_cast<int>(log2_of(choice.segments)),
         .pieces = static_cast<int>(choice.meetings),
         .meetings = reinterpret_cast<unsigned*>(counters + 1)};
-    return launch_plain_product<double>(x, counters, [&](const auto& p) {
-      return x.lists != nullptr ? multiply_listed_f64(p, *x.lists, how)
-                                : multiply_sm90_f64(p, how, segments);
-    });
+    return launch_plain_product<double>(
+        x, counters, [&](const auto& p) { return multiply_sm90_f64(p, x.lists, how, segments); });
   }
   if (choice.kernel == Kernel::kSm80F64) {
     return launch_plain_product<double>(x, counters,
                                         [&](const auto& p) { return multiply_sm80_f64(p, how); });
   }
   return launch_plain_product<float>(x, counters, [&](const auto& p) {
-    if (x.lists == nullptr) return plain_launcher(choice.kernel)(p, how);
-    ListedMultiply<float>* const listed =
-        choice.kernel == Kernel::kSm90F16 ? multiply_listed_f16 : multiply_listed_bf16;
-    return listed(p, *x.lists, how);
+    if (choice.kernel == Kernel::kSm90F16) return multiply_sm90_f16(p, x.lists, how);
+    if (choice.kernel == Kernel::kSm90Bf16) return multiply_sm90_bf16(p, x.lists, how);
+    return portable_launcher(choice.kernel)(p, how);
   });
 }
 

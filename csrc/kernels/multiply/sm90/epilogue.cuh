@@ -9,16 +9,11 @@
 #include "kernels/multiply/sm90/listed.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
+#include "kernels/multiply/store_pair.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 
 constexpr int kWarpRows = kBlock / 4;  // rows of a block of C that belong to one warp
-
-// Two neighbouring entries of a row.
-template <class Element>
-struct alignas(4) EntryPair {
-  Element low, high;
-};
 
 // A 64 x 64 block of C in shared memory, in TMA's 128-byte swizzle. Each warp owns 16 rows.
 template <class Element>
@@ -63,8 +58,8 @@ __device__ void add_input(const MultiplyParams<float>& p, int batch, int64_t fir
   for (int i = 0; i < kThreadValues; i += 2) {
     const int row = warp_row() + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2;
     const auto pair = staged.template at<EntryPair<Element>>(row, column);
-    values[i] += p.beta * widen(pair.low);
-    values[i + 1] += p.beta * widen(pair.high);
+    values[i] += p.beta * widen(pair.x);
+    values[i + 1] += p.beta * widen(pair.y);
   }
   __syncwarp();
 }

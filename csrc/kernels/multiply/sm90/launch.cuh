@@ -45,6 +45,16 @@ inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t 
           x.leading, has_batch ? batch : 1,  x.batch_stride};
 }
 
+// Those of the operands: with `lists`, of all their stored blocks.
+template <class Norm>
+MatrixLayout layout_of_a(const MultiplyParams<Norm>& p, const ProductLists* lists) {
+  return layout(p.a, lists != nullptr ? lists->rows_a : p.m, p.k, p.batch);
+}
+template <class Norm>
+MatrixLayout layout_of_b(const MultiplyParams<Norm>& p, const ProductLists* lists) {
+  return layout(p.b, p.n, lists != nullptr ? lists->rows_b : p.k, p.batch);
+}
+
 // Fills in the tiles of C, each with 2^log2_segments segments. Returns the number of thread blocks
 // to start, at most `most_blocks`.
 template <class Config, class Norm>
@@ -124,17 +134,33 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   run<Config, MultiplyRoles>(params);
 }
 
+// Sets what is computed: the products of `lists`, or if they are null all tiles of C. Returns the
+// number of thread blocks to start.
+template <class Config, class Params, class Norm>
+int set_product(Params& params, const MultiplyParams<Norm>& p, const ProductLists* lists,
+                const Launch& how, int log2_segments = 0) {
+  // Thread blocks of half types share a multiprocessor with those of the kernels around them.
+  const int most = how.multiprocessors * (std::is_same_v<Norm, double> ? Config::kBlocksPerSm : 1);
+  if constexpr (Config::kListed) {
+    params.product = p;
+    params.lists = *lists;
+    params.claims_tiles = true;
+    return std::min(lists->capacity, most);
+  } else {
+    return cut_into_tiles<Config>(params, p, how.group_rows, most, log2_segments);
+  }
+}
+
 template <class Config>
-cudaError_t multiply_in(const MultiplyParams<float>& p, const Launch& how) {
+cudaError_t multiply_in(const MultiplyParams<float>& p, const ProductLists* lists,
+                        const Launch& how) {
   using Element = typename Config::Element;
-  Params params{};
-  const int blocks = cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors);
+  ParamsOf<Config, Params> params{};
+  const int blocks = set_product<Config>(params, p, lists, how);
   params.c_by_tma = p.c_leading * sizeof(Element) % 16 == 0;
 
-  cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch), kBlock);
-  if (error == cudaSuccess) {
-    error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch), kBlock);
-  }
+  cudaError_t error = encode<Element>(params.map_a, layout_of_a(p, lists), kBlock);
+  if (error == cudaSuccess) error = encode<Element>(params.map_b, layout_of_b(p, lists), kBlock);
   if (error == cudaSuccess && p.own_rows > 0) {
     error = encode<Element>(params.map_own_b, layout(p.own_b, p.n, p.own_rows, 1), kBlock);
   }
@@ -154,85 +180,45 @@ bool has_edge_of_32(const MultiplyParams<Norm>& p) {
   return std::min({p.log2_block_m, p.log2_block_k, p.log2_block_n}) == 5;
 }
 
+// Calls run(whether there are lists, whether A is K-major, whether B is, others...) with constants.
+template <class Run, class Norm, class... Others>
+cudaError_t with_layouts(const Run& run, const MultiplyParams<Norm>& p, const ProductLists* lists,
+                         Others... others) {
+  const auto bind = [&](auto... first) {
+    return [&run, first...](auto... rest) { return run(first..., rest...); };
+  };
+  constexpr std::true_type kYes{};
+  constexpr std::false_type kNo{};
+  return lists != nullptr ? with_constants(bind(kYes, kYes, kNo), others...)
+                          : with_constants(bind(kNo), p.a.k_major, p.b.k_major, others...);
+}
+
 // Whether a Config agrees with its row of cuda/tiles.h.
 template <class Config, TileConfig kTile>
 constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kColumns* kBlock ==
                           kTile.columns&& kTile.warp_rows == kBlock&& Config::kOwn* kBlock ==
                           kTile.warp_columns&& Config::kStages == kTile.stages;
 
-// Computes p. Returns the error of the driver or of the launch, as all launchers do.
+// The kernel of dense storage, or over lists.
+template <bool kListed, class Dense>
+using ListedIf = std::conditional_t<kListed, Listed<Dense>, Dense>;
+
+// Computes p, or the products of `lists` unless they are null: A is then K-major, and B is not.
+// Returns the error of the driver or of the launch, as all launchers do.
 template <class Element, Tiles kTiles>
-cudaError_t multiply(const MultiplyParams<float>& p, const Launch& how) {
-  const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
-                       std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
-                       std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
+cudaError_t multiply(const MultiplyParams<float>& p, const ProductLists* lists, const Launch& how) {
+  const auto run = [&]<bool kListed, bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
+                       std::bool_constant<kListed>, std::bool_constant<kAlongA>,
+                       std::bool_constant<kAlongB>, std::bool_constant<kEdgeOf32>,
+                       std::bool_constant<kLarge>) {
     constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    using Chosen =
+    using Dense =
         Config<Element, major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64, kTile.rows / kBlock,
                kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
-    static_assert(kHasTile<Chosen, kTile> &&
-                  Chosen::kBlocksPerSm == kTile.blocks_per_multiprocessor);
-    return multiply_in<Chosen>(p, how);
+    static_assert(kHasTile<Dense, kTile> && Dense::kBlocksPerSm == kTile.blocks_per_multiprocessor);
+    return multiply_in<ListedIf<kListed, Dense>>(p, lists, how);
   };
-  return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
-                        how.tile == TileSize::kLarge);
-}
-
-// The layouts of A, of B and of C of a block-sparse product (listed.cuh).
-template <class Norm>
-struct ListedLayouts {
-  MatrixLayout a, b, c;
-
-  ListedLayouts(const MultiplyParams<Norm>& p, const ProductLists& lists)
-      : a(layout(p.a, lists.rows_a, p.k, 1)),
-        b(layout(p.b, p.n, lists.rows_b, 1)),
-        c{p.c, p.n, p.m, p.c_leading, 1, 0} {}
-};
-
-// Starts a kernel whose other parameters are set.
-template <class Config, class Params, class Norm>
-cudaError_t start_listed(void (*kernel)(Params), Params& params, const MultiplyParams<Norm>& p,
-                         const ProductLists& lists, const Launch& how) {
-  constexpr int kPerMultiprocessor = std::is_same_v<Norm, double> ? Config::kBlocksPerSm : 1;
-  params.product = p;
-  params.lists = lists;
-  params.claims_tiles = true;
-  const int blocks = std::min(lists.capacity, how.multiprocessors * kPerMultiprocessor);
-  return start<Config>(kernel, params, blocks, how.stream);
-}
-
-// Calls run(edge of 32, large tile) with constants.
-template <class Run, class Norm>
-cudaError_t with_tile(const Run& run, const MultiplyParams<Norm>& p, const Launch& how) {
-  return with_constants(run, has_edge_of_32(p), how.tile == TileSize::kLarge);
-}
-
-template <class Config>
-cudaError_t multiply_listed_in(const MultiplyParams<float>& p, const ProductLists& lists,
-                               const Launch& how) {
-  using Element = typename Config::Element;
-  ParamsOf<Config, Params> params{};
-  params.c_by_tma = true;
-  const ListedLayouts layouts(p, lists);
-  cudaError_t error = encode<Element>(params.map_a, layouts.a, kBlock);
-  if (error == cudaSuccess) error = encode<Element>(params.map_b, layouts.b, kBlock);
-  if (error == cudaSuccess) error = encode<Element>(params.map_c, layouts.c, kWarpRows);
-  if (error != cudaSuccess) return error;
-  return start_listed<Config>(multiply_sm90<Config>, params, p, lists, how);
-}
-
-// Computes p over `lists`. A is K-major, and B is not.
-template <class Element, Tiles kTiles>
-cudaError_t multiply_listed(const MultiplyParams<float>& p, const ProductLists& lists,
-                            const Launch& how) {
-  const auto run = [&]<bool kEdgeOf32, bool kLarge>(std::bool_constant<kEdgeOf32>,
-                                                    std::bool_constant<kLarge>) {
-    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    using Dense = Config<Element, Major::K, Major::MN, kEdgeOf32 ? 32 : 64, kTile.rows / kBlock,
-                         kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
-    return multiply_listed_in<Listed<Dense>>(p, lists, how);
-  };
-  return with_tile(run, p, how);
+  return with_layouts(run, p, lists, has_edge_of_32(p), how.tile == TileSize::kLarge);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -154,12 +154,10 @@ __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
 // The tile and segment with this number. The segments of a tile follow each other.
 template <class Config, class Norm>
 __device__ Tile segment_at(const TiledProduct<Norm>& p, int number) {
-  if constexpr (!Config::kSegmented) {
-    return tile_at<Config>(p, number);
-  } else {
-    const int segment = number & ((1 << p.log2_segments) - 1);
-    return with_segment(p, tile_at<Config>(p, number >> p.log2_segments), segment);
-  }
+  const int log2 = log2_segments<Config>(p);
+  Tile tile = tile_at<Config>(p, number >> log2);
+  tile.batch = (tile.batch << log2) + (number & ((1 << log2) - 1));
+  return tile;
 }
 
 // Whether nothing of a tile is asked for.

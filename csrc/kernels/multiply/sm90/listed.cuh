@@ -30,13 +30,9 @@ struct Listed : Dense {
 
 // ---- Cells --------------------------------------------------------------------------------------
 
-struct CellPlace {
-  int row, column;
-};
-
 // Matrices have 64 or 128 columns, as many as C.
 template <class Norm>
-__device__ __forceinline__ CellPlace place_of(const MultiplyParams<Norm>& p, int cell) {
+__device__ __forceinline__ GridPlace place_of(const MultiplyParams<Norm>& p, int cell) {
   const int log2_columns = static_cast<int>(p.n >> 7);
   return {cell >> log2_columns, cell & ((1 << log2_columns) - 1)};
 }
@@ -86,7 +82,7 @@ __device__ __forceinline__ BlockPlace place_of(const MultiplyParams<Norm>&, cons
 template <class Config, class Norm>
 __device__ __forceinline__ BlockPlace place_of(const MultiplyParams<Norm>& p,
                                                const OwnCells<Config>& own, int column) {
-  const CellPlace cell = place_of(p, own.cells[column]);
+  const GridPlace cell = place_of(p, own.cells[column]);
   return {own.cells[column] >= 0, 0, cell.row, cell.column};
 }
 

@@ -57,16 +57,15 @@ class Loader : public StageWriter<typename Storage<Config>::Ring, kIsA> {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if ((needed >> i & 1) == 0) continue;
+      int block, stage = number;
       if constexpr (Config::kListed) {
-        const CellPlace cell = place_of(params_.product, kIsA ? step.a[i] : step.b[i]);
-        const int along_k = kIsA ? cell.column : cell.row;
-        fetch<Config, kIsA>(params_, 0, kIsA ? cell.row : cell.column,
-                            along_k * (kBlock / Config::kStageDepth) + number, i, this->full(),
-                            storage_.stages[at_.slot]);
+        const GridPlace cell = place_of(params_.product, kIsA ? step.a[i] : step.b[i]);
+        block = kIsA ? cell.row : cell.column;
+        stage += (kIsA ? cell.column : cell.row) * (kBlock / Config::kStageDepth);
       } else {
-        fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, number, i,
-                            this->full(), storage_.stages[at_.slot]);
+        block = (kIsA ? tile.row : tile.column) + i;
       }
+      fetch<Config, kIsA>(params_, batch, block, stage, i, this->full(), storage_.stages[at_.slot]);
     }
     at_.advance();
   }

@@ -11,19 +11,15 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// The place of a segment of a tile, and what it holds.
-template <class Norm>
-__device__ __forceinline__ Tile with_segment(const TiledProduct<Norm>& p, Tile tile, int segment) {
-  tile.batch = (tile.batch << p.log2_segments) + segment;
-  return tile;
+// Of a tile's segments.
+template <class Config, class Norm>
+__device__ __forceinline__ int log2_segments(const TiledProduct<Norm>& p) {
+  return Config::kSegmented ? p.log2_segments : 0;
 }
-template <class Norm>
-__device__ __forceinline__ int segment_of(const TiledProduct<Norm>& p, const Tile& tile) {
-  return tile.batch & ((1 << p.log2_segments) - 1);
-}
+
 template <class Config, class Norm>
 __device__ __forceinline__ int batch_of(const TiledProduct<Norm>& p, const Tile& tile) {
-  return Config::kSegmented ? tile.batch >> p.log2_segments : tile.batch;
+  return tile.batch >> log2_segments<Config>(p);
 }
 template <class Config, class Norm>
 __device__ __forceinline__ int batch_of(const TiledProduct<Norm>&, const CellTile<Config>&) {
@@ -35,21 +31,14 @@ __device__ __forceinline__ int batch_of(const TiledProduct<Norm>&, const CellTil
 template <class Config, class Norm>
 __device__ __forceinline__ int step_number(const TiledProduct<Norm>& p, const Tile& tile,
                                            int index) {
-  if constexpr (Config::kSegmented) {
-    return (index << p.log2_segments) + segment_of(p, tile);
-  } else {
-    return index;
-  }
+  const int log2 = log2_segments<Config>(p);
+  return (index << log2) + (tile.batch & ((1 << log2) - 1));
 }
 
 // How many indices a segment has. The last one may lie past the end of all `steps`.
 template <class Config, class Norm>
 __device__ __forceinline__ int steps_of_segment(const TiledProduct<Norm>& p, int steps) {
-  if constexpr (Config::kSegmented) {
-    return ((steps - 1) >> p.log2_segments) + 1;
-  } else {
-    return steps;
-  }
+  return ((steps - 1) >> log2_segments<Config>(p)) + 1;
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -13,23 +13,22 @@ cudaError_t encode_doubles(CUtensorMap& map, const MatrixLayout& x) {
 }
 
 template <class Config>
-cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& how,
-                                const SegmentMemory& segments, bool edges_last) {
-  DoubleProduct params{};
+cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const ProductLists* lists,
+                                const Launch& how, const SegmentMemory& segments, bool edges_last) {
+  ParamsOf<Config, DoubleProduct> params{};
   params.segments = segments;
-  const int blocks =
-      cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors * Config::kBlocksPerSm,
-                             segments.log2_segments);
+  const int blocks = set_product<Config>(params, p, lists, how, segments.log2_segments);
   params.edges_last = edges_last && params.folded_edge == 0;
-  cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layout(p.a, p.m, p.k, p.batch));
+  cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layout_of_a(p, lists));
   if (error == cudaSuccess) {
-    error = encode_doubles<Config::kMajorB>(params.map_b, layout(p.b, p.n, p.k, p.batch));
+    error = encode_doubles<Config::kMajorB>(params.map_b, layout_of_b(p, lists));
   }
   if (error == cudaSuccess && p.own_rows > 0) {
     error = encode_doubles<Config::kMajorB>(params.map_own_b, layout(p.own_b, p.n, p.own_rows, 1));
   }
   if (error != cudaSuccess) return error;
-  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream, segments.pieces);
+  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream,
+                       Config::kSegmented ? segments.pieces : 0);
 }
 
 // Whether half or more of the last block of rows or columns lies outside C. A small tile then skips
@@ -41,44 +40,23 @@ inline bool has_light_edges(const MultiplyParams<double>& p) {
   return is_light(p.m) || is_light(p.n);
 }
 
+// Lists have no segments.
 template <Tiles kTiles>
-cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how,
-                             const SegmentMemory& segments) {
+cudaError_t multiply_doubles(const MultiplyParams<double>& p, const ProductLists* lists,
+                             const Launch& how, const SegmentMemory& segments) {
   const bool edges_last = how.tile == TileSize::kSmall && has_light_edges(p);
-  const auto run = [&]<bool kAlongA, bool kAlongB, bool kLarge>(std::bool_constant<kAlongA>,
-                                                                std::bool_constant<kAlongB>,
-                                                                std::bool_constant<kLarge>) {
+  const auto run = [&]<bool kListed, bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
+                       std::bool_constant<kListed>, std::bool_constant<kAlongA>,
+                       std::bool_constant<kAlongB>, std::bool_constant<kEdgeOf32>,
+                       std::bool_constant<kLarge>) {
     constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    // Kernels with granules of 64 read fewer norms, which saves 0.4%.
-    using Chosen = DoubleConfig<major(kAlongA), major(kAlongB), 32, kTile.rows / kBlock>;
-    static_assert(kHasTile<Chosen, kTile> &&
-                  Chosen::kBlocksPerSm == kTile.blocks_per_multiprocessor);
-    return multiply_doubles_in<Chosen>(p, how, segments, edges_last);
+    // Granules of 64 read fewer norms of dense storage, which saves 0.4%.
+    using Dense = DoubleConfig<major(kAlongA), major(kAlongB), kListed && !kEdgeOf32 ? 64 : 32,
+                               kTile.rows / kBlock>;
+    static_assert(kHasTile<Dense, kTile> && Dense::kBlocksPerSm == kTile.blocks_per_multiprocessor);
+    return multiply_doubles_in<ListedIf<kListed, Dense>>(p, lists, how, segments, edges_last);
   };
-  return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
-}
-
-template <class Config>
-cudaError_t multiply_listed_doubles_in(const MultiplyParams<double>& p, const ProductLists& lists,
-                                       const Launch& how) {
-  ParamsOf<Config, DoubleProduct> params{};
-  const ListedLayouts layouts(p, lists);
-  cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layouts.a);
-  if (error == cudaSuccess) error = encode_doubles<Config::kMajorB>(params.map_b, layouts.b);
-  if (error != cudaSuccess) return error;
-  return start_listed<Config>(multiply_dmma_sm90<Config>, params, p, lists, how);
-}
-
-template <Tiles kTiles>
-cudaError_t multiply_listed_doubles(const MultiplyParams<double>& p, const ProductLists& lists,
-                                    const Launch& how) {
-  const auto run = [&]<bool kEdgeOf32, bool kLarge>(std::bool_constant<kEdgeOf32>,
-                                                    std::bool_constant<kLarge>) {
-    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    using Dense = DoubleConfig<Major::K, Major::MN, kEdgeOf32 ? 32 : 64, kTile.rows / kBlock>;
-    return multiply_listed_doubles_in<Listed<Dense>>(p, lists, how);
-  };
-  return with_tile(run, p, how);
+  return with_layouts(run, p, lists, has_edge_of_32(p), how.tile == TileSize::kLarge);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

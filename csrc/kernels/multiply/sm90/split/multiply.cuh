@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_cells(const MultiplyParams<float>& p,
   if constexpr (kBlockOfOwn < Config::kOwn) {
     const int cell = own.cells[kBlockOfOwn];
     if (cell >= 0) {
-      const CellPlace place = place_of(p, cell);
+      const GridPlace place = place_of(p, cell);
       const Tile first{0, place.row, place.column};
       if (p.input == nullptr) {
         store_totals<true, kBlockOfOwn * kThreadValues, kThreadValues>(p, first, sums);

@@ -131,25 +131,12 @@ class PromotedGranules {
   __device__ __forceinline__ void reset() { totals_ = {}; }
 
  private:
-  // Issues the products of half kHalf of a step with kWidth columns of B, from kColumn on: the
-  // small ones first. The caller commits and waits.
+  // multiply_split_parts() of half kHalf of a step.
   template <int kHalf, int kColumn, int kWidth, int kValues>
   __device__ static __forceinline__ void multiply_half(uint64_t a, uint64_t b,
                                                        HalfSums<kValues>& sums) {
-    constexpr int kDepth = kHalf * Config::kGranule;
-    constexpr uint32_t kBlockStep = sizeof(OperandBlock) / kDescriptorUnit;
-    constexpr uint32_t kOffset = column_offset<Config::kMajorB>(kColumn);
-    const uint64_t a_low = advance(a, Config::kRows * kBlockStep), b_high = advance(b, kOffset);
-    const uint64_t b_low = advance(b, kOffset + Config::kColumns * kBlockStep);
-    const auto multiply = [&]<int kSet, int kParts>(uint64_t x, uint64_t y, ScaleOut start) {
-      constexpr int kDepths = Config::kGranule / kParts;
-      multiply_columns<__half, Config::kMajorA, Config::kMajorB, 0, kWidth, kDepth + kSet * kDepths,
-                       kDepths>(x, y, sums[kSet], start);
-    };
-    multiply.template operator()<0, 1>(a, b_low, ScaleOut::Zero);
-    multiply.template operator()<0, 1>(a_low, b_high, ScaleOut::One);
-    multiply.template operator()<0, kSets>(a, b_high, ScaleOut::One);
-    if constexpr (kSets == 2) multiply.template operator()<1, 2>(a, b_high, ScaleOut::Zero);
+    multiply_split_parts<Config, kColumn, kWidth, kHalf * Config::kGranule, Config::kGranule>(a, b,
+                                                                                              sums);
   }
 
   // `kColumn` counts columns of granules.

@@ -70,29 +70,28 @@ __device__ __forceinline__ void promote(float (&sums)[kSets][kSize], int exponen
 }
 
 // Issues the products of the split parts of a block of A and of kWidth columns of B, from kColumn
-// on, into `sums`. `a` and `b` are descriptors of the high parts. The caller waits.
-template <class Config, int kColumn, int kWidth, int kSize>
+// on, over kDepths of K from kDepth on: the small ones first. `a` and `b` are descriptors of the
+// high parts. The caller arrives, commits and waits.
+template <class Config, int kColumn, int kWidth, int kDepth, int kDepths, int kSets, int kSize>
 __device__ __forceinline__ void multiply_split_parts(uint64_t a, uint64_t b,
-                                                     StepSums<Config, kSize>& sums) {
+                                                     float (&sums)[kSets][kSize]) {
   constexpr uint32_t kBlockStep = sizeof(OperandBlock) / kDescriptorUnit;
   constexpr uint32_t kOffset = column_offset<Config::kMajorB>(kColumn);
   const uint64_t a_low = advance(a, Config::kRows * kBlockStep), b_high = advance(b, kOffset);
   const uint64_t b_low = advance(b, kOffset + Config::kColumns * kBlockStep);
-  const auto multiply = [&]<int kSet, int kSets>(uint64_t x, uint64_t y, ScaleOut start) {
-    constexpr int kPart = kBlock / kSets;
-    multiply_columns<__half, Config::kMajorA, Config::kMajorB, 0, kWidth, kSet * kPart, kPart>(
-        x, y, sums[kSet], start);
+  const auto multiply = [&]<int kSet, int kParts>(uint64_t x, uint64_t y, ScaleOut start) {
+    constexpr int kPart = kDepths / kParts;
+    multiply_columns<__half, Config::kMajorA, Config::kMajorB, 0, kWidth, kDepth + kSet * kPart,
+                     kPart>(x, y, sums[kSet], start);
   };
-  cute::warpgroup_arrive();
   multiply.template operator()<0, 1>(a, b_low, ScaleOut::Zero);
   multiply.template operator()<0, 1>(a_low, b_high, ScaleOut::One);
   [&]<int... kSet>(std::integer_sequence<int, kSet...>) {
-    (multiply.template operator()<kSet, Config::kSets>(a, b_high,
-                                                       kSet == 0 ? ScaleOut::One : ScaleOut::Zero),
+    (multiply.template operator()<kSet, kSets>(a, b_high,
+                                               kSet == 0 ? ScaleOut::One : ScaleOut::Zero),
      ...);
   }
-  (std::make_integer_sequence<int, Config::kSets>{});
-  cute::warpgroup_commit_batch();
+  (std::make_integer_sequence<int, kSets>{});
 }
 
 // Multiplies block by block, for a step that is not valid for all blocks or needs exact products.
@@ -114,7 +113,9 @@ __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, 
         }
       } else {
         StepSums<Config, kThreadValues> sums;
-        multiply_split_parts<Config, kColumn * kBlock, kBlock>(a, b, sums);
+        cute::warpgroup_arrive();
+        multiply_split_parts<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, sums);
+        cute::warpgroup_commit_batch();
         cute::warpgroup_wait<0>();
         promote<kValues, kColumn * kThreadValues, 0>(sums, pair.exponent(), totals);
       }
@@ -162,7 +163,9 @@ struct PromotedSums {
     }
     if (together) {
       StepSums<Config, kSize> sums;
-      multiply_split_parts<Config, 0, kColumns>(a, b, sums);
+      cute::warpgroup_arrive();
+      multiply_split_parts<Config, 0, kColumns, 0, kBlock>(a, b, sums);
+      cute::warpgroup_commit_batch();
       begun();
       cute::warpgroup_wait<0>();
       release();
