@@ -316,18 +316,15 @@ cudaError_t launch_few_channels(FewChannelsParams p, int multiprocessors, cudaSt
   p.by_strips = Divisor(p.plan.strips);
   p.by_patch_rows = Divisor(p.plan.patch_rows);
   const int blocks = std::min(p.tiles, few_channels_grid(shape, p.plan, multiprocessors));
-  switch (p.plan.steps) {
-    case 2:
-      return start_few_channels<Element, 2>(p, blocks, stream);
-    case 3:
-      return start_few_channels<Element, 3>(p, blocks, stream);
-    case 5:
-      return start_few_channels<Element, 5>(p, blocks, stream);
-    case 8:
-      return start_few_channels<Element, 8>(p, blocks, stream);
-    default:
-      return start_few_channels<Element, 10>(p, blocks, stream);
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto start = [&]<int kSteps>(std::integral_constant<int, kSteps>) {
+    if (kSteps == p.plan.steps) error = start_few_channels<Element, kSteps>(p, blocks, stream);
+  };
+  [&]<size_t... i>(std::index_sequence<i...>) {
+    (start(std::integral_constant<int, kFewChannelsSteps[i]>()), ...);
   }
+  (std::make_index_sequence<std::size(kFewChannelsSteps)>());
+  return error;
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -155,13 +155,15 @@ constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kBoxes* 
                           2 * kBlock&& Config::kStages + Config::kStagings - 1 ==
                           kTile.stages&& kTile.blocks_per_multiprocessor == 1;
 
-template <class Element, TileConfig kTile, int kLastWidth>
+template <class Element, TileConfig kTile, int kLastWidth, bool kByPixel = false,
+          bool kSegmented = false>
 constexpr auto staged() {
   // Layers of small tiles have few for each multiprocessor, so the end of a tile counts: a second
   // staging block is worth more than a sixth stage.
-  constexpr int kStagings = sizeof(Element) == 2 && kTile.stages == 6 ? 2 : 1;
+  constexpr bool kTwo = sizeof(Element) == 2 && kTile.stages == 6 && !kByPixel && !kSegmented;
+  constexpr int kStagings = kTwo ? 2 : 1;
   using Chosen = Config<Element, kTile.rows / kBlock, kTile.columns / kBlock, kLastWidth,
-                        kTile.stages - kStagings + 1, kStagings>;
+                        kTile.stages - kStagings + 1, kStagings, kByPixel, kSegmented>;
   static_assert(kHasTile<Chosen, kTile>);
   return convolve_staged<Chosen>;
 }
@@ -181,24 +183,6 @@ cudaError_t convolve_narrow(ConvParams p, const void* input, const void* weight,
   } else {
     return staged<Element, kTile, kLastWidth>()(p, input, weight, how);
   }
-}
-
-// The kernels for boxes whose pixels are judged one by one.
-template <class Element, TileConfig kTile, bool kSegmented = false>
-constexpr auto by_pixel() {
-  using Chosen =
-      ConfigByPixel<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages, kSegmented>;
-  static_assert(kHasTile<Chosen, kTile>);
-  return convolve_staged<Chosen>;
-}
-
-// The kernels for tiles whose steps are cut into segments. All boxes have full width.
-template <class Element, TileConfig kTile>
-constexpr auto segmented() {
-  using Chosen =
-      SegmentedConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
-  static_assert(kHasTile<Chosen, kTile>);
-  return convolve_staged<Chosen>;
 }
 
 // Fills in what follows from shape, block and log2_block_k.
@@ -243,15 +227,13 @@ template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);
   if constexpr (sizeof(Element) == 2) {
-    if (p.log2_segments > 0) {
-      const auto instance = p.by_pixel ? by_pixel<Element, kTiles.small, /*kSegmented=*/true>()
-                            : how.tile == TileSize::kLarge ? segmented<Element, kTiles.large>()
-                                                           : segmented<Element, kTiles.small>();
-      return instance(p, input, weight, how);
-    }
-    if (p.by_pixel) {
-      const auto instance = how.tile == TileSize::kNarrow ? by_pixel<Element, kTiles.narrow>()
-                                                          : by_pixel<Element, kTiles.small>();
+    if (p.by_pixel || p.log2_segments > 0) {  // all boxes have full width
+      const auto instance =
+          !p.by_pixel ? how.tile == TileSize::kLarge ? staged<Element, kTiles.large, kBlock, 0, 1>()
+                                                     : staged<Element, kTiles.small, kBlock, 0, 1>()
+          : p.log2_segments > 0           ? staged<Element, kTiles.small, kBlock, 1, 1>()
+          : how.tile == TileSize::kNarrow ? staged<Element, kTiles.narrow, kBlock, 1>()
+                                          : staged<Element, kTiles.small, kBlock, 1>();
       return instance(p, input, weight, how);
     }
   }

@@ -7,9 +7,9 @@
 namespace spamm::kernels::conv::sm90 {
 
 // Computes the pixels of a tile's steps from the norms. All images are in one block.
-template <class Element, int kRows, int kBoxes, int kStages, bool kSegmented>
-class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages, kSegmented>> {
-  using Config = ConfigByPixel<Element, kRows, kBoxes, kStages, kSegmented>;
+template <class Config>
+requires Config::kByPixel class TileNorms<Config> {
+  static constexpr int kRows = Config::kRows, kBoxes = Config::kBoxes;
 
  public:
   __device__ TileNorms(const ConvParams& p, const Tile<Config>& tile)

@@ -21,9 +21,10 @@ using kernels::sm90::RingPosition;
 // A tile has kRows x 64 output channels and kBoxes boxes. Each warpgroup computes 64 channels of
 // two neighbouring boxes. In a batch of 65 to 127 images the second box is only kLastWidth columns
 // wide, a multiple of 8. A stage has kDepth channels: float32, multiplied as TF32, needs two for a
-// step.
+// step. kByPixel: the pixels of a box are judged one by one. kSegmented: a tile's steps are cut
+// into segments (segments.cuh).
 template <class Element_, int kRows_, int kBoxes_, int kLastWidth_, int kStages_,
-          int kStagings_ = 1>
+          int kStagings_ = 1, bool kByPixel_ = false, bool kSegmented_ = false>
 struct Config {
   using Element = Element_;
   using Operand = std::conditional_t<std::is_same_v<Element, float>, Tf32, Element>;
@@ -34,29 +35,19 @@ struct Config {
   static constexpr int kStagings = kStagings_;  // boxes that a warpgroup stores at a time
   static constexpr int kWarpgroups = kRows * kBoxes / 2;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
+  static constexpr int kListWarps = 1, kLists = 2;
+  // By pixel, a list is read before the next 32 steps are judged.
+  static constexpr int kListCapacity = kByPixel_ ? 40 : 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
-  static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kSegmented = false;
+  static constexpr bool kAddsResidual = kParts == 1;
+  static constexpr bool kByPixel = kByPixel_, kSegmented = kSegmented_;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
   __host__ __device__ static constexpr bool is_narrow(int i) {
     return kLastWidth < kBlock && i % 2 == 1;
   }
-};
-
-// The same for tiles whose steps are cut into segments (segments.cuh).
-template <class Element, int kRows, int kBoxes, int kStages>
-struct SegmentedConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
-  static constexpr bool kSegmented = true;
-};
-
-// The same for boxes whose pixels are judged one by one, with segments or without.
-template <class Element, int kRows, int kBoxes, int kStages, bool kSegmented_ = false>
-struct ConfigByPixel : Config<Element, kRows, kBoxes, kBlock, kStages> {
-  static constexpr int kListCapacity = 40;  // a list is read before the next 32 steps are judged
-  static constexpr bool kByPixel = true, kSegmented = kSegmented_;
 };
 
 // The first pixel of a box, in the output.

@@ -229,11 +229,12 @@ __device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgro
   store_pooled<Element>(p, channel, window, storage.output[warpgroup], pairs);
 }
 
-// What a warpgroup does with the sums of a tile of boxes.
-template <class Config>
+// What a warpgroup does with the sums of a tile. kResident: in resident.cuh.
+template <class Config, bool kResident = false>
 struct PoolWork : BoxWork<Config> {
-  template <class Shared>
-  __device__ explicit PoolWork(Shared& storage) : BoxWork<Config>(storage) {}
+  uint32_t held[kBlock / 4];  // where kResident
+
+  using BoxWork<Config>::BoxWork;
 
   template <class Shared>
   __device__ __forceinline__ void finish(const ConvParams& p, int warpgroup, int channel,
@@ -241,29 +242,13 @@ struct PoolWork : BoxWork<Config> {
                                          const float (&acc)[Config::kValues]) {
     ChannelBias bias;
     bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-    if constexpr (Config::kSegmented) {
+    if constexpr (kResident) {
+      pool_resident_tile<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
+    } else if constexpr (Config::kSegmented) {
       pool_in_cluster<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
     } else {
       pool_tile<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
     }
-  }
-};
-
-// The same in resident.cuh.
-template <class Config>
-struct ResidentPoolWork : BoxWork<Config> {
-  uint32_t held[kBlock / 4];
-
-  template <class Shared>
-  __device__ explicit ResidentPoolWork(Shared& storage) : BoxWork<Config>(storage) {}
-
-  template <class Shared>
-  __device__ __forceinline__ void finish(const ConvParams& p, int warpgroup, int channel,
-                                         const Box* boxes, Shared& storage,
-                                         const float (&acc)[Config::kValues]) {
-    ChannelBias bias;
-    bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-    pool_resident_tile<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
   }
 };
 
@@ -324,8 +309,8 @@ cudaError_t convolve_and_pool(ConvParams p, const void* input, const void* weigh
   complete(p);
   if (how.tile == TileSize::kNarrow && takes_resident(p.shape, p.block)) {
     using Resident = ResidentConfig<Element, kBlock, /*kRowsInTurn=*/2>;
-    return convolve_resident<Resident, ResidentPoolWork<Resident>>(p, input, weight,
-                                                                   pooled(p.shape.output), how);
+    return convolve_resident<Resident, PoolWork<Resident, /*kResident=*/true>>(
+        p, input, weight, pooled(p.shape.output), how);
   }
   const bool large = how.tile == TileSize::kLarge && p.log2_segments == 0;
   const auto instance = how.tile == TileSize::kNarrow ? pooling<Element, kTiles.narrow>()

@@ -18,50 +18,43 @@
 
 namespace spamm::kernels::conv::sm90 {
 
+// Of a tile's segments.
+template <class Config>
+__device__ __forceinline__ int log2_segments(const ConvParams& p) {
+  return Config::kSegmented ? p.log2_segments : 0;
+}
+
 // The thread block's number in its cluster, which is that of its segment.
+template <class Config>
 __device__ __forceinline__ int segment_of_block(const ConvParams& p) {
-  return blockIdx.x & ((1 << p.log2_segments) - 1);
+  return blockIdx.x & ((1 << log2_segments<Config>(p)) - 1);
 }
 
 // The thread block's first tile.
 template <class Config>
 __device__ __forceinline__ int first_tile(const ConvParams& p) {
-  if constexpr (Config::kSegmented) {
-    return blockIdx.x >> p.log2_segments;
-  } else {
-    return blockIdx.x;
-  }
+  return blockIdx.x >> log2_segments<Config>(p);
 }
 
 // The number of step `index` of the thread block, among all of a tile. From the number of its steps
 // on, an index gives a number past the end.
 template <class Config>
 __device__ __forceinline__ int step_number(const ConvParams& p, int index) {
-  if constexpr (Config::kSegmented) {
-    const int within = (segment_of_block(p) - index) & ((1 << p.log2_segments) - 1);
-    return (index << p.log2_segments) + within;
-  } else {
-    return index;
-  }
+  const int log2 = log2_segments<Config>(p);
+  const int within = (segment_of_block<Config>(p) - index) & ((1 << log2) - 1);
+  return (index << log2) + within;
 }
 
 // How many indices a thread block has. The last one may lie past the end.
 template <class Config>
 __device__ __forceinline__ int steps_of_block(const ConvParams& p) {
-  if constexpr (Config::kSegmented) {
-    return ((p.steps - 1) >> p.log2_segments) + 1;
-  } else {
-    return p.steps;
-  }
+  return ((p.steps - 1) >> log2_segments<Config>(p)) + 1;
 }
 
 // Whether the thread block adds the residual.
 template <class Config>
 __device__ __forceinline__ bool brings_residual(const ConvParams& p) {
-  if constexpr (Config::kSegmented) {
-    if (segment_of_block(p) != 0) return false;
-  }
-  return p.residual != nullptr;
+  return segment_of_block<Config>(p) == 0 && p.residual != nullptr;
 }
 
 // Joining: the boxes of a tile are dealt out to the thread blocks of the cluster. Each warpgroup
@@ -119,7 +112,7 @@ __device__ __forceinline__ void join_segments(const ConvParams& p, int warpgroup
   constexpr int kBoxesOfTile = 2 * Config::kWarpgroups;
   static_assert(sizeof(storage.stages) >=
                 std::max(kBoxesOfTile, 1 << kLog2MostSegments) * sizeof(BoxSums));
-  const int segments = 1 << p.log2_segments, segment = segment_of_block(p);
+  const int segments = 1 << p.log2_segments, segment = segment_of_block<Config>(p);
   // Box number i of the tile is finished by thread block i % segments, whose boxes lie in a row.
   auto* const sums = reinterpret_cast<BoxSums*>(storage.stages);
   const auto place = [&](int box) { return (box >> p.log2_segments) * segments; };

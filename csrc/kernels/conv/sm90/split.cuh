@@ -13,23 +13,14 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// The tile is that of Config (pipeline.cuh).
-template <int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
-struct SplitConfig {
-  using Element = float;
+template <int kRows, int kBoxes, int kLastWidth, int kStages>
+struct SplitConfig : Config<float, kRows, kBoxes, kLastWidth, kStages> {
   using Params = SplitConvParams;
-  static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
-  static constexpr int kStages = kStages_, kStagings = 1, kSplitParts = 2;
-  static constexpr int kSets = 1;
-  static constexpr int kExactDepths = 1;  // unrolled by add_exact()
+  // For PromotedSums.
   using Later = kernels::multiply::sm90::NothingLater;
-  static constexpr bool kKeepsRests = false, kByPixel = false, kSegmented = false;
-  static constexpr int kOwn = 2, kColumns = kBoxes;
-  static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
-  static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
-  static constexpr int kMultiplyRegisters = 0;  // as launched
-  static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
+  static constexpr int kSplitParts = 2, kSets = 1, kOwn = 2, kColumns = kBoxes;
+  static constexpr int kExactDepths = 1;  // unrolled by add_exact()
+  static constexpr bool kKeepsRests = false;
   static constexpr auto kMajorA = kernels::sm90::Major::K, kMajorB = kernels::sm90::Major::K;
 };
 

@@ -92,8 +92,7 @@ struct DeviationList : BoxList<Config> {
 template <class Config, bool kWeights, class Shared>
 class DeviationLoader : public Loader<Config, kWeights, Shared> {
  public:
-  __device__ DeviationLoader(const DeviationParams& p, Shared& storage)
-      : Loader<Config, kWeights, Shared>(p, storage) {}
+  using Loader<Config, kWeights, Shared>::Loader;
 
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
     if (!loads_addend(tile, step, ends_tile)) this->load_boxes(tile, step, ends_tile);

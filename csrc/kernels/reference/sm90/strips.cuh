@@ -266,8 +266,7 @@ struct StripList : DeviationList<Config> {
 template <class Config, bool kWeights>
 class StripLoader : public DeviationLoader<Config, kWeights, StripStorage<Config>> {
  public:
-  __device__ StripLoader(const DeviationParams& p, StripStorage<Config>& storage)
-      : DeviationLoader<Config, kWeights, StripStorage<Config>>(p, storage) {}
+  using DeviationLoader<Config, kWeights, StripStorage<Config>>::DeviationLoader;
 
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
     if (!this->loads_addend(tile, step, ends_tile)) load_strips(tile, step, ends_tile);
@@ -371,8 +370,7 @@ __device__ __forceinline__ void multiply_strip(uint32_t bits, uint64_t weight, u
 template <class Config>
 class StripWork : public DeviationWork<Config> {
  public:
-  template <class Shared>
-  __device__ explicit StripWork(Shared& storage) : DeviationWork<Config>(storage) {}
+  using DeviationWork<Config>::DeviationWork;
 
   // The bits of a warpgroup's two boxes, of each kernel row of the step.
   __device__ __forceinline__ uint32_t bits_of(const Notice& notice, int warpgroup) {
