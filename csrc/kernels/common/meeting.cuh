@@ -21,4 +21,10 @@ struct Meeting<true> {
   __device__ void wait() { cooperative_groups::this_grid().barrier_wait(std::move(token)); }
 };
 
+__device__ inline void meet() {
+  Meeting<true> meeting;
+  meeting.arrive();
+  meeting.wait();
+}
+
 }  // namespace spamm::kernels

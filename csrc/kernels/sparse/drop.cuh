@@ -161,9 +161,7 @@ __global__ void __launch_bounds__(kDropThreads, 1)
   const auto begin = static_cast<int>(rows * blockIdx.x / gridDim.x);
   const auto end = static_cast<int>(rows * (blockIdx.x + 1) / gridDim.x);
   mark_rows(p, limit, begin, end);
-  Meeting<true> meeting;
-  meeting.arrive();
-  meeting.wait();
+  meet();
   if (threadIdx.x < 32) place_rows(p, begin, end);
   __syncthreads();
   const int lane = threadIdx.x % 32;

@@ -18,17 +18,6 @@ namespace spamm::kernels {
 
 using Units = unsigned long long;
 
-// The sum of a warp's lanes up to each.
-template <class T>
-__device__ T sum_through(T own) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const T below = __shfl_up_sync(~0u, own, distance);
-    if (threadIdx.x % 32 >= distance) own += below;
-  }
-  return own;
-}
-
 // The dynamic shared memory of a sweep.
 struct SweepRoom {
   int window, columns;  // block columns at a time; of those, the ones that have bins at a time
@@ -45,10 +34,6 @@ struct SweepRoom {
 template <class Norm>
 __device__ double loss_of(Norm a, Norm b) {
   return __dmul_ru(at_most(a), at_most(b));
-}
-template <class Norm>
-__device__ SearchKey search_key(Norm a, Norm b) {
-  return min(Bits<Norm>::of_magnitude(norm_product(a, b)), Bits<Norm>::kInfinity);
 }
 
 // A sum of losses of a block of C fits its 64 bits, if each is at most 16 times what 2^log2_units()
@@ -98,7 +83,7 @@ __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& int
   const int threads = blockDim.x, shift = interval.shift();
   Sweep own{0, SearchKeys::none<Norm>()};
   // Whether a product with this key loses something before the interval's end.
-  const auto meet = [&](SearchKey key) {
+  const auto lose = [&](SearchKey key) {
     if (key >= interval.end) own.keys.next = min(own.keys.next, key);
     if (key >= interval.end || key < interval.low) return key < interval.end;
     own.keys.least = min(own.keys.least, key), own.keys.most = max(own.keys.most, key);
@@ -109,7 +94,7 @@ __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& int
     for (int c = threadIdx.x; c < width; c += threads) columns[c] = 0;
     __syncthreads();
     each_product(maps, from, to, [&](int64_t, int64_t, int64_t column, Norm a, Norm b) {
-      if (meet(search_key(a, b)) && column >= begin && column - begin < width)
+      if (lose(product_key(a, b)) && column >= begin && column - begin < width)
         columns[column - begin] = 1;
     });
     __syncthreads();
@@ -126,8 +111,8 @@ __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& int
         for (int i = threadIdx.x; i < present * kLossBins; i += threads) bins[i] = 0;
         __syncthreads();
         each_product(maps, from, to, [&](int64_t, int64_t, int64_t column, Norm a, Norm b) {
-          const SearchKey key = search_key(a, b);
-          if (!meet(key) || column < begin || column - begin >= width) return;
+          const SearchKey key = product_key(a, b);
+          if (!lose(key) || column < begin || column - begin >= width) return;
           const auto in_window = static_cast<int>(column - begin);
           const int place = room.has_all_bins() ? in_window : columns[in_window] - 1 - first;
           if (place < 0 || place >= present) return;
@@ -224,9 +209,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
     atomicAdd(&products[0], static_cast<unsigned long long>(valid));
   }
   if (writes) products[1] = findings->products;
-  Meeting<true> meeting;
-  meeting.arrive();
-  meeting.wait();
+  meet();
   most = Bits<double>::to(*static_cast<volatile unsigned long long*>(largest));
   double found = most;
   if (most > 0 && isfinite(most)) {

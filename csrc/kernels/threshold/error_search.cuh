@@ -125,9 +125,7 @@ __device__ void sum_norms(const Norm* const (&data)[2], const int64_t (&sizes)[2
     if (kGrid && threadIdx.x == 0) global->norms[map][blockIdx.x] = sums[map];
   }
   if constexpr (kGrid) {
-    Meeting<true> meeting;
-    meeting.arrive();
-    meeting.wait();
+    meet();
     for (int map = 0; map < 2; ++map) sums[map] = sum_array(global->norms[map], gridDim.x);
   }
   for (int map = 0; map < 2; ++map) norms[map] = sums[map].root();
@@ -201,8 +199,7 @@ __device__ void add_losses(const NormMaps<Norm>& maps, int64_t place, int first,
     for (int i = 0; i < kAhead; ++i) {
       if (first + i >= last) break;
       const Norm skip_norm = kSkipNorms ? skip_norms[kSkipNorms ? i : 0] : norm_b[i];
-      const SearchKey key =
-          min(Bits<Norm>::of_magnitude(norm_product(norm_a[i], skip_norm)), Bits<Norm>::kInfinity);
+      const SearchKey key = product_key(norm_a[i], skip_norm);
       const double loss = __dmul_ru(at_most(norm_a[i]), at_most(norm_b[i]));
       if (key < interval.low) {
         base = __dadd_ru(base, loss);
@@ -281,9 +278,7 @@ __device__ Sweep combine_blocks(const Sweep& own, int half, ErrorSearch<Norm>* g
     global->squares[half][blockIdx.x][lane] = own.square;
     if (lane == 0) global->keys[half][blockIdx.x] = own.keys;
   }
-  Meeting<true> meeting;
-  meeting.arrive();
-  meeting.wait();
+  meet();
   constexpr int kAhead = 16;  // loads in flight: most launches need no more
   Sweep part{0, SearchKeys::none<Norm>()};
   for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x) {

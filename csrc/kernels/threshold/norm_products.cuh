@@ -113,4 +113,21 @@ struct Bits<double> {
   __device__ static double to(Type bits) { return __longlong_as_double(bits); }
 };
 
+// The key of a product. NaN and infinity, which no threshold skips, both have the largest key.
+template <class Norm>
+__device__ typename Bits<Norm>::Type product_key(Norm a, Norm b) {
+  return min(Bits<Norm>::of_magnitude(norm_product(a, b)), Bits<Norm>::kInfinity);
+}
+
+// The sum of a warp's lanes up to each.
+template <class T>
+__device__ T sum_through(T own) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T below = __shfl_up_sync(~0u, own, distance);
+    if (threadIdx.x % 32 >= distance) own += below;
+  }
+  return own;
+}
+
 }  // namespace spamm::kernels

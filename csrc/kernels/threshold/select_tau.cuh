@@ -105,12 +105,7 @@ template <class Norm, class Count>
 __device__ Count sum_before(Count x) {
   __shared__ Count warp_sums[kSelectWarps<Norm>];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Count through = x;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const Count below = __shfl_up_sync(~0u, through, distance);
-    if (lane >= distance) through += below;
-  }
+  const Count through = sum_through(x);
   if (lane == 31) warp_sums[warp] = through;
   __syncthreads();
   Count earlier = lane < warp ? warp_sums[lane] : 0;
@@ -215,7 +210,6 @@ template <bool kGrid, class Products, class Norm, class Count>
 __device__ void select_among(const Products& products, KeyInterval<Norm> interval,
                              Selection<Norm, Count>* global, Count rank, double target,
                              SelectShared<Norm>& shared, Norm* tau) {
-  Meeting<kGrid> meeting;
   FoundBin<Count> found;
   for (int round = 0;; ++round) {
     count_bins(products, interval, interval.shift(), kBins<Norm>, shared.counts);
@@ -225,8 +219,7 @@ __device__ void select_among(const Products& products, KeyInterval<Norm> interva
         if (shared.counts[i] != 0) atomicAdd(counts + i, shared.counts[i]);
       }
       if (blockIdx.x == 0) global->clear_counts(round + 1);
-      meeting.arrive();
-      meeting.wait();
+      meet();
       found = find_bin<Norm>(counts[kBins<Norm>], counts, rank);
     } else {
       found = find_bin<Norm>(shared.counts[kBins<Norm>], shared.counts, rank);
@@ -253,8 +246,7 @@ __device__ void select_among(const Products& products, KeyInterval<Norm> interva
     for (unsigned i = threadIdx.x; i < shared.collected; i += blockDim.x) {
       global->candidates[first + i] = shared.staged[i];
     }
-    meeting.arrive();
-    meeting.wait();
+    meet();
     if (blockIdx.x != 0) return;
     const unsigned collected = global->collected;
     for (unsigned i = threadIdx.x; i < collected; i += blockDim.x) {

@@ -41,12 +41,6 @@ template <class Norm, int kLaneRows>
 constexpr int kStaircaseBytes = kSelectWarps<Norm> *
                                 sizeof(Staircase<Norm, kLaneRows>);  // one for each warp
 
-// The key of a product. NaN and infinity, which no threshold skips, both have the largest key.
-template <class Norm>
-__device__ typename Bits<Norm>::Type product_key(Norm a, Norm b) {
-  return min(Bits<Norm>::of_magnitude(norm_product(a, b)), Bits<Norm>::kInfinity);
-}
-
 // The keys from low to high, both included, in bins of 2^shift() keys.
 template <class Norm>
 struct KeyInterval {
