@@ -156,7 +156,7 @@ def _marks(numbers: Tensor, size: int) -> Tensor:
 
 
 class _Asked:
-    """What ranks ask each other for. ``needs``: the blocks that this one needs, by their numbers
+    """Blocks that ranks ask each other for. ``needs``: those that this one needs, by their numbers
     among those of all ranks; a number behind all of these counts for nothing.
 
     A collective call. The host waits once, for all that it has to know: also the ``states`` of
