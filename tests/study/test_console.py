@@ -250,3 +250,5 @@ def test_every_text_that_is_broken_stands_once_in_its_file():
     }
     assert len(mutate.TABLE) > 100
     assert {key: count for key, count in counts.items() if count != 1} == {}
+    texts = [text for of in mutate.TABLE if mutate.is_of_library(of) for text in (of.old, of.new)]
+    assert [text for text in texts if text.count("(") != text.count(")")] == []  # expressions
