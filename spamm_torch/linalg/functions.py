@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -152,6 +152,9 @@ def in_basis(
 
 # ---- Powers -------------------------------------------------------------------------------------
 
+# A power: its exponent, the matrix, its norm map, and the number of its product; 0: a itself.
+_Factor: TypeAlias = tuple[int, Tensor, Tensor, int]
+
 
 def matrix_power(
     a: Tensor,
@@ -185,21 +188,21 @@ def matrix_power(
     tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
 
     def multiply(left: _Factor, right: _Factor) -> _Factor:
-        step = f"a^{left.power + right.power}"
-        maps = (left.norms, right.norms)
-        c, norms = of.product(step, left.matrix, right.matrix, maps, max_error, symmetric=False)
-        tree.append((left.number, right.number, norm_of(maps[0]).item(), norm_of(maps[1]).item()))
-        return _Factor(left.power + right.power, c, norms, len(tree))
+        (p, x, *of_x), (q, y, *of_y) = left, right
+        maps, numbers = zip(of_x, of_y, strict=True)
+        c, norms = of.product(f"a^{p + q}", x, y, maps, max_error, symmetric=False)
+        tree.append((*numbers, *(norm_of(each).item() for each in maps)))
+        return p + q, c, norms, len(tree)
 
-    square = _Factor(1, a, of.norms(a), 0)
+    square: _Factor = (1, a, of.norms(a), 0)
     found = square if n % 2 else None
     for bit in range(1, n.bit_length()):
         square = multiply(square, square)
         if n >> bit & 1:
             found = square if found is None else multiply(found, square)
-    result = of.result(found.matrix if found else a)
+    result = of.result(found[1] if found else a)
     slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
-    number = found.number if found else 0
+    number = found[3] if found else 0
 
     def whole(of_products: list[float]) -> float:
         # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').
@@ -212,13 +215,3 @@ def matrix_power(
     bounds = [whole([made.error_bound for made in result.iterations])]
     bounds.append(whole([made.total_bound for made in result.iterations]))
     return Result(result.matrix, result.iterations, result.seconds, bounds[0], 0.0, bounds[1])
-
-
-@dataclass(frozen=True)
-class _Factor:
-    """A power, its norm map, and the number of its product; 0: a itself."""
-
-    power: int
-    matrix: Tensor
-    norms: Tensor
-    number: int

@@ -1,12 +1,12 @@
 """SP2 purification: from a matrix to the projector on its lowest states, by products alone.
 
-Its error has a proven bound (Start, End, Proof), of which docs/error_bound.md has the proof.
+Its error has a proven bound (prove), of which docs/error_bound.md has the proof.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,42 +15,29 @@ from torch import Tensor
 from .._arguments import check_integer, check_max_error
 from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 
-
-class Start(NamedTuple):
-    """The first matrix's error, a Frobenius norm; how far eigenvalues may lie outside [0, 1]."""
-
-    error: float
-    outside: float
-
-
-class End(NamedTuple):
-    """The last matrix X: its trace and trace(X - X^2), and how far both may be wrong."""
-
-    trace: float
-    residual: float
-    unsure: float
-
-
-class Proof(NamedTuple):
-    """The bound of norm(X - projector), the gaps behind products, the last matrix's own share."""
-
-    bound: float
-    gaps: list[float]
-    end: float
-
-
 _TINY = 1e-14  # more than the numbers from 0 to 1 are rounded by here, in a step
 
 
 def prove(
-    steps: Sequence[tuple[bool, float]], start: Start, end: End, size: int, occupied: int
-) -> Proof:
-    """Follows the spectrum forwards, the gap backwards. ``steps``: is each a square, its error."""
-    nothing = Proof(math.inf, [], math.inf)
+    steps: Sequence[tuple[bool, float]],
+    start: tuple[float, float],
+    end: tuple[float, float, float],
+    size: int,
+    occupied: int,
+) -> tuple[float, list[float]]:
+    """The bound of norm(X - projector), and the gaps behind products: the spectrum is
+    followed forwards, the gap backwards.
+
+    ``steps``: is each a square, its error. ``start``: the first matrix's error, a Frobenius norm,
+    and how far eigenvalues may lie outside [0, 1]. ``end``: the last matrix's trace and
+    trace(X - X^2), and how far both may be wrong.
+    """
+    nothing: tuple[float, list[float]] = (math.inf, [])
     if not all(math.isfinite(x) for x in (*(error for _, error in steps), *start, *end)):
         return nothing
+    (start_error, out_of_range), (trace, residual, unsure) = start, end
     # Frobenius norms of the parts below 0 and above 1.
-    below = above = math.sqrt(size) * start.outside + start.error
+    below = above = math.sqrt(size) * out_of_range + start_error
     outside = []
     for squares, error in steps:
         outside.append((below, above))
@@ -59,11 +46,11 @@ def prove(
         else:
             below, above = (2 + below) * below + error, error
     wrong = 2 * math.sqrt(size) * ((1 + below) * below + (1 + above) * above)
-    spread = max(end.residual + end.unsure, 0.0) + wrong + _TINY  # of all |x (1 - x)|
+    spread = max(residual + unsure, 0.0) + wrong + _TINY  # of all |x (1 - x)|
     if not spread < 0.25:
         return nothing
     away = 2 * spread / (1 + math.sqrt(1 - 4 * spread))  # of all eigenvalues from 0 or 1
-    if not abs(end.trace - occupied) + end.unsure + away < 1:
+    if not abs(trace - occupied) + unsure + away < 1:
         return nothing
     low, high, turned, gaps = away, 1 - away, 0.0, []
     for (squares, error), (below, above) in zip(reversed(steps), reversed(outside), strict=True):
@@ -77,11 +64,11 @@ def prove(
             low, high = math.sqrt(low), math.sqrt(high)
         else:
             low, high = 1 - math.sqrt(1 - low), 1 - math.sqrt(1 - high)
-    gap = high - low - start.error - _TINY
+    gap = high - low - start_error - _TINY
     if gap <= 0:
         return nothing
-    turned += start.error / gap
-    return Proof((away + math.sqrt(2) * turned) * (1 + 1e-9), gaps[::-1], away)
+    turned += start_error / gap
+    return (away + math.sqrt(2) * turned) * (1 + 1e-9), gaps[::-1]
 
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
@@ -250,13 +237,13 @@ def _within(
     """The projector, with a total bound of at most ``error``."""
     shares: list[float] = []  # what each product may lose, relative to norm(X)^2
     tolerance = error * _AT_THE_END / _NOISE / occupied
-    bound = math.inf
     for _ in range(_TRIES):
         of, hamiltonian = opened()
         trail = _Trail(shares or [error / max(1, of.size)])
         budget = constant(Budget(0.0))
         found = _purified(of, hamiltonian, budget, occupied, tolerance, most_iterations, trail)
-        if trail.proof is not None and (bound := trail.proof.bound) <= error:
+        bound, _ = trail.proof
+        if bound <= error:
             return found
         shares = _dealt(error, found, trail, of.size)
     raise NotConverged(
@@ -267,9 +254,9 @@ def _within(
 
 def _dealt(error: float, found: Result, trail: "_Trail", size: int) -> list[float]:
     """The error of each product with which all stays within the whole one, as far as is known."""
-    if trail.proof is None or not trail.proof.gaps:
+    (_, gaps), made = trail.proof, found.iterations
+    if not gaps:
         return [min(trail.shares or [error]) / 100]
-    gaps, made = trail.proof.gaps, found.iterations
     rounded = sum((x.total_bound - x.error_bound) / gap for x, gap in zip(made, gaps, strict=True))
     left = error * (1 - 2 * _AT_THE_END) - math.sqrt(2) * rounded
     each = max(left, 0.0) / math.sqrt(2) / len(gaps)
@@ -287,7 +274,7 @@ class _Trail:
 
     shares: list[float] | None = None
     squares: list[float] = field(default_factory=list)
-    proof: Proof | None = None
+    proof: tuple[float, list[float]] = (math.inf, [])
 
     def share(self, number: int, budget: Budget) -> float | None:
         if self.shares is None:
@@ -330,10 +317,10 @@ def _purified(
                     found = of.result(x.double(), residuals[-1])
                     exact = math.fsum(of.diagonal(x).tolist())
                     unsure = 2.0**-16 if budget.dtype == torch.float32 else 2.0**-42  # of norms
-                    end = End(exact, exact - trace_of_square, trace_of_square * unsure)
+                    end = exact, exact - trace_of_square, trace_of_square * unsure
                     steps = [(made.step == _SQUARED, made.total_bound) for made in found.iterations]
                     trail.proof = prove(steps, start, end, of.size, occupied)
-                    return replace(found, total_bound=trail.proof.bound)
+                    return replace(found, total_bound=trail.proof[0])
                 break
         elif (  # only the last iterations remain, or the first can do no more
             _predicted(decay, schedule.last_iterations) <= tolerance
@@ -358,13 +345,15 @@ def _purified(
     )
 
 
-def _start(of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: torch.dtype) -> Start:
+def _start(
+    of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: torch.dtype
+) -> tuple[float, float]:
     """How far the first matrix is from the Hamiltonian's image, whose rounding is an error, too."""
     lowest, highest = spectrum
     width, eps = highest - lowest or 1.0, 2.0**-52
     size, shift = norm_of(norms).item() * (1 + 2.0**-16), abs(highest) / width * math.sqrt(of.size)
     rounded = (2 * size + shift) * eps + (2.0**-24 * size if dtype == torch.float32 else 0.0)
-    return Start(rounded, (of.size + 8) * eps * max(abs(lowest), abs(highest)) / width)
+    return rounded, (of.size + 8) * eps * max(abs(lowest), abs(highest)) / width
 
 
 def _map_and_spare(of: Matrices, x: Tensor, budget: Budget) -> tuple[Tensor, Tensor | None]:

@@ -253,15 +253,15 @@ def test_an_error_that_rounding_does_not_allow():
 def test_purifications_of_which_nothing_is_proven():
     torchs_own = linalg.constant(linalg.Budget(None))
     assert linalg.purify(_hamiltonian(), 160, schedule=torchs_own).total_bound == math.inf
-    start, end = purification.Start(0.0, 0.0), purification.End(80.0, 1e-9, 0.0)
+    start, end = (0.0, 0.0), (80.0, 1e-9, 0.0)
 
     def bound(error, end=end):
-        return purification.prove([(True, error), (False, error)] * 4, start, end, 160, 80).bound
+        return purification.prove([(True, error), (False, error)] * 4, start, end, 160, 80)[0]
 
     assert 1e-6 < bound(1e-7) < 1e-4
     assert bound(0.3) == math.inf  # no gap is left
-    assert bound(1e-7, end._replace(trace=79.0)) == math.inf  # not so many states
-    assert bound(1e-7, end._replace(residual=0.3)) == math.inf  # not near 0 and 1
+    assert bound(1e-7, (79.0, 1e-9, 0.0)) == math.inf  # not so many states
+    assert bound(1e-7, (80.0, 0.3, 0.0)) == math.inf  # not near 0 and 1
     assert bound(math.nan) == bound(math.inf) == math.inf
 
 
