@@ -237,7 +237,7 @@ class _Calibration:
     def _check_evaluate(self) -> None:
         self._progress.at("evaluations of the model as it is", 0, 2, each=True)
         self._evaluator.check_repeats()
-        score = self._evaluator.dense(0).value
+        score, _ = self._evaluator.dense(0)
         kept = self._journal.measured("score", lambda: score, float)
         if kept != score:
             raise ValueError(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -92,12 +92,8 @@ def batch_size(value: Any) -> int:
 # ---- Results of evaluate ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Score:
-    """The result of ``evaluate``: a number, and the answer to each input where it gives them."""
-
-    value: float
-    answers: Tensor | None = None
+# The result of ``evaluate``: a number, and the answer to each input where it gives them.
+Score: TypeAlias = tuple[float, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -143,10 +139,10 @@ class Evaluator:
     def check_repeats(self) -> None:
         """Raises unless a second evaluation of the same model gives the same."""
         first, second = self.dense(0), self._score(0)
-        if first.value != second.value or _changed(first, second):
+        if first[0] != second[0] or _changed(first, second):
             raise ValueError(
                 "evaluate must give the same for the same model and batches; got "
-                f"{first.value:g} and then {second.value:g} (does the loader shuffle?)"
+                f"{first[0]:g} and then {second[0]:g} (does the loader shuffle?)"
             )
 
     def loss(self, half: int, installed: AbstractContextManager[Any]) -> Loss:
@@ -154,11 +150,11 @@ class Evaluator:
         dense = self.dense(half)
         with installed:
             score = self._score(half)
-        return Loss(dense.value - score.value, _changed(dense, score))
+        return Loss(dense[0] - score[0], _changed(dense, score))
 
     def resolution(self, half: int) -> float | None:
         """The percentage that one answer stands for; None without answers."""
-        answers = self.dense(half).answers
+        _, answers = self.dense(half)
         return None if answers is None or not len(answers) else 100 / len(answers)
 
     def _score(self, half: int) -> Score:
@@ -219,7 +215,7 @@ def _read_score(result: Any) -> Score:
         ) from None
     if not math.isfinite(number):
         raise ValueError(f"evaluate must return a finite number; got {number}")
-    return Score(number, None if answers is None else _read_answers(answers))
+    return number, None if answers is None else _read_answers(answers)
 
 
 def _read_answers(answers: Any) -> Tensor:
@@ -234,14 +230,15 @@ def _read_answers(answers: Any) -> Tensor:
 
 def _changed(one: Score, other: Score) -> float | None:
     """The percentage of answers that differ."""
-    if one.answers is None and other.answers is None:
+    (_, before), (_, after) = one, other
+    if before is None and after is None:
         return None
-    if one.answers is None or other.answers is None or one.answers.shape != other.answers.shape:
+    if before is None or after is None or before.shape != after.shape:
         raise ValueError(
             "evaluate must give as many answers each time; got "
-            f"{_count(one.answers)} and then {_count(other.answers)}"
+            f"{_count(before)} and then {_count(after)}"
         )
-    return 100 * (one.answers != other.answers).double().mean().item() if len(one.answers) else 0.0
+    return 100 * (before != after).double().mean().item() if len(before) else 0.0
 
 
 def _count(answers: Tensor | None) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,24 +96,21 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
         write_text(path, json.dumps(self.settings, indent=1) + "\n")
 
     def __str__(self) -> str:
-        head = ("layer", "shape", "valid", "tau", "pixel block", "dense us", "chosen us")
-        lines = [(*head, "error", "why nothing is skipped"), *map(_cells, self)]
-        return "\n".join([table(lines), *_footer(self.outcome)])
+        lines = [[text(row) for text in _COLUMNS.values()] for row in self]
+        return "\n".join([table([list(_COLUMNS), *lines]), *_footer(self.outcome)])
 
 
-def _cells(row: CalibrationRow) -> tuple[str, ...]:
-    setting = row.setting
-    return (
-        row.name or "(root)",
-        row.shape,
-        f"{row.valid_ratio:.1%}",
-        "" if setting is None else f"{setting.tau:.4g}",
-        "" if setting is None else "x".join(map(str, setting.pixel_block or ())),
-        f"{row.dense_us:.0f}",
-        f"{row.chosen_us:.0f}",
-        "" if setting is None else f"{row.error:.2%}",
-        row.reason,
-    )
+_COLUMNS: dict[str, Callable[[CalibrationRow], str]] = {
+    "layer": lambda row: row.name or "(root)",
+    "shape": lambda row: row.shape,
+    "valid": lambda row: f"{row.valid_ratio:.1%}",
+    "tau": lambda row: f"{row.setting.tau:.4g}" if row.setting else "",
+    "pixel block": lambda row: "x".join(map(str, getattr(row.setting, "pixel_block", None) or ())),
+    "dense us": lambda row: f"{row.dense_us:.0f}",
+    "chosen us": lambda row: f"{row.chosen_us:.0f}",
+    "error": lambda row: f"{row.error:.2%}" if row.setting else "",
+    "why nothing is skipped": lambda row: row.reason,
+}
 
 
 def _footer(outcome: Outcome) -> list[str]:
