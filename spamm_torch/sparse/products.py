@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._prims_common import is_expandable_to
 
 from .._arguments import check_tensor
 from .._rounding import Made, Maps, bounds, norm, sums_of
@@ -183,7 +184,7 @@ def _operands(
             )
         added = names["input"]
         if added.shape != shape:
-            if not is_dense or not _broadcasts(tuple(added.shape), shape):
+            if not is_dense or not is_expandable_to(added.shape, shape):
                 raise RuntimeError(
                     f"input must have the product's shape {shape}; got {tuple(added.shape)}"
                 )
@@ -195,11 +196,6 @@ def _operands(
     if "input" in found:
         check_pair(found["input"], found["a"], "input and the operands")
     return found["a"], found["b"], found.get("input"), is_dense
-
-
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    tail = to[len(to) - len(shape) :] if len(shape) <= len(to) else ()
-    return len(tail) == len(shape) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
 
 
 # ---- Counts ------------------------------------------------------------------------------------
