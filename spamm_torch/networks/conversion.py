@@ -150,9 +150,8 @@ class Conversion:
             likely = likely_shapes(island, sizes=1 if measured else 2)
             sites = find_sites(island, alike_by_shapes(measured, likely))
         for site in sites:
-            read: Any = site.node.args[0] if site.node else None
-            if measured and read in measured[0]:
-                shape, _ = measured[0][read]
+            if measured and site.input in measured[0]:
+                shape, _ = measured[0][site.input]
                 site.input_shape = shape if len(shape) == 4 else (1, *shape)
         return sites
 

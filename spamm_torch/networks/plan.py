@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -80,6 +80,12 @@ class Site:
     absorbed: tuple[str, ...] = ()
     input_shape: tuple[int, ...] | None = None
     pool: fx.Node | None = None
+
+    @property
+    def input(self) -> fx.Node:
+        """The node whose value the convolution takes."""
+        value: Any = self.nodes[0].args[0]
+        return value
 
     @property
     def last(self) -> fx.Node:
@@ -164,8 +170,8 @@ def norm_flow(plan: Plan, of_few: bool = False) -> NormFlow:
     for site in plan.fused:
         if not _needs_norms(plan, site, of_few):
             continue
-        value = site.nodes[0].args[0]
-        if not isinstance(value, fx.Node) or is_written(value, plan.island.module):
+        value = site.input
+        if is_written(value, plan.island.module):
             continue
         producer = by_last.get(value)
         if producer is not None and plan.engines[producer.name].kind == "spamm":

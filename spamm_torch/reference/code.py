@@ -89,7 +89,8 @@ class _Generator:
         # take what is before.
         passing = [*in_phases, *(site for site in plan.fused if site.name in flow.parts)]
         readers = {site.nodes[0] for site in passing}
-        self._passed_by = {n for n in map(_input_of, passing) if readers.issuperset(n.users)}
+        inputs = {site.input for site in passing}
+        self._passed_by = {node for node in inputs if readers.issuperset(node.users)}
 
     def run(self) -> tuple[Forward, Base]:
         nodes = list(self._plan.island.graph.nodes)
@@ -218,7 +219,7 @@ class _Generator:
 
     def _read_by(self, site: Site, layout: Layout) -> fx.Node:
         """The value that a site's call takes: for phases, the one before the upsampling."""
-        value = _input_of(site)
+        value = site.input
         if not layout.in_phases:
             return value
         before = passed_on(value, self._upsamplings, self._shapes)
@@ -247,7 +248,7 @@ class _Generator:
         options: dict[str, Any] = {}
         if site.residual is not None:
             options["residual"] = self._reference[site.residual]
-        args = (self._reference[_input_of(site)], weight, bias, *_geometry(site.conv))
+        args = (self._reference[site.input], weight, bias, *_geometry(site.conv))
         base = self._base.call_function(_ops.dense_conv2d.default, args, options)
         self._bases[place] = base
         self._reference[site.last] = self._base.call_function(activated, (base, site.activation))
@@ -314,13 +315,6 @@ class _Generator:
 
 def _geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
     return (list(conv.stride), list(conv.padding), list(conv.dilation), conv.groups)
-
-
-def _input_of(site: Site) -> fx.Node:
-    """The input of the site's convolution."""
-    node = site.nodes[0].args[0]
-    assert isinstance(node, fx.Node)
-    return node
 
 
 def _check_writes(

@@ -103,9 +103,8 @@ class _Flow:
 
     def _parts_for(self, site: Site) -> dict[fx.Node, _Found]:
         """The parts of a concatenation, with norms, that a site may read in its place; or none."""
-        value = site.nodes[0].args[0]
-        layout = self._layouts.get(site.name, Layout())
-        if not isinstance(value, fx.Node) or not self._computes_strips(site, layout):
+        value, layout = site.input, self._layouts.get(site.name, Layout())
+        if not self._computes_strips(site, layout):
             return {}
         parts = concatenated_channels(value) if can_be_joined(value, self._shapes) else None
         if parts is None or len(set(parts)) != 2 or len(parts) != 2:
@@ -141,11 +140,7 @@ class _Flow:
     def _norms_for(self, site: Site) -> _Found | None:
         """The nodes that write the norms that a site reads; None where there are none."""
         layout = self._layouts.get(site.name, Layout())
-        value = site.nodes[0].args[0]
-        if layout.in_phases:
-            assert isinstance(value, fx.Node)
-            value = value.args[0]
-        found = self._norms_of(value)
+        found = self._norms_of(site.input.args[0] if layout.in_phases else site.input)
         channels = site.conv.in_channels
         if found is None or not _can_regroup(channels, found.columns, layout.columns):
             return None
@@ -196,8 +191,8 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
         # Devices compute norms of some types; that of the island's argument decides for all sites.
         if site.conv.weight.dtype != plan.fused[0].conv.weight.dtype:
             continue
-        value = site.nodes[0].args[0]
-        if not isinstance(value, fx.Node) or value not in shapes or len(shapes[value][0]) != 4:
+        value = site.input
+        if value not in shapes or len(shapes[value][0]) != 4:
             continue
         setting = plan.engines[site.name].setting
         doubled = site.residual is None and _reads_doubled(plan, site, shapes)
@@ -209,8 +204,7 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
 
 def _reads_doubled(plan: Plan, site: Site, shapes: Shapes) -> bool:
     """Whether a site may read the value before nearest upsampling by 2: nothing writes to it."""
-    value, root = site.nodes[0].args[0], plan.island.module
-    assert isinstance(value, fx.Node)
+    value, root = site.input, plan.island.module
     before = passed_on(value, plan.island.upsamplings, shapes)
     if before is None or is_written(value, root) or is_written(before, root):
         return False
