@@ -367,6 +367,17 @@ def test_every_source_has_an_object_of_its_own(setup_module):
     assert len({Path(source).with_suffix("") for source in sources}) == len(sources)
 
 
+def test_every_host_file_is_compiled_once(setup_module):
+    """By itself or in one unit. A unit is for Hopper alone or for any chip."""
+    files = setup_module.sources("cpu/**/*.cpp", "cuda/**/*.cpp", "shards/*.cpp")
+    compiled = []
+    for source in setup_module.in_units(files):
+        found = re.findall(r'#include "(?:\.\./)+(csrc/.*\.cpp)"', (ROOT / source).read_text())
+        compiled += found or [source]
+        assert len({"sm90" in file for file in found}) <= 1, source
+    assert sorted(compiled) == files
+
+
 def test_free_memory_is_what_the_kernel_calls_available(setup_module):
     text = "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable:   12582912 kB\n"
     assert setup_module.free_gib(text) == 12.0
