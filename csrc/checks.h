@@ -9,10 +9,12 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "activation.h"
 #include "arguments.h"
@@ -59,11 +61,37 @@ inline void check_same_device(const at::Tensor& a, const at::Tensor& b, const ch
               " must be on the same device; got ", a.device(), " and ", b.device());
 }
 
+inline void check_one_dtype(const at::Tensor& a, const at::Tensor& b, const char* name_a,
+                            const char* name_b) {
+  TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), name_a, " and ", name_b,
+                   " must have one dtype; got ", dtype_of(a), " and ", dtype_of(b));
+}
+
+// `whose`: that of `other`, in the message.
+inline void check_dtype_of(const at::Tensor& x, const at::Tensor& other, const char* name,
+                           const char* whose) {
+  TORCH_CHECK_TYPE(x.scalar_type() == other.scalar_type(), name, " must have ", whose, " dtype ",
+                   dtype_of(other), "; got ", dtype_of(x));
+}
+
+inline at::DimVector product_shape(const at::Tensor& a, const at::Tensor& b) {
+  at::DimVector shape(a.sizes());
+  shape.back() = b.size(-1);
+  return shape;
+}
+
+inline at::DimVector norm_map_shape(at::IntArrayRef sizes, int64_t block_rows,
+                                    int64_t block_columns) {
+  at::DimVector shape(sizes);
+  shape.end()[-2] = blocks_of(sizes.end()[-2], block_rows);
+  shape.end()[-1] = blocks_of(sizes.end()[-1], block_columns);
+  return shape;
+}
+
 // Matrices, or batches of them, of one type and on one device.
 inline void check_matrix_pair(const at::Tensor& a, const at::Tensor& b) {
   check_operand_dtype(a.scalar_type(), "a");
-  TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "a and b must have one dtype; got ",
-                   dtype_of(a), " and ", dtype_of(b));
+  check_one_dtype(a, b, "a", "b");
   check_same_device(a, b, "a", "b");
   TORCH_CHECK((a.dim() == 2 || a.dim() == 3) && a.dim() == b.dim(),
               "a and b must both be matrices (2-d) or batches of matrices (3-d); got shapes ",
@@ -86,20 +114,21 @@ inline void check_matrices(const at::Tensor& x, const char* name) {
 
 // `input` is added to a product of shape `shape`, whose first operand is `a`.
 inline void check_input(const at::Tensor& input, const at::Tensor& a, at::IntArrayRef shape) {
-  TORCH_CHECK_TYPE(input.scalar_type() == a.scalar_type(), "input must have the operands' dtype ",
-                   dtype_of(a), "; got ", dtype_of(input));
+  check_dtype_of(input, a, "input", "the operands'");
   check_same_device(input, a, "input", "a");
   TORCH_CHECK(at::is_expandable_to(input.sizes(), shape),
               "input must broadcast to the product's shape ", shape, "; got ", input.sizes());
 }
 
-// Norm maps of the operands of one product: (..., MB, KB) x (..., KB, NB).
-inline void check_norm_maps(const at::Tensor& norm_a, const at::Tensor& norm_b) {
+inline void check_norm_dtypes(const at::Tensor& norm_a, const at::Tensor& norm_b) {
   TORCH_CHECK_TYPE(norm_a.scalar_type() == at::kFloat || norm_a.scalar_type() == at::kDouble,
                    "norm_a must be float32 or float64; got ", dtype_of(norm_a));
-  TORCH_CHECK_TYPE(norm_a.scalar_type() == norm_b.scalar_type(),
-                   "norm_a and norm_b must have one dtype; got ", dtype_of(norm_a), " and ",
-                   dtype_of(norm_b));
+  check_one_dtype(norm_a, norm_b, "norm_a", "norm_b");
+}
+
+// Norm maps of the operands of one product: (..., MB, KB) x (..., KB, NB).
+inline void check_norm_maps(const at::Tensor& norm_a, const at::Tensor& norm_b) {
+  check_norm_dtypes(norm_a, norm_b);
   check_same_device(norm_a, norm_b, "norm_a", "norm_b");
   TORCH_CHECK(
       norm_a.dim() >= 2 && norm_a.dim() == norm_b.dim() &&
@@ -125,19 +154,15 @@ inline void check_precomputed_norm_map(const at::Tensor& norm, at::IntArrayRef s
 
 inline void check_norm_map_of(const at::Tensor& norm, const at::Tensor& operand, int64_t block_rows,
                               int64_t block_columns, const char* name) {
-  at::DimVector shape(operand.sizes());
-  shape.end()[-2] = blocks_of(operand.size(-2), block_rows);
-  shape.end()[-1] = blocks_of(operand.size(-1), block_columns);
-  check_precomputed_norm_map(norm, shape, operand, operand.sizes(), name);
+  check_precomputed_norm_map(norm, norm_map_shape(operand.sizes(), block_rows, block_columns),
+                             operand, operand.sizes(), name);
 }
 
 // `skip_norm_b` holds B's skip norms if they differ from its norms.
 inline void check_skip_norm_map(const std::optional<at::Tensor>& skip_norm_b,
                                 const at::Tensor& norm_b) {
   if (!skip_norm_b) return;
-  TORCH_CHECK_TYPE(skip_norm_b->scalar_type() == norm_b.scalar_type(),
-                   "skip_norm_b must have norm_b's dtype ", dtype_of(norm_b), "; got ",
-                   dtype_of(*skip_norm_b));
+  check_dtype_of(*skip_norm_b, norm_b, "skip_norm_b", "norm_b's");
   check_same_device(*skip_norm_b, norm_b, "skip_norm_b", "norm_b");
   TORCH_CHECK(skip_norm_b->sizes() == norm_b.sizes(), "skip_norm_b must have norm_b's shape ",
               norm_b.sizes(), "; got ", skip_norm_b->sizes());
@@ -194,22 +219,19 @@ inline void check_search(const FindTauArguments& x) {
 
 // Refuses the knob of a call unless exactly one member is set.
 inline void check_knob(const Knob& knob) {
-  const auto set = [&] {
+  const std::pair<bool, const char*> members[] = {{knob.tau.has_value(), "tau"},
+                                                  {knob.threshold.has_value(), "threshold"},
+                                                  {knob.valid_ratio.has_value(), "valid_ratio"},
+                                                  {knob.max_error.has_value(), "max_error"}};
+  const auto names_of_set = [&] {
     std::string names;
-    const auto add = [&](bool is_set, const char* name) {
+    for (const auto& [is_set, name] : members)
       if (is_set) names += (names.empty() ? "" : " and ") + std::string(name);
-    };
-    add(knob.tau.has_value(), "tau");
-    add(knob.threshold.has_value(), "threshold");
-    add(knob.valid_ratio.has_value(), "valid_ratio");
-    add(knob.max_error.has_value(), "max_error");
     return names.empty() ? "none" : names;
   };
-  TORCH_CHECK_VALUE(knob.tau.has_value() + knob.threshold.has_value() +
-                            knob.valid_ratio.has_value() + knob.max_error.has_value() ==
-                        1,
+  TORCH_CHECK_VALUE(std::ranges::count(members, true, [](const auto& m) { return m.first; }) == 1,
                     "exactly one of tau, threshold, valid_ratio and max_error must be given; got ",
-                    set());
+                    names_of_set());
   if (knob.valid_ratio) check_valid_ratio(*knob.valid_ratio);
   if (knob.max_error) check_max_error(*knob.max_error);
 }
@@ -243,11 +265,7 @@ inline Block check_product(const at::Tensor& a, const at::Tensor& b, at::IntArra
   if (norm_a) check_norm_map_of(*norm_a, a, block.m, block.k, "norm_a");
   if (norm_b) check_norm_map_of(*norm_b, b, block.k, block.n, "norm_b");
   if (tau) check_tau(*tau, a.device());
-  if (input) {
-    at::DimVector shape(a.sizes());
-    shape.back() = b.size(-1);
-    check_input(*input, a, shape);
-  }
+  if (input) check_input(*input, a, product_shape(a, b));
   return block;
 }
 
@@ -268,11 +286,9 @@ inline void check_symmetric(const at::Tensor& a, const at::Tensor& b, const Bloc
 
 // `out` takes the product a @ b.
 inline void check_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK_TYPE(out.scalar_type() == a.scalar_type(), "out must have the operands' dtype ",
-                   dtype_of(a), "; got ", dtype_of(out));
+  check_dtype_of(out, a, "out", "the operands'");
   check_same_device(out, a, "out", "a");
-  auto shape = a.sizes().vec();
-  shape.back() = b.size(-1);
+  const at::DimVector shape = product_shape(a, b);
   TORCH_CHECK(out.sizes() == shape, "out must have the product's shape ", at::IntArrayRef(shape),
               "; got ", out.sizes());
 }

@@ -73,13 +73,11 @@ NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty
   if (const OptTensor c = product_on_devices(x)) {
     return {block, *c, wants_norms ? norm_map(*c, {block.m, block.n}) : Tensor(), true};
   }
-  DimVector shape(x.a.sizes());
-  shape.back() = x.b.size(-1);
+  const DimVector shape = product_shape(x.a, x.b);
   NewProduct result{block, empty(shape, x.a.scalar_type(), x.a.device()), Tensor(), false};
   if (wants_norms) {
-    shape.end()[-2] = blocks_of(result.c.size(-2), block.m);
-    shape.end()[-1] = blocks_of(result.c.size(-1), block.n);
-    result.norms = empty(shape, norm_dtype(x.a.scalar_type()), x.a.device());
+    result.norms =
+        empty(norm_map_shape(shape, block.m, block.n), norm_dtype(x.a.scalar_type()), x.a.device());
   }
   return result;
 }

@@ -77,9 +77,7 @@ inline ConvShape check_convolution(const ConvArguments& x) {
               "input must be (images, channels, height, width) or (channels, height, width); got "
               "shape ",
               input.sizes());
-  TORCH_CHECK_TYPE(input.scalar_type() == weight.scalar_type(),
-                   "input and weight must have one dtype; got ", dtype_of(input), " and ",
-                   dtype_of(weight));
+  check_one_dtype(input, weight, "input", "weight");
   check_same_device(input, weight, "input", "weight");
   TORCH_CHECK(input.size(-3) == weight.size(1) * groups, "input must have ",
               weight.size(1) * groups, " channels for a weight of shape ", weight.sizes(),
@@ -88,9 +86,7 @@ inline ConvShape check_convolution(const ConvArguments& x) {
     TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), "bias must have shape [",
                 weight.size(0), "] for a weight of shape ", weight.sizes(), "; got shape ",
                 bias->sizes());
-    TORCH_CHECK_TYPE(bias->scalar_type() == weight.scalar_type(),
-                     "bias and weight must have one dtype; got ", dtype_of(*bias), " and ",
-                     dtype_of(weight));
+    check_one_dtype(*bias, weight, "bias", "weight");
     check_same_device(*bias, weight, "bias", "weight");
   }
   ConvShape shape{.images = input.dim() == 4 ? input.size(0) : 1,
@@ -120,9 +116,7 @@ inline ConvShape check_convolution(const ConvArguments& x) {
 // A residual is added to the output, which has no dimension for images if the input has none.
 inline void check_residual(const at::Tensor& residual, const at::Tensor& input,
                            const ConvShape& shape) {
-  TORCH_CHECK_TYPE(residual.scalar_type() == input.scalar_type(),
-                   "residual must have the input's dtype ", dtype_of(input), "; got ",
-                   dtype_of(residual));
+  check_dtype_of(residual, input, "residual", "the input's");
   check_same_device(residual, input, "residual", "input");
   const auto sizes = shape.output_sizes();
   const at::IntArrayRef expected = at::IntArrayRef(sizes).slice(4 - input.dim());

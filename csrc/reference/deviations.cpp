@@ -80,9 +80,7 @@ std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tenso
                                                 bool ceil_mode, const OptTensor& norm_input) {
   const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
   check_same_device(reference, input, "reference", "input");
-  TORCH_CHECK_TYPE(reference.scalar_type() == input.scalar_type(),
-                   "reference must have the input's dtype ", dtype_of(input), "; got ",
-                   dtype_of(reference));
+  check_dtype_of(reference, input, "reference", "the input's");
   const std::array<int64_t, 4> expected = {1, input.size(1), input.size(2), input.size(3)};
   TORCH_CHECK(reference.sizes() == expected, "reference must have the shape of one image, ",
               IntArrayRef(expected), "; got ", reference.sizes());
@@ -110,8 +108,7 @@ Deviation check_deviation(const DeviationArguments& x) {
   Deviation conv = {check_conv2d(x, x.norms)};
   const Tensor &base = x.base, &input = x.input;
   check_same_device(base, input, "base", "input");
-  TORCH_CHECK_TYPE(base.scalar_type() == input.scalar_type(), "base must have the input's dtype ",
-                   dtype_of(input), "; got ", dtype_of(base));
+  check_dtype_of(base, input, "base", "the input's");
   auto expected = conv.shape.output_sizes();
   expected[0] = 1;
   TORCH_CHECK(base.sizes() == expected, "base must have the shape of one image's output, ",

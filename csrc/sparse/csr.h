@@ -16,11 +16,7 @@ namespace spamm {
 inline void check_indices(const BsrMaps& x) {
   check_indices(x.crow_a, x.col_a, "a");
   check_indices(x.crow_b, x.col_b, "b");
-  TORCH_CHECK_TYPE(x.norm_a.scalar_type() == at::kFloat || x.norm_a.scalar_type() == at::kDouble,
-                   "norm_a must be float32 or float64; got ", dtype_of(x.norm_a));
-  TORCH_CHECK_TYPE(x.norm_a.scalar_type() == x.norm_b.scalar_type(),
-                   "norm_a and norm_b must have one dtype; got ", dtype_of(x.norm_a), " and ",
-                   dtype_of(x.norm_b));
+  check_norm_dtypes(x.norm_a, x.norm_b);
   const auto check_norms = [](const at::Tensor& norms, int64_t stored, const char* name) {
     TORCH_CHECK(norms.dim() == 1 && norms.numel() == stored, name,
                 " must have one norm for each of ", stored, " stored blocks; got shape ",

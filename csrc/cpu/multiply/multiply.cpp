@@ -410,9 +410,7 @@ Tensor empty(IntArrayRef shape, at::ScalarType dtype, at::Device) {
 Tensor multiply(MultiplyArguments& x) {
   const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
   if (x.whole) check_whole(x.a, x.b, *x.whole);
-  DimVector shape(x.a.sizes());
-  shape.back() = x.b.size(-1);
-  const Tensor result = empty(shape, x.a.scalar_type(), x.a.device());
+  const Tensor result = empty(product_shape(x.a, x.b), x.a.scalar_type(), x.a.device());
   write_product(result, x, block);
   return result;
 }

@@ -37,10 +37,8 @@ Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
   check_operand_dtype(a.scalar_type(), "a");
   check_matrices(a, "a");
   check_block_pair(block);
-  auto shape = a.sizes().vec();
-  shape[shape.size() - 2] = blocks_of(a.size(-2), block[0]);
-  shape[shape.size() - 1] = blocks_of(a.size(-1), block[1]);
-  const Tensor result = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
+  const Tensor result = at::empty(norm_map_shape(a.sizes(), block[0], block[1]),
+                                  a.options().dtype(norm_dtype(a.scalar_type())));
 
   const auto as_batches = [](const Tensor& t) {
     return t.dim() == 2 ? t.unsqueeze(0) : t.flatten(0, -3);

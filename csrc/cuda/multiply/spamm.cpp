@@ -80,9 +80,7 @@ class NormMaps {
       map.given = given->contiguous();
       return;
     }
-    map.shape = x.sizes();
-    map.shape.end()[-2] = blocks_of(x.size(-2), rows);
-    map.shape.end()[-1] = blocks_of(x.size(-1), columns);
+    map.shape = norm_map_shape(x.sizes(), rows, columns);
     map.job = jobs_.size();
     // Until there is memory, the address is the distance from its beginning.
     jobs_.push_back(job_for(x, rows, columns, reinterpret_cast<void*>(bytes_)));
@@ -251,9 +249,7 @@ Tensor multiply(MultiplyArguments& x) {
     check_whole(x.a, x.b, *x.whole);
     size.m = (*x.whole)[0], size.n = (*x.whole)[1];
   }
-  DimVector shape(x.a.sizes());
-  shape.back() = x.b.size(-1);
-  const Tensor c = empty(shape, x.a.scalar_type(), x.a.device());
+  const Tensor c = empty(product_shape(x.a, x.b), x.a.scalar_type(), x.a.device());
   multiply_with(x, block, size, c);
   return c;
 }

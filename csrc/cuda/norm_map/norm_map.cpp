@@ -14,10 +14,8 @@ using at::Tensor;
 // copies `a` to `kept` only if no single stride can describe them.
 std::tuple<Tensor, MapJob> new_map(const Tensor& a, int64_t rows, int64_t columns, const char* name,
                                    Tensor& kept) {
-  DimVector shape(a.sizes());
-  shape.end()[-2] = blocks_of(a.size(-2), rows);
-  shape.end()[-1] = blocks_of(a.size(-1), columns);
-  const Tensor map = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
+  const Tensor map = at::empty(norm_map_shape(a.sizes(), rows, columns),
+                               a.options().dtype(norm_dtype(a.scalar_type())));
   check_blocks(map.numel(), name, a.sizes());
   kept = a.dim() > 3 ? a.flatten(0, -3) : a;
   return {map, job_for(kept, rows, columns, map.mutable_data_ptr())};
