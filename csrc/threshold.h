@@ -23,14 +23,10 @@ inline bool skips_nothing(const Knob& checked) {
   return checked.tau && skips_nothing(*checked.tau);
 }
 
-// The op find_tau of a device, by its two searches.
-template <auto of_ratio, auto of_error>
-Tensor find_tau_op(FindTauArguments& x) {
+inline void check_find_tau(const FindTauArguments& x) {
   check_norm_maps(x.norm_a, x.norm_b);
   check_skip_norm_map(x.skip_norm_b, x.norm_b);
   check_search(x);
-  return x.valid_ratio ? of_ratio(x.norm_a, x.skip_norm_b.value_or(x.norm_b), *x.valid_ratio)
-                       : of_error(x.norm_a, x.norm_b, *x.max_error, x.skip_norm_b);
 }
 
 // The 0-d threshold for a knob that has been checked. `skip_norm_b`: see error_bound.

@@ -63,20 +63,8 @@ inline at::Tensor readable_pixels(const at::Tensor& x) {
   return readable_pixels(x, kAlignment / x.element_size());
 }
 
-// tau in the norms' type. On a GPU it is converted there, so that the host never waits for it. A
-// host scalar is unchanged: kernels get it by value.
-inline at::Tensor tau_as(const at::Tensor& tau, at::ScalarType norm_type) {
-  return tau.is_cpu() ? tau : tau.to(norm_type);
-}
-
-// `tau` must outlive the launch that uses the result.
-template <class Norm>
-kernels::Tau<Norm> tau_argument(const at::Tensor& tau) {
-  if (tau.is_cpu()) return {nullptr, static_cast<Norm>(host_scalar(tau))};
-  return {tau.const_data_ptr<Norm>(), Norm{}};
-}
-
-// A threshold: a tensor in the norms' type on the GPU, or else a number.
+// A threshold: a tensor in the norms' type on the GPU, which converts it so that the host never
+// waits for it, or else a number, which kernels get by value. It outlives their launch.
 struct Threshold {
   at::Tensor on_device = {};
   double number = 0;

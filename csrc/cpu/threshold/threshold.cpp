@@ -81,18 +81,23 @@ N find_tau_for_error_of(const Maps<N>& maps, const N* skip_norm_b, double max_er
 
 // ---- Operators ---------------------------------------------------------------------------------
 
-Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio) {
-  return dispatch_norms(norm_a, [&](auto type) {
-    const Maps<decltype(type)> maps(norm_a, norm_b);
-    return at::scalar_tensor(find_tau_of(product_counter(maps), valid_ratio), norm_a.options());
+Tensor find_tau(FindTauArguments& x) {
+  check_find_tau(x);
+  const Tensor skip_norms = x.skip_norm_b.value_or(x.norm_b).contiguous();
+  return dispatch_norms(x.norm_a, [&](auto type) {
+    using N = decltype(type);
+    const Maps<N> maps(x.norm_a, x.valid_ratio ? skip_norms : x.norm_b);
+    const N tau = x.valid_ratio
+                      ? find_tau_of(product_counter(maps), *x.valid_ratio)
+                      : find_tau_for_error_of(maps, skip_norms.const_data_ptr<N>(), *x.max_error);
+    return at::scalar_tensor(tau, x.norm_a.options());
   });
 }
 
 Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
   check_norm_maps(norm_a, norm_b);
   check_tau(tau, norm_a.device());
-  auto shape = norm_a.sizes().vec();
-  shape.back() = norm_b.size(-1);
+  const auto shape = product_shape(norm_a, norm_b);
   const Tensor counts = at::zeros(shape, norm_a.options().dtype(at::kInt));
   dispatch_norms(norm_a, [&](auto type) {
     using N = decltype(type);
@@ -120,17 +125,6 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
     const Maps<N> maps(norm_a, norm_b);
     const N bound = bound_at(maps, skip_norms.const_data_ptr<N>(), threshold_value<N>(tau));
     return at::scalar_tensor(bound, norm_a.options());
-  });
-}
-
-Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
-                          const OptTensor& skip_norm_b) {
-  const Tensor skip_norms = skip_norm_b.value_or(norm_b).contiguous();
-  return dispatch_norms(norm_a, [&](auto type) {
-    using N = decltype(type);
-    const Maps<N> maps(norm_a, norm_b);
-    const N tau = find_tau_for_error_of(maps, skip_norms.const_data_ptr<N>(), max_error);
-    return at::scalar_tensor(tau, norm_a.options());
   });
 }
 
@@ -207,7 +201,7 @@ Tensor product_histogram(const Tensor& norm_a, const Tensor& norm_b, const Tenso
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
-  m.impl("find_tau", boxed<&find_tau_op<&find_tau, &find_tau_for_error>>());
+  m.impl("find_tau", boxed<&find_tau>());
   m.impl("valid_counts", &valid_counts);
   m.impl("error_bound", &error_bound);
   m.impl("product_histogram", &product_histogram);

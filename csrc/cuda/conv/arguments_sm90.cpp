@@ -206,9 +206,9 @@ void Arguments::set(const ConvNorms& norms, const NormUse& use, const Knob& knob
     norm_blocks_ = im2col_block_norms(conv_, params, norms, stream);
     params.norm_input = {norm_blocks_.const_data_ptr<float>(), false};
   }
-  tau_ = tau_as(knob.tau ? *knob.tau : find_threshold(conv_, knob, norms.weight, norm_blocks_),
-                at::kFloat);
-  params.tau = tau_argument<float>(tau_);
+  tau_ = {knob.tau ? *knob.tau : find_threshold(conv_, knob, norms.weight, norm_blocks_),
+          at::kFloat};
+  params.tau = tau_.argument<float>();
 }
 
 void Arguments::set_dense(const Knob& knob) {
@@ -216,8 +216,8 @@ void Arguments::set_dense(const Knob& knob) {
     norm_weight_ = conv_.norm_weight->contiguous();
     params.norm_weight = norm_weight_.const_data_ptr<float>();
   }
-  tau_ = *knob.tau;
-  params.tau = tau_argument<float>(tau_);
+  tau_ = {*knob.tau, at::kFloat};
+  params.tau = tau_.argument<float>();
 }
 
 void Arguments::set_output(at::IntArrayRef sizes) {

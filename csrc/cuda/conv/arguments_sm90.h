@@ -10,6 +10,7 @@
 
 #include "conv/backend.h"
 #include "cuda/heuristics.h"
+#include "cuda/operand.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/params.h"
 
@@ -119,7 +120,8 @@ class Arguments {
 
   const Convolution& conv_;
   ConvNorms norms_;  // the kernel reads them, and its tile counter is in their memory
-  at::Tensor bias_, residual_, norm_weight_, norm_blocks_, tau_;
+  at::Tensor bias_, residual_, norm_weight_, norm_blocks_;
+  Threshold tau_;
 };
 
 }  // namespace spamm::cuda

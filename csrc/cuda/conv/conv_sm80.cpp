@@ -117,8 +117,8 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
     return threshold_from_knob(norm_a, norm_b, knob,
                                PartialBlockScale(conv.blocks, norm_a.options())(norm_b, 0));
   };
-  const Tensor tau = tau_as(knob.tau ? *knob.tau : find_threshold(), norm_a.scalar_type());
-  p.tau = tau_argument<Norm>(tau);
+  const Threshold tau(knob.tau ? *knob.tau : find_threshold(), norm_a.scalar_type());
+  p.tau = tau.argument<Norm>();
 
   p.weight = operand(weight, 2);
   p.norm_weight = norm_a.const_data_ptr<Norm>();

@@ -103,14 +103,14 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
               "a block-sparse product waits for the size of its result: expected a plan, made "
               "before; got none while a CUDA graph is captured");
   const CsrTensors tensors(x, x.crow_input, x.col_input);
-  const Tensor threshold = tau_as(x.tau, x.norm_a.scalar_type());
+  const Threshold threshold(x.tau, x.norm_a.scalar_type());
   const PlanWorkspace workspace(tensors.rows(), x.norm_a.options());
   BsrPlan plan;
   tensors.checked(workspace.findings(), device.stream(),
                   [&]<class Norm>(const CsrMaps<Norm>& maps) {
                     kernels::PlanParams<Norm> params{};
                     params.maps = maps, params.added = tensors.added();
-                    params.tau = tau_argument<Norm>(threshold), params.symmetric = x.symmetric;
+                    params.tau = threshold.argument<Norm>(), params.symmetric = x.symmetric;
                     params.findings = workspace.findings();
                     params.counts = workspace.counts(), params.before = workspace.before();
                     params.arrived = workspace.arrived();
@@ -161,14 +161,14 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
   check_tau(x.tau, x.norm_a.device());
   const OnDevice device(x.norm_a);
   const CsrTensors tensors(x);
-  const Tensor threshold = tau_as(x.tau, x.norm_a.scalar_type());
+  const Threshold threshold(x.tau, x.norm_a.scalar_type());
   const Tensor bound = at::empty({}, x.norm_a.options());
   const Tensor products = at::zeros({2}, x.norm_a.options().dtype(at::kLong));
   const SearchWorkspace workspace(x.norm_a.options());
   tensors.checked(workspace.findings(), device.stream(),
                   [&]<class Norm>(const CsrMaps<Norm>& maps) {
                     CsrKernels<Norm>::error_bound(
-                        maps, tau_argument<Norm>(threshold), workspace.findings(), workspace.rest(),
+                        maps, threshold.argument<Norm>(), workspace.findings(), workspace.rest(),
                         workspace.zero(),
                         reinterpret_cast<unsigned long long*>(products.mutable_data_ptr<int64_t>()),
                         bound.mutable_data_ptr<Norm>(), device.properties(), device.stream());

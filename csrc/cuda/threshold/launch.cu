@@ -64,7 +64,8 @@ void ThresholdKernels<Norm>::product_histogram(const Maps& maps, const int64_t* 
 
 template <class Norm>
 size_t ThresholdKernels<Norm>::find_tau_workspace() {
-  return sizeof(kernels::Selection<Norm, unsigned long long>);
+  return std::max(sizeof(kernels::Selection<Norm, unsigned long long>),
+                  sizeof(kernels::ErrorSearch<Norm>));
 }
 
 namespace {
@@ -153,11 +154,6 @@ void ThresholdKernels<Norm>::error_bound(const Maps& maps, const Tau& tau, void*
   kernels::error_bound<<<grid_of(maps), kThreads, 0, stream>>>(
       maps, tau, partial, static_cast<unsigned*>(workspace), bound);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-template <class Norm>
-size_t ThresholdKernels<Norm>::find_tau_for_error_workspace() {
-  return sizeof(kernels::ErrorSearch<Norm>);
 }
 
 namespace {

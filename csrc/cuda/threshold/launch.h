@@ -20,10 +20,12 @@ struct ThresholdKernels {
   // `counts` is (batch, mb, nb).
   static void valid_counts(const Maps& maps, const Tau& tau, int32_t* counts, cudaStream_t stream);
 
-  // `workspace` has find_tau_workspace() bytes.
+  // `workspace` of both has find_tau_workspace() bytes.
   static size_t find_tau_workspace();
   static void find_tau(const Maps& maps, double valid_ratio, void* workspace, Norm* tau,
                        const cudaDeviceProp& device, cudaStream_t stream);
+  static void find_tau_for_error(const Maps& maps, double max_error, void* workspace, Norm* tau,
+                                 const cudaDeviceProp& device, cudaStream_t stream);
 
   // `low` and `counts`, of bins + 1 zeros, are on the device. See kernels::product_histogram.
   static void product_histogram(const Maps& maps, const int64_t* low, int shift, int bins,
@@ -33,11 +35,6 @@ struct ThresholdKernels {
   static size_t error_bound_workspace(const Maps& maps);
   static void error_bound(const Maps& maps, const Tau& tau, void* workspace, Norm* bound,
                           cudaStream_t stream);
-
-  // `workspace` has find_tau_for_error_workspace() bytes.
-  static size_t find_tau_for_error_workspace();
-  static void find_tau_for_error(const Maps& maps, double max_error, void* workspace, Norm* tau,
-                                 const cudaDeviceProp& device, cudaStream_t stream);
 };
 
 }  // namespace spamm::cuda

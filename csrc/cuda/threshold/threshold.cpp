@@ -57,16 +57,20 @@ Tensor bytes_beside(const Tensor& norms, size_t bytes) {
   return at::empty({static_cast<int64_t>(bytes)}, norms.options().dtype(at::kByte));
 }
 
-Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio) {
-  const OnDevice device(norm_a);
-  const Maps maps(norm_a, norm_b, std::nullopt);
-  if (maps.empty()) return at::zeros({}, norm_a.options());
-  const Tensor tau = at::empty({}, norm_a.options());
+Tensor find_tau(FindTauArguments& x) {
+  check_find_tau(x);
+  const OnDevice device(x.norm_a);
+  const bool of_ratio = x.valid_ratio.has_value();
+  const Maps maps(x.norm_a, of_ratio ? x.skip_norm_b.value_or(x.norm_b) : x.norm_b,
+                  of_ratio ? std::nullopt : x.skip_norm_b);
+  if (maps.empty()) return at::zeros({}, x.norm_a.options());
+  const Tensor tau = at::empty({}, x.norm_a.options());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const Tensor workspace = bytes_beside(norm_a, ThresholdKernels<Norm>::find_tau_workspace());
-    ThresholdKernels<Norm>::find_tau(pointers, valid_ratio, workspace.mutable_data_ptr(),
-                                     tau.mutable_data_ptr<Norm>(), device.properties(),
-                                     device.stream());
+    using Kernels = ThresholdKernels<Norm>;
+    const Tensor workspace = bytes_beside(x.norm_a, Kernels::find_tau_workspace());
+    const auto search = of_ratio ? &Kernels::find_tau : &Kernels::find_tau_for_error;
+    search(pointers, of_ratio ? *x.valid_ratio : *x.max_error, workspace.mutable_data_ptr(),
+           tau.mutable_data_ptr<Norm>(), device.properties(), device.stream());
   });
   return tau;
 }
@@ -91,14 +95,13 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   check_norm_maps(norm_a, norm_b);
   check_tau(tau, norm_a.device());
   const OnDevice device(norm_a);
-  auto shape = norm_a.sizes().vec();
-  shape.back() = norm_b.size(-1);
+  const auto shape = product_shape(norm_a, norm_b);
   const Maps maps(norm_a, norm_b, std::nullopt);
   if (maps.empty()) return at::zeros(shape, norm_a.options().dtype(at::kInt));
   const Tensor counts = at::empty(shape, norm_a.options().dtype(at::kInt));
-  const Tensor threshold = tau_as(tau, norm_a.scalar_type());
+  const Threshold threshold(tau, norm_a.scalar_type());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    ThresholdKernels<Norm>::valid_counts(pointers, tau_argument<Norm>(threshold),
+    ThresholdKernels<Norm>::valid_counts(pointers, threshold.argument<Norm>(),
                                          counts.mutable_data_ptr<int32_t>(), device.stream());
   });
   return counts;
@@ -113,38 +116,22 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
   const Maps maps(norm_a, norm_b, skip_norm_b);
   if (maps.empty()) return at::zeros({}, norm_a.options());
   const Tensor bound = at::empty({}, norm_a.options());
-  const Tensor threshold = tau_as(tau, norm_a.scalar_type());
+  const Threshold threshold(tau, norm_a.scalar_type());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
     const Tensor workspace =
         bytes_beside(norm_a, ThresholdKernels<Norm>::error_bound_workspace(pointers));
     workspace.narrow(0, 0, kErrorStateBytes).zero_();
-    ThresholdKernels<Norm>::error_bound(pointers, tau_argument<Norm>(threshold),
+    ThresholdKernels<Norm>::error_bound(pointers, threshold.argument<Norm>(),
                                         workspace.mutable_data_ptr(),
                                         bound.mutable_data_ptr<Norm>(), device.stream());
   });
   return bound;
 }
 
-Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
-                          const std::optional<Tensor>& skip_norm_b) {
-  const OnDevice device(norm_a);
-  const Maps maps(norm_a, norm_b, skip_norm_b);
-  if (maps.empty()) return at::zeros({}, norm_a.options());
-  const Tensor tau = at::empty({}, norm_a.options());
-  with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const Tensor workspace =
-        bytes_beside(norm_a, ThresholdKernels<Norm>::find_tau_for_error_workspace());
-    ThresholdKernels<Norm>::find_tau_for_error(pointers, max_error, workspace.mutable_data_ptr(),
-                                               tau.mutable_data_ptr<Norm>(), device.properties(),
-                                               device.stream());
-  });
-  return tau;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  m.impl("find_tau", boxed<&find_tau_op<&find_tau, &find_tau_for_error>>());
+  m.impl("find_tau", boxed<&find_tau>());
   m.impl("product_histogram", &product_histogram);
   m.impl("valid_counts", &valid_counts);
   m.impl("error_bound", &error_bound);
