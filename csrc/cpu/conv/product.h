@@ -292,24 +292,30 @@ class ImplicitProduct {
     int64_t j, kernel_position;
   };
 
-  void find_sources(const Step& step, Workspace& workspace) const {
+  // Calls visit(position, count, row, column) for the positions of a tile that do not read padding:
+  // `count` of them from `position` on read the input from there on.
+  template <class Visit>
+  void each_seen_run(const Step& step, const Visit& visit) const {
     const Tile& tile = step.tile;
     const Seen seen(shape_, step.kernel_position);
     const Range inside = seen.columns();
     const int64_t begin = std::clamp(inside.begin, tile.columns.begin, tile.columns.end());
     const int64_t end = std::clamp(inside.end(), begin, tile.columns.end());
-    const int64_t next = shape_.stride.width * pixels_.column_stride;
-    const P** source = workspace.sources;
-    for (int64_t row = tile.rows.begin; row < tile.rows.end(); ++row) {
-      const auto y = seen.row(row);
-      std::fill_n(source, tile.columns.size, nullptr);
-      if (y && begin < end) {
-        const P* first = pixels_.at(tile.images.begin, *y, seen.column(begin), tile.group);
-        for (int64_t i = 0; i < end - begin; ++i)
-          source[begin - tile.columns.begin + i] = first + i * next;
-      }
-      source += tile.columns.size;
+    for (int64_t i = 0; begin < end && i < tile.rows.size; ++i) {
+      const int64_t position = i * tile.columns.size + begin - tile.columns.begin;
+      if (const auto row = seen.row(tile.rows.begin + i))
+        visit(position, end - begin, *row, seen.column(begin));
     }
+  }
+
+  void find_sources(const Step& step, Workspace& workspace) const {
+    const Tile& tile = step.tile;
+    const int64_t next = shape_.stride.width * pixels_.column_stride;
+    std::fill_n(workspace.sources, tile.positions(), nullptr);
+    each_seen_run(step, [&](int64_t position, int64_t count, int64_t row, int64_t column) {
+      const P* const first = pixels_.at(tile.images.begin, row, column, tile.group);
+      for (int64_t i = 0; i < count; ++i) workspace.sources[position + i] = first + i * next;
+    });
   }
 
   // Multiplies the valid ones of at most kMaskBits blocks of input channels.
@@ -371,23 +377,14 @@ class ImplicitProduct {
     uint64_t of_padding;
     const std::array<N, kMaskBits> zeros{};
     find_valid_pixels(norm_a, blocks.size, zeros.data(), 0, scale, tau_, 1, &of_padding);
-    const Seen seen(shape_, step.kernel_position);
-    const Range inside = seen.columns();
-    const int64_t begin = std::clamp(inside.begin, tile.columns.begin, tile.columns.end());
-    const int64_t end = std::clamp(inside.end(), begin, tile.columns.end());
     const int64_t next = shape_.stride.width * pixel_norms_->column_stride();
-    uint64_t* valid = workspace.valid;
-    for (int64_t row = tile.rows.begin; row < tile.rows.end(); ++row) {
-      const auto y = seen.row(row);
-      std::fill_n(valid, tile.columns.size, of_padding);
-      if (y && begin < end) {
-        const N* norms =
-            pixel_norms_->at(tile.image_block, *y, seen.column(begin), tile.group) + blocks.begin;
-        find_valid_pixels(norm_a, blocks.size, norms, next, scale, tau_, end - begin,
-                          valid + begin - tile.columns.begin);
-      }
-      valid += tile.columns.size;
-    }
+    std::fill_n(workspace.valid, tile.positions(), of_padding);
+    each_seen_run(step, [&](int64_t position, int64_t count, int64_t row, int64_t column) {
+      const N* const norms =
+          pixel_norms_->at(tile.image_block, row, column, tile.group) + blocks.begin;
+      find_valid_pixels(norm_a, blocks.size, norms, next, scale, tau_, count,
+                        workspace.valid + position);
+    });
   }
 
   // Of each pixel block, among the given blocks of input channels.

@@ -10,6 +10,7 @@
 
 #include "cpu/common/machine.h"
 #include "cpu/conv/pixels.h"
+#include "cpu/multiply/valid_masks.h"
 #include "cpu/reference/epilogue.h"
 #include "reference/reference.h"
 #include "threshold.h"
@@ -58,17 +59,10 @@ bool supports(const Deviation& conv, const Knob& knob) {
   return only_zeros && at::isfinite(weight_norms(conv)).all().item<bool>();
 }
 
-// [begin, end) of rows or columns.
-struct Span {
-  int64_t begin, end;
-
-  int64_t size() const { return std::max<int64_t>(end - begin, 0); }
-};
-
 // A tile of one image's output.
 struct LiveTile {
   int64_t image;
-  Span rows, columns;
+  Range rows, columns;
 };
 
 template <class T>
@@ -145,30 +139,31 @@ class LiveTiles {
   }
 
   // The input rows or columns that are seen by some of the output, as far as they exist.
-  static Span seen_by(const Span& output, int64_t stride, int64_t padding, int64_t window,
-                      int64_t input) {
+  static Range seen_by(const Range& output, int64_t stride, int64_t padding, int64_t window,
+                       int64_t input) {
     const int64_t begin = output.begin * stride - padding;
-    const int64_t end = (output.end - 1) * stride - padding + window;
-    return {std::clamp<int64_t>(begin, 0, input), std::clamp<int64_t>(end, 0, input)};
+    const int64_t end = (output.end() - 1) * stride - padding + window;
+    const int64_t first = std::clamp<int64_t>(begin, 0, input);
+    return {first, std::clamp<int64_t>(end, 0, input) - first};
   }
 
-  Span seen_rows(const LiveTile& tile) const {
+  Range seen_rows(const LiveTile& tile) const {
     return seen_by(tile.rows, shape_.stride.height, shape_.padding.height, shape_.window().height,
                    shape_.input.height);
   }
 
-  Span seen_columns(const LiveTile& tile) const {
+  Range seen_columns(const LiveTile& tile) const {
     return seen_by(tile.columns, shape_.stride.width, shape_.padding.width, shape_.window().width,
                    shape_.input.width);
   }
 
   bool is_live(const LiveTile& tile) const {
     const uint8_t* const flags = pixels_.const_data_ptr<uint8_t>();
-    const Span rows = seen_rows(tile), columns = seen_columns(tile);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const Range rows = seen_rows(tile), columns = seen_columns(tile);
+    for (int64_t row = rows.begin; row < rows.end(); ++row) {
       const uint8_t* first =
           flags + (tile.image * shape_.input.height + row) * shape_.input.width + columns.begin;
-      if (std::any_of(first, first + columns.size(), [](uint8_t flag) { return flag != 0; }))
+      if (std::any_of(first, first + columns.size, [](uint8_t flag) { return flag != 0; }))
         return true;
     }
     return false;
@@ -206,17 +201,17 @@ class LiveTiles {
     });
   }
 
-  static Span span(int64_t index, int64_t size, int64_t all) {
-    return {index * size, std::min((index + 1) * size, all)};
+  static Range span(int64_t index, int64_t size, int64_t all) {
+    return {index * size, std::min(size, all - index * size)};
   }
 
   void write_dead(const LiveTile& tile) const {
-    for (int64_t row = tile.rows.begin; row < tile.rows.end; ++row) {
+    for (int64_t row = tile.rows.begin; row < tile.rows.end(); ++row) {
       if (residual_) {
         write_row(tile, row, zeros_.data(), 0);
       } else {
         std::fill_n(output_ + place(tile.image, row, tile.columns.begin),
-                    tile.columns.size() * shape_.out_channels, T(0));
+                    tile.columns.size * shape_.out_channels, T(0));
       }
     }
   }
@@ -237,7 +232,7 @@ class LiveTiles {
         base_ ? channels : 0,
         residual_ ? residual_ + to : nullptr,
         channels,
-        tile.columns.size(),
+        tile.columns.size,
         channels};
     write_deviations<T, T, Sum>(pixels, conv_.activation, output_ + to, channels);
   }
@@ -250,7 +245,7 @@ class LiveTiles {
     const T* sums = found.const_data_ptr<T>();
     const int64_t next_row = tile_.width * shape_.out_channels;
     for (int64_t i = 0; i < count; ++i, sums += tile_.height * next_row)
-      for (int64_t row = tiles[i].rows.begin; row < tiles[i].rows.end; ++row)
+      for (int64_t row = tiles[i].rows.begin; row < tiles[i].rows.end(); ++row)
         write_row(tiles[i], row, sums + (row - tiles[i].rows.begin) * next_row,
                   shape_.out_channels);
   }
@@ -277,15 +272,15 @@ class LiveTiles {
 
   // Copies a tile's window; zeros where there is no input.
   void gather(const LiveTile& tile, T* to) const {
-    const Span rows = seen_rows(tile), columns = seen_columns(tile);
+    const Range rows = seen_rows(tile), columns = seen_columns(tile);
     const int64_t channels = shape_.in_channels, row_size = window_.width * channels;
     const int64_t first_row = tile.rows.begin * shape_.stride.height - shape_.padding.height;
     const int64_t first_column = tile.columns.begin * shape_.stride.width - shape_.padding.width;
     const int64_t before = (columns.begin - first_column) * channels;
-    const int64_t inside = columns.size() * channels;
+    const int64_t inside = columns.size * channels;
     for (int64_t i = 0; i < window_.height; ++i, to += row_size) {
       const int64_t row = first_row + i;
-      if (row < rows.begin || row >= rows.end || inside == 0) {
+      if (row < rows.begin || row >= rows.end() || inside == 0) {
         std::fill_n(to, row_size, T(0));
         continue;
       }
