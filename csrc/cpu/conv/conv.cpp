@@ -27,36 +27,40 @@
 
 namespace spamm::cpu {
 
-// A copy of a convolution's input in the memory order (row, column, image, channel).
+// A convolution's input as the product reads it: in place, or a copy in the memory order (row,
+// column, image, channel).
 //
 // In this order, one input pixel of several images is a plain matrix (images x channels), which is
 // what matrix instructions read. The copy is also where half types become float32 for machines
-// without such instructions. T: type of the input. P: type of the copy.
+// without such instructions. T: type of the input. P: type of what is read.
 template <class T, class P>
-class Positions {
+class Source {
  public:
-  // Computes `norms` too, unless it is null, while the copy is in cache.
-  Positions(const at::Tensor& input, const ConvShape& shape, int64_t block_images,
-            PixelNorms<NormOf<T>>* norms)
-      : shape_(shape), block_images_(block_images), depth_(stored_depth(shape)) {
-    const int64_t pixels = shape.input.height * shape.input.width;
-    const int64_t per_image = shape.groups * depth_;
+  // Computes `norms` too, unless it is null: of a copy while it is in cache.
+  Source(const Convolution& conv, PixelNorms<NormOf<T>>* norms)
+      : shape_(conv.shape),
+        block_images_(conv.blocks.edge[0]),
+        depth_(conv.shape.group_in_channels()) {
+    const at::Tensor& input = conv.input;
+    if constexpr (std::is_same_v<T, P> && !Microkernel<P>::kVnni) {
+      if (input.stride(1) == 1 || input.size(1) == 1) {
+        pixels_ = {input.const_data_ptr<T>(), input.stride(0), input.stride(2),
+                   input.stride(3),           depth_,          depth_};
+        if (norms) norms->compute(pixels_);
+        return;
+      }
+    }
+    if (Microkernel<P>::kVnni) depth_ += depth_ % 2;  // an even number of channels
+    const int64_t per_image = shape_.groups * depth_, per_pixel = shape_.images * per_image;
     data_ = with_large_pages(at::empty(
-        {pixels * shape.images * per_image * static_cast<int64_t>(sizeof(P))}, at::kByte));
+        {shape_.input.height * shape_.input.width * per_pixel * static_cast<int64_t>(sizeof(P))},
+        at::kByte));
     first_ = static_cast<P*>(data_.mutable_data_ptr());
-    pixels_ = {
-        first_, per_image, shape.input.width * shape.images * per_image, shape.images * per_image,
-        depth_, depth_};
+    pixels_ = {first_, per_image, shape_.input.width * per_pixel, per_pixel, depth_, depth_};
     copy(input, norms);
   }
 
   const Pixels<P>& pixels() const { return pixels_; }
-
-  // Channels of a group in the copy. Matrix instructions need an even number.
-  static int64_t stored_depth(const ConvShape& shape) {
-    const int64_t depth = shape.group_in_channels();
-    return Microkernel<P>::kVnni ? depth + depth % 2 : depth;
-  }
 
  private:
   // A task copies about this much before it computes the norms, so that it stays in cache.
@@ -109,7 +113,7 @@ class Positions {
   ConvShape shape_;
   int64_t block_images_, depth_;
   at::Tensor data_;  // bytes of P: (height, width, images, groups, depth)
-  P* first_;
+  P* first_ = nullptr;
   Pixels<P> pixels_;
 };
 namespace {
@@ -121,33 +125,6 @@ using at::Tensor;
 constexpr int64_t kLeastImages = 8;
 
 constexpr int64_t kPanelWidth = 64;  // the widest panel that matrix instructions support
-
-// The input as the product reads it: in place, or copied by position. Computes the norms of its
-// pixels too, if there are to be any.
-template <class T, class P>
-class Source {
- public:
-  Source(const Convolution& conv, PixelNorms<NormOf<T>>* norms) {
-    const Tensor& input = conv.input;
-    if constexpr (std::is_same_v<T, P> && !Microkernel<P>::kVnni) {
-      if (input.stride(1) == 1 || input.size(1) == 1) {
-        const int64_t depth = conv.shape.group_in_channels();
-        pixels_ = {input.const_data_ptr<T>(), input.stride(0), input.stride(2),
-                   input.stride(3),           depth,           depth};
-        if (norms) norms->compute(pixels_);
-        return;
-      }
-    }
-    copy_.emplace(input, conv.shape, conv.blocks.edge[0], norms);
-    pixels_ = copy_->pixels();
-  }
-
-  const Pixels<P>& pixels() const { return pixels_; }
-
- private:
-  std::optional<Positions<T, P>> copy_;
-  Pixels<P> pixels_;
-};
 
 // The norms and the threshold for a tau above zero, or that is to be searched.
 template <class N>
