@@ -39,15 +39,15 @@ struct BlockMatrix {
     const Tensor& blocks = in_cells.defined() ? in_cells : values;
     return blocks.view({-1, blocks.size(2)});
   }
-  kernels::BlockMemory memory() const { return memory_of(values, nullptr); }
-  kernels::BlockMemory cells_memory() const {
-    return memory_of(in_cells, cells.const_data_ptr<int>());
+  const int* cell_numbers() const {
+    return cells.defined() ? cells.const_data_ptr<int>() : nullptr;
   }
 
- private:
-  kernels::BlockMemory memory_of(const Tensor& blocks, const int* block_cells) const {
+  // Of the blocks as they are stored, or as they are in cells.
+  kernels::BlockMemory memory(bool of_cells = false) const {
+    const Tensor& blocks = of_cells ? in_cells : values;
     return {.data = static_cast<uint8_t*>(const_cast<void*>(blocks.const_data_ptr())),
-            .cells = block_cells,
+            .cells = of_cells ? cell_numbers() : nullptr,
             .edge = static_cast<int>(edge()),
             .entry_bytes = static_cast<int>(blocks.element_size())};
   }
@@ -82,9 +82,6 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
   const Tensor places = at::empty({kernels::kTileClasses, capacity, 2}, counts.options());
   const Tensor first = x.first.contiguous();
   const Tensor slots_a = x.slots_a.contiguous(), slots_b = x.slots_b.contiguous();
-  const auto cells = [](const BlockMatrix& matrix) {
-    return matrix.cells.defined() ? matrix.cells.const_data_ptr<int>() : nullptr;
-  };
   const kernels::ProductLists lists{
       .c = c.pattern,
       .first = first.const_data_ptr<int64_t>(),
@@ -93,9 +90,9 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
       .col_a = a.pattern.col,
       .rows_a = a.rows().size(0),
       .rows_b = b.rows().size(0),
-      .cells_a = cells(a),
-      .cells_b = cells(b),
-      .cells_c = cells(c),
+      .cells_a = a.cell_numbers(),
+      .cells_b = b.cell_numbers(),
+      .cells_c = c.cell_numbers(),
       .log2_parts = log2_parts,
       .upper_only = x.symmetric,
       .places = static_cast<kernels::TilePlace*>(places.mutable_data_ptr()),
@@ -143,7 +140,7 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
     const BlockMatrix input(*x.crow_input, *x.col_input, *x.values_input);
     launch_copy_blocks({.pattern = c.pattern,
                         .from = input.memory(),
-                        .to = c.cells.defined() ? c.cells_memory() : c.memory(),
+                        .to = c.memory(c.cells.defined()),
                         .has_source = true,
                         .source = input.pattern,
                         .upper_only = x.symmetric},
@@ -157,13 +154,13 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
     for (BlockMatrix* operand : {&a, &b}) {
       if (edge >= kCell) continue;
       operand->make_cells(device);
-      launch_copy_blocks({operand->pattern, operand->memory(), operand->cells_memory()},
+      launch_copy_blocks({operand->pattern, operand->memory(), operand->memory(true)},
                          device.stream());
     }
     check_size(a.rows(), "a"), check_size(b.rows(), "b"), check_size(c.rows(), "the result");
     multiply_lists(x, a, b, c, adds_input, device);
     if (c.cells.defined())
-      launch_copy_blocks({c.pattern, c.cells_memory(), c.memory()}, device.stream());
+      launch_copy_blocks({c.pattern, c.memory(true), c.memory()}, device.stream());
   } else if (adds_input) {
     values.mul_(x.beta);
   } else {
