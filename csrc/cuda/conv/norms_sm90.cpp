@@ -112,14 +112,10 @@ const Backends<ConvBackend> of_weights(at::kCUDA, Rank::kHopper,
 // ---- Max pooling --------------------------------------------------------------------------------
 
 bool supports_pool_with_norms(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
-  return wants_output_norms && is_half(input.scalar_type()) && input.numel() > 0 &&
-         input.is_contiguous(at::MemoryFormat::ChannelsLast) &&
-         input.size(1) * input.element_size() % kAlignment == 0 &&
+  return wants_output_norms && is_half(input.scalar_type()) &&
          reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment == 0 &&
-         has_hopper_kernels(check_device(input.device())) &&
-         // Coordinates and numbers of norms are 32 bits wide.
-         input.size(0) < kMost && input.size(1) < kMost &&
-         input.size(2) * input.size(3) < kMost / 4 &&
+         pools_by_pixels(input, pool, /*pixel_chunks=*/0) &&
+         // Numbers of norms are 32 bits wide.
          c10::multiply_integers(layer_norms_shape(input.size(0), pool.output, input.size(1))) <
              kMost;
 }
@@ -131,18 +127,10 @@ ConvolutionResult pool_with_norms(const Tensor& input, const MaxPool& pool, bool
   const Tensor norms = at::empty(layer_norms_shape(images, pool.output, channels),
                                  input.options().dtype(at::kFloat));
   const MaxPoolParams p = {
-      .job =
-          norms_job(output.const_data_ptr(), images, pool.output.height * pool.output.width,
-                    channels, /*log2_images=*/6, /*log2_group=*/6, norms.mutable_data_ptr<float>(),
-                    /*entry_bytes=*/2, /*sliced=*/true),
-      .input = input.const_data_ptr(),
-      .output = output.mutable_data_ptr(),
-      .in_size = {static_cast<int>(input.size(2)), static_cast<int>(input.size(3))},
-      .out_size = size2(pool.output),
-      .kernel = size2(pool.kernel),
-      .stride = size2(pool.stride),
-      .padding = size2(pool.padding),
-      .dilation = size2(pool.dilation)};
+      pixel_pool_params(input, output, pool),
+      norms_job(output.const_data_ptr(), images, pool.output.height * pool.output.width, channels,
+                /*log2_images=*/6, /*log2_group=*/6, norms.mutable_data_ptr<float>(),
+                /*entry_bytes=*/2, /*sliced=*/true)};
   const auto launch =
       input.scalar_type() == at::kHalf ? launch_max_pool<__half> : launch_max_pool<__nv_bfloat16>;
   C10_CUDA_CHECK(launch(p, device.stream()));

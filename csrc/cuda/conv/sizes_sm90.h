@@ -1,4 +1,4 @@
-// A convolution's and a max pooling's sizes in the types of the kernels.
+// A convolution's and a max pooling's sizes in the types of kernels, most of them Hopper's.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -75,7 +75,7 @@ inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape
 
 // ---- Max pooling by single pixels, plain and of deviations --------------------------------------
 
-// `pixel_chunks`: what threads pool of an output pixel, 16 bytes each.
+// `pixel_chunks`: what threads pool of an output pixel, 16 bytes each; 0 if they are not counted.
 inline bool pools_by_pixels(const at::Tensor& input, const MaxPool& pool, int64_t pixel_chunks) {
   const at::ScalarType dtype = input.scalar_type();
   return (is_half(dtype) || dtype == at::kFloat) && input.numel() > 0 &&

@@ -105,16 +105,6 @@ struct PixelNormsParams {
 template <class Element>
 cudaError_t launch_pixel_norms(PixelNormsParams params, cudaStream_t stream);
 
-// Max pooling of channels-last images, with output norms. `job` describes the output.
-struct MaxPoolParams {
-  PixelNormsJob job;
-  const void* input;
-  void* output;
-  Size2 in_size, out_size, kernel, stride, padding, dilation;
-};
-template <class Element>
-cudaError_t launch_max_pool(MaxPoolParams params, cudaStream_t stream);
-
 // Max pooling of channels-last images, whose channels are a multiple of 16 bytes, without norms.
 struct PixelPoolParams {
   const void* input;
@@ -124,6 +114,13 @@ struct PixelPoolParams {
 };
 template <class Element>
 cudaError_t launch_pixel_pool(PixelPoolParams params, cudaStream_t stream);
+
+// The same with output norms. `job` describes the output.
+struct MaxPoolParams : PixelPoolParams {
+  PixelNormsJob job;
+};
+template <class Element>
+cudaError_t launch_max_pool(MaxPoolParams params, cudaStream_t stream);
 
 // The kernel that computes norms of im2col blocks from norms of pixels.
 struct BlockNormsParams {
