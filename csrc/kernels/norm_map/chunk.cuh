@@ -118,13 +118,6 @@ struct alignas(16) Chunk {
       words[i / kPerWord] |= static_cast<uint32_t>(bits) << i % kPerWord * 16;
     }
   }
-
-  // Replaces an entry. Only for types with two entries in a word.
-  __device__ void replace(int i, Element x) {
-    static_assert(kPerWord == 2);
-    uint32_t& word = words[i / 2];
-    word = __byte_perm(word, __builtin_bit_cast(Bits, x), i % 2 == 0 ? 0x3254 : 0x5410);
-  }
 };
 
 // Whether any entry of several chunks is not zero, found from the bits. -0 counts as zero.

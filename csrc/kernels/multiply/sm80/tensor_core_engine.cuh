@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/ptx_sm80.cuh"
@@ -14,35 +15,21 @@ namespace spamm::kernels {
 
 // What differs between the types: the register, K of one instruction, how often the loop over a
 // stage can be unrolled without spilling, and the instruction.
-struct MmaF16 {
-  using Element = __half;
+template <class Element_, int kDepth_, int kUnroll_, auto kInstruction>
+struct Mma {
+  using Element = Element_;
   using Register = uint32_t;
-  static constexpr int kDepth = 16, kUnroll = 2;
-  __device__ static Register prepare(Register r) { return r; }
+  static constexpr int kDepth = kDepth_, kUnroll = kUnroll_;
+  __device__ static Register prepare(Register r) {
+    return std::is_same_v<Element, float> ? round_to_tf32(r) : r;
+  }
   __device__ static void multiply(float (&d)[4], const Register (&a)[4], Register b0, Register b1) {
-    mma_f16(d, a[0], a[1], a[2], a[3], b0, b1);
+    kInstruction(d, a[0], a[1], a[2], a[3], b0, b1);
   }
 };
-
-struct MmaBf16 {
-  using Element = __nv_bfloat16;
-  using Register = uint32_t;
-  static constexpr int kDepth = 16, kUnroll = 2;
-  __device__ static Register prepare(Register r) { return r; }
-  __device__ static void multiply(float (&d)[4], const Register (&a)[4], Register b0, Register b1) {
-    mma_bf16(d, a[0], a[1], a[2], a[3], b0, b1);
-  }
-};
-
-struct MmaTf32 {
-  using Element = float;
-  using Register = uint32_t;
-  static constexpr int kDepth = 8, kUnroll = 1;
-  __device__ static Register prepare(Register r) { return round_to_tf32(r); }
-  __device__ static void multiply(float (&d)[4], const Register (&a)[4], Register b0, Register b1) {
-    mma_tf32(d, a[0], a[1], a[2], a[3], b0, b1);
-  }
-};
+using MmaF16 = Mma<__half, 16, 2, mma_f16>;
+using MmaBf16 = Mma<__nv_bfloat16, 16, 2, mma_bf16>;
+using MmaTf32 = Mma<float, 8, 1, mma_tf32>;
 
 struct MmaF64 {
   using Element = double;
