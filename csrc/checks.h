@@ -10,7 +10,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>

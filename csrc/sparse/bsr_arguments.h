@@ -18,7 +18,6 @@
 
 namespace spamm {
 
-// The norm maps of A and of B.
 struct BsrMaps {
   Tensor crow_a = {}, col_a = {}, norm_a = {}, crow_b = {}, col_b = {}, norm_b = {};
   int64_t columns = 0;  // of B, in blocks

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "checks.h"
 #include "sparse/bsr_arguments.h"

@@ -183,7 +183,6 @@ bool is_channels_last(const Tensor& images) {
   return images.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
 
-// A new channels-last tensor like `images`.
 Tensor channels_last_like(const Tensor& images) {
   return with_large_pages(at::empty_like(images, images.options(), at::MemoryFormat::ChannelsLast));
 }
@@ -194,7 +193,6 @@ bool supports(const Convolution& conv, const Knob&) {
   return conv.shape.in_channels > 0 && (!by_position || conv.blocks.edge[0] >= kLeastImages);
 }
 
-// Contiguous images (images, channels, pixels) as channels-last ones.
 template <class T>
 Tensor to_channels_last(const Tensor& images) {
   const Tensor result = channels_last_like(images);

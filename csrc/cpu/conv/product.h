@@ -179,7 +179,6 @@ class ImplicitProduct {
 
   // ---- Tiles -----------------------------------------------------------------------------------
 
-  // Parts of a block of images.
   int64_t image_parts() const { return blocks_of(block_images_, tile_images_); }
 
   int64_t pixel_tiles() const {
@@ -669,7 +668,6 @@ class ImplicitProduct {
     }
   }
 
-  // `count` positions of one row, from `position` on.
   template <class Visit>
   void visit_pixels(const Tile& tile, int64_t position, int64_t count, const Visit& visit) const {
     const int64_t images = tile.images.size, next_pixel = shape_.out_channels;

@@ -30,7 +30,6 @@ SPAMM_CPU_CLONES static bool all_finite(const P* first, int64_t count) {
   return others == 0;
 }
 
-// One panel at one kernel position.
 struct PanelPlace {
   int64_t group, panel, kernel_position;
 };

@@ -69,7 +69,6 @@ struct ListedRows {
   T* to(int64_t r) const { return to_rows[r] + column; }
 };
 
-// A vector of `bytes` bytes.
 template <class T, int bytes>
 using Lanes [[gnu::vector_size(bytes)]] = T;
 

@@ -311,7 +311,6 @@ class Product {
     if (arguments_.symmetric && i != j) write_norm(batch, j, i, is_zero);
   }
 
-  // Block (i, j) of C.
   struct BlockOfC {
     T* data;
     int64_t leading, rows, columns;

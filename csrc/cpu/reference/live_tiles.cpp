@@ -59,7 +59,6 @@ bool supports(const Deviation& conv, const Knob& knob) {
   return only_zeros && at::isfinite(weight_norms(conv)).all().item<bool>();
 }
 
-// A tile of one image's output.
 struct LiveTile {
   int64_t image;
   Range rows, columns;

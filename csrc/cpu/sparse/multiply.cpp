@@ -6,7 +6,6 @@
 // storage (cpu/multiply/slice_kernel.h), and so are the bits.
 #include <atomic>
 #include <bit>
-#include <numeric>
 
 #include "block.h"
 #include "checks.h"

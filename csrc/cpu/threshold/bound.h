@@ -1,7 +1,6 @@
 // The error bound from what each block row of C loses, and the threshold for a maximum error.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>

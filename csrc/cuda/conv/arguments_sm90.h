@@ -36,7 +36,6 @@ struct NormUse {
 };
 NormUse norm_use(const Convolution& conv, const Knob& knob);
 
-// The launch of the kernel that computes norms of pixels, for a type.
 cudaError_t launch_norms_of_pixels(at::ScalarType dtype,
                                    const kernels::conv::sm90::PixelNormsParams& params,
                                    cudaStream_t stream);

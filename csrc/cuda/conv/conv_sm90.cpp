@@ -24,7 +24,6 @@ using namespace kernels::conv::sm90;
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const bool dense = skips_nothing(knob);
-  // The same convolution, in the boxes of dense mode.
   const Convolution boxed = dense ? in_dense_mode(conv) : conv;
   Arguments arguments(boxed, readable_pixels(conv.input), readable_pixels(conv.weight));
   ConvParams& p = arguments.params;

@@ -19,7 +19,6 @@ constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
 
 inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-// The one of a kernel's launches for a type.
 template <class Launch>
 Launch* of_type(at::ScalarType dtype, Launch* f16, Launch* bf16, Launch* f32) {
   return dtype == at::kHalf ? f16 : dtype == at::kBFloat16 ? bf16 : f32;

@@ -26,7 +26,6 @@ int log2_block_entries(const NormMapParams<Norm>& p) {
   return p.log2_block_lines + p.log2_block_length;
 }
 
-// The number of thread blocks of `threads` threads for one matrix.
 template <class Element>
 unsigned thread_blocks(const NormMapParams<NormOf<Element>>& p, int threads) {
   const int64_t norms = p.batch * (((p.lines - 1) >> p.log2_block_lines) + 1) *

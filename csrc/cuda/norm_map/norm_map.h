@@ -6,7 +6,6 @@
 #include <c10/util/ArrayRef.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <array>
 
 #include "block.h"
@@ -32,12 +31,10 @@ struct MapMemory {
   std::array<int64_t, 3> strides = {};
 
   MapMemory() = default;
-  // A contiguous map of `rows` x `columns` blocks.
   MapMemory(void* norms, int64_t rows, int64_t columns)
       : norms(norms), strides{rows * columns, columns, 1} {}
 };
 
-// The norm kernels' parameters for `x`.
 template <class Norm>
 kernels::NormMapParams<Norm> norm_map_params(const Matrices& x, int64_t block_rows,
                                              int64_t block_columns, const MapMemory& map) {

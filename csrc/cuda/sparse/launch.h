@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
-#include <cstdint>
 
 #include "kernels/common/tile.h"
 #include "kernels/multiply/lists.h"

@@ -37,7 +37,6 @@ struct Maps {
   }
 };
 
-// Calls run(pointers) with pointers to the maps' type.
 template <class Run>
 void with_pointers(const Maps& maps, const Run& run) {
   const auto checked = [&](const auto& pointers) {

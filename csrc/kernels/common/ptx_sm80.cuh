@@ -49,7 +49,6 @@ __device__ inline void store_chunk(void* to, const uint32_t (&words)[4], bool ex
       : "memory");
 }
 
-// A word of shared memory.
 __device__ inline uint32_t load_shared(uint32_t address) {
   uint32_t word;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");

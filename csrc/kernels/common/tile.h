@@ -57,7 +57,6 @@ struct SegmentMemory {
   unsigned* meetings;  // one for each piece. Follow next_tile, and begin as zeros
 };
 
-// The pieces of a tile with this edge.
 constexpr int pieces_of_tile(int edge) { return edge / 16; }
 
 struct Launch {

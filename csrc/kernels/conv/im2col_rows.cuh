@@ -27,7 +27,6 @@ struct alignas(16) Im2colRow {
   int row, column;   // in the input
   int output_pixel;  // index in the output, -1 if outside
 
-  // The row of pixel `index` of the block.
   __device__ static Im2colRow at(const Im2colMatrix& m, const BlockOrigin& block, int index) {
     const int column = block.column + (index & ((1 << m.log2_columns) - 1));
     const int row = block.row + (index >> m.log2_columns & ((1 << m.log2_rows) - 1));

@@ -39,7 +39,6 @@ struct SharedSquare {
   __device__ Element& at(int row, int column) { return entries[row * kPitch + column]; }
 };
 
-// The part of C that a square covers.
 struct SquarePart {
   int64_t row, column;
   int rows, columns;

@@ -54,7 +54,6 @@ struct Pattern {
   }
 };
 
-// A tile of C, in tile rows and columns.
 struct TilePlace {
   int row, column;
 };

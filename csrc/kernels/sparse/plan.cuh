@@ -19,7 +19,6 @@ namespace spamm::kernels {
 constexpr int kRowThreads = 512;
 constexpr int kCountBytes = 1, kWriteBytes = 8;  // of shared memory for each column
 
-// One row of C in one window of columns.
 template <class Norm>
 struct RowWindow {
   const PlanParams<Norm>& params;

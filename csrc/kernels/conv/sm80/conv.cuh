@@ -70,7 +70,6 @@ class Im2colStream {
 template <class Norm>
 class BandNorms {
  public:
-  // For the 32 rows of the matrix from `first_row` on.
   __device__ BandNorms(const ConvSm80Params<Norm>& p, int group, int first_row) {
     const Im2colMatrix& m = p.pixels;
     const int number = first_row >> m.log2_block();

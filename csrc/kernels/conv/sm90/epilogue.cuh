@@ -319,7 +319,6 @@ requires(Config::kParts == 1) __device__ __forceinline__
   store_norms<Element>(p, channel, boxes, squares, shared);
 }
 
-// store() for a single box.
 template <class Config>
 __device__ __forceinline__ void store_one(const ConvParams& p, int channel, const Box& box,
                                           OperandBlock& staging,

@@ -144,7 +144,6 @@ class FewChannels {
   // The column of a tile along images that the warp computes.
   __device__ int column_of_warp() const { return threadIdx.x / 32 % 4 * 2 + warpgroup_; }
 
-  // The strip of 16 images of the warp's column.
   __device__ PixelStrip strip_of_images(const FewChannelsTile& tile, const PixelStrip& origin,
                                         int number) const {
     const int column = column_of_warp(), image = number * kStripPixels;
@@ -154,7 +153,6 @@ class FewChannels {
             origin.left + (exists ? p_.shape.output.images - tile.image - image : 0)};
   }
 
-  // Strip `number` of a tile along columns.
   __device__ PixelStrip strip_of_columns(const FewChannelsTile& tile, const PixelStrip& origin,
                                          int number) const {
     const FewChannelsPlan& plan = p_.plan;

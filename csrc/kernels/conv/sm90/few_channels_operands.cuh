@@ -29,7 +29,6 @@ struct FewChannelsTile {
   }
 };
 
-// A row of a patch and where it comes from.
 struct PatchRow {
   const uint16_t* from;  // where the patch begins in the input row, which may be before it
   int first;             // entries of the input row before that

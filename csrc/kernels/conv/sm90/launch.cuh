@@ -70,7 +70,6 @@ cudaError_t encode_result(CUtensorMap& map, const ConvParams& p, const void* dat
                                                  {1, 1});
 }
 
-// Encodes the maps of weight and residual.
 template <class Config>
 cudaError_t encode_weight_and_residual(ConvParams& p, const void* weight) {
   const cudaError_t error = encode_weight<typename Config::Operand>(p.map_weight, weight, p.shape,
@@ -79,7 +78,6 @@ cudaError_t encode_weight_and_residual(ConvParams& p, const void* weight) {
   return encode_result<Config>(p.map_residual, p, p.residual, p.residual_is_shared);
 }
 
-// Encodes the maps of input, weight and residual.
 template <class Config>
 cudaError_t encode_operands(ConvParams& p, const void* input, const void* weight) {
   const auto encode = [&](CUtensorMap& map, int images) {

@@ -22,7 +22,6 @@ constexpr int kLog2PoolLanes = 3, kPoolParts = 1 << log2_norms(/*log2_held=*/-1,
 constexpr int kImagesAPart = (64 >> kLog2Slices) / kPoolParts;
 static_assert(kPoolParts << kLog2PoolLanes == 32, "a warp is a slice");
 
-// The norm, pixel, channels and images of a thread.
 struct PoolThread {
   int norm;  // in job.norms
   int row, column, channel;

@@ -19,7 +19,6 @@ namespace spamm::kernels::conv::sm90 {
 
 inline int ceil_div(int x, int y) { return (x - 1) / y + 1; }
 
-// A size in images, rows and columns.
 struct Extent {
   int images, rows, columns;
 };

@@ -30,7 +30,6 @@ __device__ __forceinline__ int segment_of_block(const ConvParams& p) {
   return blockIdx.x & ((1 << log2_segments<Config>(p)) - 1);
 }
 
-// The thread block's first tile.
 template <class Config>
 __device__ __forceinline__ int first_tile(const ConvParams& p) {
   return blockIdx.x >> log2_segments<Config>(p);

@@ -20,7 +20,6 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// The thread block's place in its cluster of two.
 struct ClusterPlace {
   int rank, channel, pixel;  // the last two: which of two tiles it has, along each
 

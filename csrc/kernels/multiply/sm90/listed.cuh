@@ -2,7 +2,6 @@
 // the cells of C are (multiply/lists.h). Everything behind the lists is that of dense storage.
 #pragma once
 
-#include <bit>
 #include <limits>
 #include <type_traits>
 
@@ -88,7 +87,6 @@ __device__ __forceinline__ BlockPlace place_of(const MultiplyParams<Norm>& p,
 
 // ---- Lists --------------------------------------------------------------------------------------
 
-// The tiles in their order.
 class TilesByWork {
  public:
   __device__ explicit TilesByWork(const ProductLists& lists) : lists_(lists) {

@@ -18,7 +18,6 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Fetches the operand block at `line` of M (or N) and `depth` of K.
 template <Major kMajor>
 __device__ __forceinline__ void load_block(const CUtensorMap& map, int line, int depth, int batch,
                                            Barrier& barrier, OperandBlock& block) {
@@ -28,7 +27,6 @@ __device__ __forceinline__ void load_block(const CUtensorMap& map, int line, int
                                batch);
 }
 
-// Fetches an operand block of a step into block `i` of its operand in `stage`.
 template <class Config, bool kIsA>
 __device__ __forceinline__ void fetch(const Params& params, int batch, int block, int step, int i,
                                       Barrier& barrier, typename Config::Stage& stage) {

@@ -14,7 +14,6 @@ namespace spamm::kernels::reference {
 
 constexpr int kJoinThreads = 256, kJoinRows = 4;  // rows of a thread, whose loads are in flight
 
-// The part that has a channel.
 __device__ __forceinline__ JoinSource part_with(const JoinParams& p, int channel) {
   JoinSource found = p.parts[0];
 #pragma unroll

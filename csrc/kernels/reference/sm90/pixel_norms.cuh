@@ -93,7 +93,6 @@ __device__ __forceinline__ const uint8_t* block_of_half(const OperandBlock (&blo
   return blocks[half].bytes;
 }
 
-// Stores the norm of a pixel of a box, if it exists.
 __device__ __forceinline__ void store_pixel_norm(const DeviationParams& p, int channel,
                                                  const Box& box, int pixel, float norm) {
   const Extent& output = p.shape.output;

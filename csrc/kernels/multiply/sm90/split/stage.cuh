@@ -63,7 +63,6 @@ __device__ __forceinline__ void fetch_bulk(const void* from, Barrier& barrier, T
   cute::SM90_BULK_COPY_G2S::copy(from, reinterpret_cast<uint64_t*>(&barrier), &to, sizeof(T));
 }
 
-// Fetches the split parts and the header of a block of a step into block `i` of its operand.
 template <class Config, bool kIsA>
 __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int block, int step,
                                       int i, Barrier& barrier, typename Config::Stage& stage) {
