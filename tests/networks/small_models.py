@@ -3,6 +3,7 @@
 import copy
 import linecache
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +17,7 @@ from torchvision.models.resnet import BasicBlock
 
 from models.unet import UNet
 from spamm_torch import convert_
+from spamm_torch._timing import Timing
 from spamm_torch.networks.install import fused_of
 
 
@@ -145,6 +147,22 @@ def compiled(model, *inputs):
 
     torch._dynamo.reset()
     return torch.compile(model, fullgraph=True, backend=keep)(*inputs), targets
+
+
+def marks_of_forms(monkeypatch, around_each=lambda names: nullcontext()):
+    """A list that gets, of each form of a model that convert_ times, the names of its parts."""
+    forms = []
+
+    def times_of_parts(calls, _, before):
+        for call, prepare in zip(calls, before, strict=True):
+            forms.append(names := [])
+            prepare()
+            with around_each(names):
+                call(names.append)
+        return [dict.fromkeys(forms[-1], Timing(1.0))] * len(calls)
+
+    monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
+    return forms
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from small_models import (
     converted_alike,
     is_served,
     pictures,
+    rows,
     source_of,
     trained,
 )
@@ -414,6 +415,18 @@ def KeepsFeatures(self, x):
     return 1
 
 
+@effect(lambda m: m.latest, lambda m: setattr(m, "latest", 0.0))
+def SetsAttribute(self, x):
+    self.latest = float(x.mean())
+    return 1
+
+
+@effect(lambda m: len(m.seen), lambda m: setattr(m, "seen", []))
+def AppendsToList(self, x):
+    self.seen.append(x)
+    return 1
+
+
 @dataclass
 class Tracker:
     calls: int = 0
@@ -553,6 +566,7 @@ def test_effects_stay_and_conversion_has_none(kind, is_inner, options):
     for name, value in model.state_dict().items():
         assert torch.equal(value, values[name])
     assert fused_of(inner) is None
+    assert not is_inner or rows(report)["1"][1] == ("relu",)  # what stands behind it is fused
     if "dry_run" not in options:
         assert_same_calls(after_calls(model, inner), expected)
     [note] = [note for note in report.notes if f"({kind.__name__})" in note]

@@ -21,6 +21,7 @@ from small_models import (
     converted_alike,
     fused_alone,
     is_served,
+    marks_of_forms,
     pictures,
     resnet,
     rows,
@@ -308,26 +309,6 @@ def test_layers_with_hooks_are_called_and_not_absorbed():
     assert seen[:2] == ["bn", "layer"]
 
 
-@pytest.mark.parametrize(
-    "keep", [lambda self, y: setattr(self, "last", y), lambda self, y: self.seen.append(y)]
-)
-def test_what_a_forward_sets_is_set(keep):
-    """A forward keeps what it computed for others to read."""
-    remembering = Made(
-        lambda m, x: (y := F.relu(m.conv(x)), keep(m, y))[0], conv=nn.Conv2d(8, 8, 3), last=None
-    )
-    remembering.seen = []
-    model = trained(nn.Sequential(remembering, nn.Conv2d(8, 8, 3), nn.ReLU()))
-    found = rows(convert_(model))
-    assert found == {"0.conv": ("left", ()), "1": ("dense", ("relu",))}
-    assert (model[0].last, model[0].seen) == (None, [])
-    with torch.no_grad():
-        output = model(pictures(channels=8))
-    assert is_served(model, pictures(channels=8))
-    assert isinstance(model[0].last, torch.Tensor) or len(model[0].seen) == 2
-    assert output.shape == (2, 8, 12, 12)
-
-
 def test_what_a_trace_takes_for_something_else_is_left_without_an_example():
     """A trace sees no tensors, so that this forward takes the wrong branch."""
 
@@ -475,17 +456,7 @@ def test_the_fastest_is_installed(measured, of_layers, of_models, action, settin
 @torch.no_grad()
 def test_each_call_of_a_convolution_is_timed_where_the_model_makes_it(monkeypatch, fuse):
     """In the order of calls, also of those that no generated forward makes."""
-    forms = []
-
-    def times_of_parts(calls, _, before):
-        for call, prepare in zip(calls, before, strict=True):
-            forms.append([])
-            prepare()
-            call(forms[-1].append)
-        return [dict.fromkeys(forms[-1], Timing(1.0))] * len(calls)
-
-    monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
-
+    forms = marks_of_forms(monkeypatch)
     model = calling(lambda m, x: m.conv2(m.conv2(F.relu(m.conv1(F.relu(m.conv1(x)))))))
     hooks = [layer._forward_pre_hooks for layer in model.modules()]
     report = convert_(model, example_input=pictures(channels=8), fuse=fuse)

@@ -11,6 +11,7 @@ from small_models import (
     canvas,
     converted_alike,
     deviations,
+    marks_of_forms,
     pictures,
     scattered,
     source_of,
@@ -305,17 +306,7 @@ def noting(names):
 
 
 def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms, monkeypatch):
-    forms = []
-
-    def times_of_parts(calls, _, before):
-        for call, prepare in zip(calls, before, strict=True):
-            forms.append(names := [])
-            prepare()
-            with noting(names):
-                call(names.append)
-        return [{} for _ in calls]
-
-    monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
+    forms = marks_of_forms(monkeypatch, noting)
     report = convert_(unet(depth=2), example_input=scattered(), reference=canvas())
     layers = {row.name for row in report}
     assert len(layers) > 8
