@@ -1,6 +1,7 @@
 """What all tests share: the devices they run on, hypothesis's profiles, times that are made up."""
 
 import collections
+import gc
 import itertools
 import os
 import sys
@@ -9,6 +10,8 @@ import matrices
 import pytest
 import torch
 from hypothesis import settings
+from torch._inductor import config as inductor
+from torch._inductor import cpu_vec_isa
 
 # No deadlines: an example's time says more about the machine than about the code. Every run draws
 # the same examples, "ci" more of them; "explore" looks for new ones.
@@ -19,7 +22,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.en
 
 # Else Inductor tries each kind of vector instruction by a program of its own, which takes as long
 # as a small network does. The compilers that build the library know all of them.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+cpu_vec_isa.VecISA.check_build = lambda *_: True
+# Nor are there so many files that compiling their headers before them pays.
+inductor.cpp_cache_precompile_headers = False
+inductor.aot_inductor.precompile_headers = False
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core of its own
     torch.set_num_threads(1)
@@ -92,7 +98,11 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_finish(session):
-    """A run of nothing but tests for CUDA must not pass by skipping them all."""
+    """A run of nothing but tests for CUDA must not pass by skipping them all.
+
+    Modules stay as long as the run does: no collection of garbage walks through them again.
+    """
+    gc.freeze()
     asked = session.config.option.markexpr
     alone = all(item.get_closest_marker("cuda") for item in session.items)
     if asked and session.items and alone and not torch.cuda.is_available():

@@ -4,7 +4,6 @@ import gzip
 import json
 import struct
 
-import pytest
 import torch
 
 import bench
@@ -84,17 +83,6 @@ def tables_of(path):
     """The tables of the only run on a page."""
     [run] = results.load(path)["runs"]
     return run["tables"]
-
-
-def assert_refused(main, arguments, words, out, capsys, case=()):
-    """One line that names the option and says `words`, exit status 2, and no folder `out`."""
-    with pytest.raises(SystemExit) as caught:
-        main([*case, *arguments, "--out", str(out)])
-    assert caught.value.code == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert arguments[0] in line
-    assert words in line
-    assert not out.exists()
 
 
 def assert_resumes(case, module, measuring, arguments, folder, cases, capsys, monkeypatch):

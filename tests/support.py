@@ -3,8 +3,6 @@
 import contextlib
 import itertools
 import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -68,12 +66,6 @@ def raises_line(error, match=None):
     with pytest.raises(error, match=match) as caught:
         yield caught
     assert "\n" not in str(caught.value)
-
-
-def python(*arguments, cwd=None, check=False, **environment):
-    """Runs this Python in a process of its own, with some more environment variables."""
-    command, env = [sys.executable, *map(str, arguments)], os.environ | environment
-    return subprocess.run(command, cwd=cwd, env=env, check=check, capture_output=True, text=True)
 
 
 def cut(x, cuts, devices):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import python, raises_line
+from processes import forked, python
+from support import raises_line
 
 import spamm_torch
 from spamm_torch import _library
@@ -196,7 +197,7 @@ def test_clone_finds_the_installed_library_that_it_hides(clone, copy_of_package)
     built_with(copy_of_package, f"{minor}.99+elsewhere")
     code = "import spamm_torch as s; print(s.library_path(), s.build_info()['version'])"
     path = os.pathsep.join((str(clone.parent), str(copy_of_package.parent)))
-    result = python("-c", code, cwd=clone.parent, PYTHONPATH=path)
+    result = forked("-c", code, cwd=clone.parent, PYTHONPATH=path)
     library = copy_of_package / "libspamm_torch.so"
     assert result.stdout.strip() == f"{library} {spamm_torch.__version__}", result.stderr
 
@@ -225,16 +226,16 @@ def setup_module():
     return module
 
 
-def run_setup(**environment):
-    return python("setup.py", "--version", cwd=ROOT, **environment)
+def run_setup(run=python, **environment):
+    return run("setup.py", "--version", cwd=ROOT, **environment)
 
 
 def test_no_nvcc_is_a_cpu_only_build(setup_module, tmp_path):
-    result = run_setup(CUDA_HOME=str(tmp_path), FORCE_CUDA="")
+    result = run_setup(forked, CUDA_HOME=str(tmp_path), FORCE_CUDA="")
     assert result.returncode == 0, result.stderr
     minor = re.match(r"\d+\.\d+", torch.__version__)[0]
     assert result.stdout.splitlines()[-1] == f"{spamm_torch.__version__}+torch{minor}.cpu"
-    result = run_setup(CUDA_HOME=str(tmp_path), FORCE_CUDA="1")
+    result = run_setup(forked, CUDA_HOME=str(tmp_path), FORCE_CUDA="1")
     assert result.returncode != 0
     [line] = result.stderr.splitlines()
     assert "FORCE_CUDA=1" in line
@@ -406,7 +407,7 @@ def test_a_run_without_a_gpu(tmp_path):
     (tmp_path / "matrices.py").write_text("DTYPES = [1]")
     options = [["-m", "cuda"], [], ["-m", "cuda or not cuda"], ["-m", "not cuda"]]
     code = f"import pytest; [print('ends:', int(pytest.main(each))) for each in {options}]"
-    result = python("-c", code, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    result = forked("-c", code, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     line = "ERROR: expected a CUDA device for -m 'cuda'; torch finds none"
     assert line in result.stderr.splitlines()
     skipped = "1 passed, 1 skipped"

@@ -8,7 +8,8 @@ from pathlib import Path
 import matrices
 import pytest
 import torch
-from support import python, raises_line
+from processes import forked
+from support import raises_line
 from torch import fx, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.profiler import ProfilerActivity, profile
@@ -621,7 +622,8 @@ def test_nvtx_changes_no_result(device, tmp_path):
 {code}
 place = torch.device(sys.argv[1]), torch.float32
 torch.save([product(*place), convolution(*place)], sys.argv[2])"""
-    python("-c", code, device, path, cwd=REPOSITORY, check=True, SPAMM_TORCH_NVTX="1")
+    run = forked("-c", code, device, path, cwd=REPOSITORY, SPAMM_TORCH_NVTX="1")
+    assert run.returncode == 0, run.stderr
     expected = product(device, torch.float32), convolution(device, torch.float32)
     for found, result in zip(torch.load(path), expected, strict=True):
         assert torch.equal(found, result)

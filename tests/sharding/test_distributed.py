@@ -5,10 +5,8 @@ The cases are in distributed_cases.py; a test here is the outcome of one of them
 
 import functools
 import json
-import os
+import multiprocessing
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,49 +14,35 @@ from pathlib import Path
 import distributed_cases
 import pytest
 import torch
+from processes import FORKS, forked
 
 import spamm_torch
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT = 900  # seconds for all ranks of a world together, on a machine with much else to do
-
-
-def environment():
-    """That of the ranks: they import this package and these tests; one CPU thread each."""
-    path = os.pathsep.join(map(str, (ROOT, HERE.parent, HERE)))
-    return {
-        **os.environ,
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # for torch's deterministic mode
-    }
 
 
 @functools.cache
 def outcomes(world, device):
     """For each rank, what has come of each case, and what the rank wrote."""
+    processes = FORKS if device == "cpu" else multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        script = str(HERE / "distributed_cases.py")
-        ranks = range(world)
-        logs = [Path(folder) / f"log{rank}" for rank in ranks]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, script, str(rank), str(world), device, folder],
-                env=environment(),
-                stdout=logs[rank].open("w"),
-                stderr=subprocess.STDOUT,
+        ranks = [
+            processes.Process(
+                target=distributed_cases.main, args=(rank, world, device, Path(folder)), daemon=True
             )
-            for rank in ranks
+            for rank in range(world)
         ]
+        records = [Path(folder) / f"rank{rank}.json" for rank in range(world)]
+        logs = [record.with_suffix(".log") for record in records]
+        for rank, log in zip(ranks, logs, strict=True):
+            log.touch()
+            rank.start()
         deadline = time.monotonic() + LIMIT
-        for process in processes:
-            try:
-                process.wait(max(0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        records = [Path(folder) / f"rank{rank}.json" for rank in ranks]
+        for rank in ranks:
+            rank.join(max(0, deadline - time.monotonic()))
+            rank.kill()
+            rank.join()
         return [
             (json.loads(record.read_text()) if record.exists() else {}, log.read_text())
             for record, log in zip(records, logs, strict=True)
@@ -105,15 +89,11 @@ def test_without_process_group():
 
 def test_example():
     """examples/distributed_mm.py under torchrun compares with one process itself."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    options = ["--rows", "700", "--valid-ratio", "0.1"]
-    result = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(ROOT / "examples/distributed_mm.py"), *options],
-        env={**environment(), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    launcher = "from torch.distributed.run import main; main()"
+    command = ("--standalone", "--nproc-per-node", 2, ROOT / "examples/distributed_mm.py")
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    options = ("--rows", 700, "--valid-ratio", 0.1)
+    result = forked("-c", launcher, *command, *options, **environment)
     assert result.returncode == 0, result.stderr
     assert re.search(r"^2 ranks with gloo: .* equal to one process", result.stdout, re.MULTILINE)
     assert re.search(r"travel in float32", result.stdout)

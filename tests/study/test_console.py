@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import python
+from processes import forked, python
 
 import check_budget
 import mutate
@@ -192,6 +192,94 @@ def test_help(name, monkeypatch, capsys):
             assert len(re.findall(rf"(?<![\w-]){layer}(?![\w-])", text)) == 1
 
 
+BAD = {
+    "bench mm": [
+        (("--device", "foo"), "'foo' (choose from"),
+        (("--sizes", "0"), "an integer of 1 or more; got 0"),
+        (("--sizes", "64", "x"), "an integer of 1 or more; got x"),
+        (("--repeats", "-3"), "an integer of 1 or more; got -3"),
+        (("--ratios", "1.5"), "a valid ratio in (0, 1]; got 1.5"),
+        (("--ratios", "0.5", "0"), "a valid ratio in (0, 1]; got 0"),
+        (("--ratios", "nan"), "a valid ratio in (0, 1]; got nan"),
+        (("--ratios", "half"), "a valid ratio in (0, 1]; got half"),
+        (("--blocks", "48"), "three of these as in 128x64x128; got '48'"),
+        (("--blocks", "128x64"), "got '128x64'"),
+        (("--precisions", "int8"), "'int8' (choose from"),
+    ],
+    "bench block_sparse": [
+        (("--waters", "-1"), "an integer of 0 or more; got -1"),
+        (("--max-error", "0"), "a number above 0 and below 1; got 0"),
+    ],
+    "bench conv": [
+        (("--block", "64", "48", "64"), "48 (choose from"),
+        (("--layers", "conv99"), "'conv99' (choose from"),
+    ],
+    "bench networks": [
+        (("--networks", "vgg99"), "'vgg99' (choose from"),
+        (("--candidates", "fast"), "'fast' (choose from"),
+        (("--modes", "graph"), "'graph' (choose from"),
+    ],
+    "bench layers": [(("--layers", "conv99"), "'conv99' (choose from")],
+    "bench multi_gpu": [
+        (("--parts", "1"), "an integer of 2 or more; got 1"),
+        (("--sweep", "x"), "an integer of 1 or more; got x"),
+        (("--data", "noise"), "'noise' (choose from"),
+        (("--layouts", "Q"), "'Q' (choose from"),
+        (("--layers", "conv99"), "'conv99' (choose from"),
+    ],
+    "bench vgg13": [
+        (("--max-drop", "-1"), "points from 0 to below 100; got -1"),
+        (("--evaluations", "4"), "an integer of 5 or more; got 4"),
+    ],
+    "density_matrix": [
+        (("--chain", "5"), "an even integer of 4 or more; got 5"),
+        (("--chain", "2"), "an even integer of 4 or more; got 2"),
+        (("--gap", "0"), "a number above 0; got 0"),
+        (("--gap", "inf"), "a number above 0; got inf"),
+        (("--waters", "0"), "an integer of 1 or more; got 0"),
+        (("--basis", "sto"), "'sto' (choose from"),
+        (("--max-errors", "1e-8", "0"), "a number above 0 and below 1; got 0"),
+        (("--max-errors", "nan"), "a number above 0 and below 1; got nan"),
+        (("--loose", "1"), "a number above 1; got 1"),
+        (("--last", "0"), "an integer from 1 to 12; got 0"),
+        (("--last", "13"), "an integer from 1 to 12; got 13"),
+        (("--block", "48"), "48 (choose from"),
+        (("--device", "tpu"), "'tpu' (choose from"),
+        (("--without", "eigh", "torch.mm"), "one of eigh and torch.mm to stay"),
+        (("--waters", "2", "--ergo"), "not allowed with argument --waters"),
+    ],
+    "train_vgg13": [
+        (("--epochs", "0"), "an integer of 1 or more; got 0"),
+        (("--epochs", "x"), "an integer of 1 or more; got x"),
+        (("--batch", "-1"), "an integer of 1 or more; got -1"),
+        (("--width", "1000000000"), "an integer from 1 to 1024; got 1000000000"),
+        (("--seed", "-1"), "an integer from 0"),
+        (("--seed", "99999999999999999999999"), "an integer from 0"),
+        (("--model", "vgg16"), "'vgg16' (choose from"),
+        *(
+            (("--spamm", text), f"got {text}")
+            for text in ("0", "1.5", "tau", "tau=-1", "tau=nan", "x=1", "=1", "half")
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"), [(name, *bad) for name, of in BAD.items() for bad in of]
+)
+def test_options_out_of_range(name, arguments, words, tmp_path, monkeypatch, capsys):
+    """One line that names the option and says ``words``, exit status 2, and no file."""
+    monkeypatch.chdir(tmp_path)
+    script, *case = name.split()
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module(script).main([*case, *arguments])
+    assert caught.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert arguments[0] in line
+    assert words in line
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_it_says_so_in_one_line(capfd):
     assert exit_code(lambda: sanitize.main([])) == 1
@@ -199,8 +287,8 @@ def test_without_a_gpu_it_says_so_in_one_line(capfd):
 
 
 def test_help_from_another_folder_without_cuda():
-    """A process of its own, where nothing is imported by chance."""
-    run = python(SCRIPTS / "bench.py", "networks", "--help", cwd="/", CUDA_VISIBLE_DEVICES="")
+    """A process of its own, where nothing but torch is imported by chance."""
+    run = forked(SCRIPTS / "bench.py", "networks", "--help", cwd="/", CUDA_VISIBLE_DEVICES="")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("usage: bench.py networks")
 

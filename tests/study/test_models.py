@@ -246,32 +246,6 @@ def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
-        ("--epochs", "0", "an integer of 1 or more"),
-        ("--epochs", "x", "an integer of 1 or more"),
-        ("--batch", "-1", "an integer of 1 or more"),
-        ("--width", "1000000000", "an integer from 1 to 1024"),
-        ("--seed", "-1", "an integer from 0"),
-        ("--seed", "99999999999999999999999", "an integer from 0"),
-        ("--model", "vgg16", "choose from"),
-        *(
-            ("--spamm", text, f"got {text}")
-            for text in ("0", "1.5", "tau", "tau=-1", "tau=nan", "x=1", "=1", "half")
-        ),
-    ],
-)
-def test_options_out_of_range(capsys, option, value, words):
-    with pytest.raises(SystemExit) as caught:
-        train_vgg13.main([option, value])
-    assert caught.value.code == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert option in line
-    assert value in line
-    assert words in line
-
-
 # ---- U-Net ---------------------------------------------------------------------------------------
 
 
@@ -334,10 +308,11 @@ def skip_all(ratio):
     return {name: {"valid_ratio": ratio} for name in SKIPPING}
 
 
-@pytest.fixture
-def start(tmp_path, data):
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
     """A trained network, and the configuration of a fine-tuning of it."""
-    model = training.train(ONE_EPOCH, data, tmp_path / "c.pt", CPU, silent)
+    path = tmp_path_factory.mktemp("start") / "c.pt"
+    model = training.train(ONE_EPOCH, Digits(*digits(50), "50 bars"), path, CPU, silent)
     return model, FineTuneConfig(skip_all(0.5), model_digest(model), ONE_EPOCH)
 
 
@@ -420,6 +395,7 @@ def run(capsys, *arguments):
 
 
 def test_the_command_trains_and_fine_tunes(capsys, options, tmp_path):
+    """Another ratio is no continuation, nor is what is fine-tuned a training."""
     code, output, _ = run(capsys, *options, "--spamm", "0.5")
     assert code == 0
     assert "before and" in output
@@ -428,23 +404,16 @@ def test_the_command_trains_and_fine_tunes(capsys, options, tmp_path):
     assert code == 0
     assert output.count("already trained") == 2
 
-
-def test_another_ratio_is_no_continuation(capsys, options, tmp_path):
-    assert run(capsys, *options, "--spamm", "0.5")[0] == 0
-    content = (tmp_path / "c.spamm.pt").read_bytes()
-    code, _, [line] = run(capsys, *options, "--spamm", "0.4")
-    assert code == 1
-    assert "same network with the same options" in line
-    assert "c.spamm.pt" in line
-    assert (tmp_path / "c.spamm.pt").read_bytes() == content
-
-
-def test_a_fine_tuned_checkpoint_is_no_training(capsys, options, tmp_path):
-    assert run(capsys, *options, "--spamm", "0.5")[0] == 0
-    other = [tmp_path / "c.spamm.pt" if text.endswith("c.pt") else text for text in options]
-    code, _, [line] = run(capsys, *other)
-    assert code == 1
-    assert "expected a checkpoint with the options" in line
+    content, other = (tmp_path / "c.spamm.pt").read_bytes(), options[:-1]
+    for arguments, words in (
+        ((*options, "--spamm", "0.4"), "same network with the same options"),
+        ((*other, tmp_path / "c.spamm.pt"), "expected a checkpoint with the options"),
+    ):
+        code, _, [line] = run(capsys, *arguments)
+        assert code == 1
+        assert words in line
+        assert "c.spamm.pt" in line
+        assert (tmp_path / "c.spamm.pt").read_bytes() == content
 
 
 # ---- Data: reading, checking, splitting and placing MNIST ----------------------------------------

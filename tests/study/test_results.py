@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import python
+from processes import python
 
 import plot_results
 import plot_summary
