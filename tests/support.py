@@ -185,6 +185,8 @@ def captured(call):
 @contextlib.contextmanager
 def memory_limit(devices, more_bytes):
     """Lets torch take only so many more bytes of each device."""
+    if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
+        pytest.skip("cudaMallocAsync does not tell which memory it keeps")
     for device in devices:
         torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

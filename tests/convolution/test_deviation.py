@@ -79,6 +79,14 @@ def test_a_pictures_bits_do_not_depend_on_its_batch_on_a_cpu():
         assert torch.equal(alone, together[one])
 
 
+def test_a_picture_that_several_tasks_write_on_a_cpu():
+    input, weight, base, residual = operands(torch.device("cpu"), images=2, size=70)
+    found = convolved(input, weight, base, 1, 1, residual=residual, activation="relu")
+    sums = F.conv2d(input.double(), weight.double(), padding=1) + residual
+    wanted = F.relu(sums + base) - F.relu(base.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_the_smallest_threshold_skips_exactly_zeros(device):
     """Deviations that a float can just hold, and a weight that is not less than 1."""
     input, weight, base, _ = operands(device)
