@@ -30,10 +30,10 @@ const Tensor* added(const OptTensor& input, const Scalar& beta) {
 
 // The norm maps of a product: those that are given, and memory for the others, with the product's
 // counters behind them.
-class NormMaps {
+class ProductNorms {
  public:
   // `shared`: one map serves both operands.
-  NormMaps(const ProductArguments& x, const Block& block, bool shared, int64_t counters)
+  ProductNorms(const ProductArguments& x, const Block& block, bool shared, int64_t counters)
       : dtype_(norm_dtype(x.a.scalar_type())), device_(x.a.device()) {
     add(x.a, x.norm_a, block.m, block.k, "a");
     if (!shared) add(x.b, x.norm_b, block.k, block.n, "b");
@@ -100,7 +100,7 @@ class NormMaps {
 };
 
 // The threshold of the knob, found from the maps if it is none.
-Threshold threshold_of(const Knob& knob, const NormMaps& maps, at::ScalarType norm_type) {
+Threshold threshold_of(const Knob& knob, const ProductNorms& maps, at::ScalarType norm_type) {
   if (knob.threshold) return Threshold(*knob.threshold);
   if (knob.tau) return {*knob.tau, norm_type};
   return {threshold_from_knob(maps.tensor(0), maps.tensor(1), knob), norm_type};
@@ -150,7 +150,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   const int split_parts = split_parts_of(choice.kernel);
   const bool split_norms = split_parts > 0 && splits_with_norms(x.a, x.b, block);
   const bool shared = !split_norms && !x.norm_a && !x.norm_b && share_norm_map(x.a, x.b, block);
-  const NormMaps maps(x, block, shared, 1 + choice.meetings);
+  const ProductNorms maps(x, block, shared, 1 + choice.meetings);
   std::optional<SplitOperands> split;
   product.reads_b_once = !x.symmetric && reads_b_once(choice, block, x.a, x.b, device);
   // A search for the threshold reads the maps before there is a product.
