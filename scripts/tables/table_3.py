@@ -10,7 +10,9 @@ import gc
 import re
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -64,8 +66,8 @@ def _rows(run, n, share):
     of_paper = paper.SPGEMM.get((n, share))
     timed = {"dense": partial(torch.mm, a, b)}
     found, absent = calls(truncated, product, run.device)
-    slow = {name: ms for name, (_, ms) in found.items() if ms > _SLOW_MS}
-    timed |= {name: call for name, (call, _) in found.items() if name not in slow}
+    slow = {name: of.ms for name, of in found.items() if of.ms > _SLOW_MS}
+    timed |= {name: of.call for name, of in found.items() if name not in slow}
     ours, on_device = {}, {}
     for block in BLOCKS:
         ours[block] = _at_error(a, b, exact, target, block, of_paper)
@@ -171,10 +173,16 @@ def quiet_sparse():
         yield
 
 
+class Checked(NamedTuple):
+    """A product that was made once, and was right."""
+
+    call: Callable
+    ms: float  # that it took, its first time
+
+
 def calls(matrix, expected, device):
     """Calls that multiply a sparse matrix, given dense, by itself, each checked once against its
-    square in float64: {peer: (call, milliseconds of its first time)}, and
-    {peer: why there is none}.
+    square in float64: {peer: Checked}, and {peer: why there is none}.
     """
     csr, peer = to_csr(matrix), PEERS[device.type]
     try:
@@ -196,10 +204,10 @@ def ways(csr):
 
 
 def _first_that_works(ways, expected):
-    """(how, (call, milliseconds)) of a peer; what the last of its ways raised if none works."""
+    """(how, Checked) of a peer; what the last of its ways raised if none works."""
     for how, call in ways.items():
         try:
-            return how, (call, _checked_ms(call, expected))
+            return how, Checked(call, _checked_ms(call, expected))
         except _FAILURES as error:
             failure = error.with_traceback(None)  # which would hold the product's memory
         finally:

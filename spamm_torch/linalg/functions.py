@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -152,8 +152,14 @@ def in_basis(
 
 # ---- Powers -------------------------------------------------------------------------------------
 
-# A power: its exponent, the matrix, its norm map, and the number of its product; 0: a itself.
-_Factor: TypeAlias = tuple[int, Tensor, Tensor, int]
+
+class _Factor(NamedTuple):
+    """A power, its norm map, and the number of its product; 0: a itself."""
+
+    power: int
+    matrix: Tensor
+    norms: Tensor
+    number: int
 
 
 def matrix_power(
@@ -184,25 +190,24 @@ def matrix_power(
     of, a = Matrices.opened(*given, group=group, alike=alike, check=check)
     if n == 0:
         return replace(of.result(of.identity(a)), total_bound=0.0)
-    # Each factor: matrix, norm map, and where it comes from: None, or the products' numbers.
     tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
 
     def multiply(left: _Factor, right: _Factor) -> _Factor:
-        (p, x, *of_x), (q, y, *of_y) = left, right
-        maps, numbers = zip(of_x, of_y, strict=True)
-        c, norms = of.product(f"a^{p + q}", x, y, maps, max_error, symmetric=False)
-        tree.append((*numbers, *(norm_of(each).item() for each in maps)))
-        return p + q, c, norms, len(tree)
+        power, maps = left.power + right.power, (left.norms, right.norms)
+        given = left.matrix, right.matrix, maps, max_error
+        c, norms = of.product(f"a^{power}", *given, symmetric=False)
+        tree.append((left.number, right.number, norm_of(maps[0]).item(), norm_of(maps[1]).item()))
+        return _Factor(power, c, norms, len(tree))
 
-    square: _Factor = (1, a, of.norms(a), 0)
+    square = _Factor(1, a, of.norms(a), 0)
     found = square if n % 2 else None
     for bit in range(1, n.bit_length()):
         square = multiply(square, square)
         if n >> bit & 1:
             found = square if found is None else multiply(found, square)
-    result = of.result(found[1] if found else a)
+    result = of.result(found.matrix if found else a)
     slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
-    number = found[3] if found else 0
+    number = found.number if found else 0
 
     def whole(of_products: list[float]) -> float:
         # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').

@@ -225,13 +225,22 @@ template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);
   if constexpr (sizeof(Element) == 2) {
-    if (p.by_pixel || p.log2_segments > 0) {  // all boxes have full width
-      const auto instance =
-          !p.by_pixel ? how.tile == TileSize::kLarge ? staged<Element, kTiles.large, kBlock, 0, 1>()
-                                                     : staged<Element, kTiles.small, kBlock, 0, 1>()
-          : p.log2_segments > 0           ? staged<Element, kTiles.small, kBlock, 1, 1>()
-          : how.tile == TileSize::kNarrow ? staged<Element, kTiles.narrow, kBlock, 1>()
-                                          : staged<Element, kTiles.small, kBlock, 1>();
+    // All boxes have full width.
+    constexpr bool kByPixel = true, kSegmented = true;
+    if (p.by_pixel && p.log2_segments > 0) {
+      constexpr auto kInstance = staged<Element, kTiles.small, kBlock, kByPixel, kSegmented>();
+      return kInstance(p, input, weight, how);
+    }
+    if (p.by_pixel) {
+      const auto instance = how.tile == TileSize::kNarrow
+                                ? staged<Element, kTiles.narrow, kBlock, kByPixel>()
+                                : staged<Element, kTiles.small, kBlock, kByPixel>();
+      return instance(p, input, weight, how);
+    }
+    if (p.log2_segments > 0) {
+      const auto instance = how.tile == TileSize::kLarge
+                                ? staged<Element, kTiles.large, kBlock, !kByPixel, kSegmented>()
+                                : staged<Element, kTiles.small, kBlock, !kByPixel, kSegmented>();
       return instance(p, input, weight, how);
     }
   }
