@@ -14,8 +14,8 @@ from ._library import (  # isort: skip  # loads the ops
 from . import _fake, _rules  # noqa: F401  isort: skip  rules of the ops
 from . import distributed, linalg, sparse
 from ._info import SkipInfo
-from ._plan import row_cuts
 from .calibration import calibrate, record_stats
+from .distributed.plan import row_cuts
 from .functional import (
     addmm,
     backend_for,

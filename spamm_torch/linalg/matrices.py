@@ -16,9 +16,9 @@ from .._arguments import as_knobs, check_integer, check_max_error, check_tensor,
 from .._info import NormMaps, SkipInfo, skip_info, with_bounds
 from .._rounding import BELOW
 from ..distributed import axis_of
+from ..distributed.block_rows import Rows
 from ..sparse.blocks import is_sparse, read
 from ..sparse.products import Recipe, SparseInfo, multiplied
-from ..sparse.ranks import Rows
 
 Callback = Callable[[int, float], Any]
 
