@@ -373,8 +373,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("conv2d_shards", boxed<&conv2d_shards_autograd>());
   m.impl("spamm_shards", CppFunction::makeFromBoxedFunction<&spamm_shards_autograd>());
   m.impl("order_images", &order_images_autograd);
-  for (const char* name : {"conv2d_with_norms", "conv2d_deviation", "conv2d_max_pool", "max_pool2d",
-                           "max_pool2d_deviation", "join_deviations", "multiply_part"}) {
+  for (const char* name : {"conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "multiply_part"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   m.impl("spamm_into", CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());

@@ -285,55 +285,6 @@ def _(**arguments: Any) -> Tensor:
     return _max_pool(_conv(**arguments), 2)
 
 
-# ---- Deviations ---------------------------------------------------------------------------------
-
-
-def _with_pixel_norms(output: Tensor, together: int = 1) -> tuple[Tensor, Tensor]:
-    """With norms of each pixel, or of neighbouring columns together: one for 64 channels."""
-    images, channels, rows, columns = output.shape
-    norms = _norms(output, images, rows, columns // together, _blocks(channels * together, 64))
-    return output, norms
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
-    for part in parts:
-        _check_together(parts[0], parts=part)
-    return torch.cat(list(parts), 1).to(memory_format=torch.channels_last)
-
-
-@_fake("conv2d_deviation")
-def _(
-    parts: Sequence[Tensor],
-    norm_parts: Sequence[Tensor] | None,
-    in_phases: bool,
-    norms: bool,
-    **arguments: Any,
-) -> tuple[Tensor, Tensor | None]:
-    output = _conv(parts[0] if len(parts) == 1 else _joined(parts), bias=None, **arguments)
-    for given in norm_parts or ():
-        _check_together(parts[0], norm_parts=given)
-    if in_phases:
-        images, channels, rows, columns = output.shape
-        placed = output.new_empty((images, channels // 4, 2 * rows, 2 * columns))
-        output = placed.to(memory_format=torch.channels_last)
-    together = 2 if in_phases and output.shape[1] == 32 else 1
-    return _with_pixel_norms(output, together) if norms else (output, None)
-
-
-@_fake("max_pool2d_deviation")
-def _(
-    input: Tensor, reference: Tensor, norm_input: Tensor | None, **setting: Any
-) -> tuple[Tensor, Tensor]:
-    _check_together(input, reference=reference, norm_input=norm_input)
-    return _with_pixel_norms(_max_pool(input, **setting))
-
-
-@_fake("join_deviations")
-def _(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    return _with_pixel_norms(_joined(parts))
-
-
 # ---- Orders -------------------------------------------------------------------------------------
 
 

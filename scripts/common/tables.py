@@ -122,12 +122,6 @@ KINDS: dict[str, Kind] = {
         "valid_ratio|.1%|valid; tau; dense_us|.1f|dense; chosen_us|.1f|chosen; error|.2%"),
     "calibrated": Kind("case form", "The whole model:",
         "form", "ms|us|us; speedup||over compiled"),
-    "canvases": Kind("canvas form",
-        "Time of a batch in ms, the speed over torch.compile, and how many pixels change:",
-        "canvas", "ms; speedup|({:.2f}x); changed|{}", "form",
-        picture=Picture("form", "speedup", "canvas")),
-    "quality": Kind("form", "Quality of the labels:",
-        "form", "mean_iou|.3f|mean IoU; found|.1%|digits found"),
     # ---- The paper's tables
     "thresholds": Kind("n ratio",
         "Table 1: tau by valid ratio and N, and the difference from the paper's:",

@@ -5,23 +5,24 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from .._arguments import check_bool, check_module
+from .._hints import with_hints
 from .._output import Progress
 from .._state import Snapshot
 from ..nn import SpAMMConv2d, _SpAMM
-from ..reference import ReferenceConversion, check_reference
 from .config import SpAMMConfig
 from .conversion import Conversion
 from .example import Example
 from .install import detach, fuse_again, fused_class, fused_of, is_converted_layer, revert_module
 from .report import ConvertReport
-from .request import check_like_settings, read_request
+from .request import read_request
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@with_hints
 def convert_(
     model: nn.Module,
     config: SpAMMConfig | str | os.PathLike[str] | None = None,
@@ -34,7 +35,6 @@ def convert_(
     fuse: bool = True,
     dry_run: bool = False,
     progress: bool = False,
-    reference: Tensor | None = None,
 ) -> ConvertReport:
     """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
 
@@ -65,27 +65,17 @@ def convert_(
         fuse: whether anything but the convolutions' classes may change.
         dry_run: do all of it, report, and leave the model as it is.
         progress: whether to say on standard error what it is at.
-        reference: a picture (1, C, H, W) like which most of later pictures are, such as an empty
-            canvas or a background. Generated forwards then compute deviations from what the model
-            makes of it, which are zero where a picture is like it; the results are the model's own,
-            to the rounding of the larger of picture and reference. Without ``config`` convolutions
-            skip exactly the zeros of these deviations, in blocks (1, 8, 8), and nothing is lost; a
-            ``config`` skips small deviations too. Layers keep their class. Inputs of another size
-            take the model's own forward.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution.
 
     Raises:
-        TypeError: a model that is no module, an argument of another type, a reference that is no
-            dense tensor.
+        TypeError: a model that is no module, an argument of another type.
         ValueError: several knobs, or a knob and a ``config``; an override that names no convolution
             or comes with a settings file, a settings file of another model, of another format or
             none at all, an example that the model cannot take, of no images or without finite
             numbers, a model without ``nn.Conv2d`` or without values (lazy, or on the device meta),
-            settings that no layer can have; a reference that is not one finite picture of floats,
-            or on the device meta; a settings file that was made with a reference, without one of
-            its shape here, and the other way round.
+            settings that no layer can have.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -100,16 +90,11 @@ def convert_(
     example = None if example_input is None else Example(example_input)
     if example is not None:
         example.check_values()
-    picture = None if reference is None else check_reference(reference, model, example, fuse)
-    check_like_settings(request, picture)
     before = Snapshot(model)
     try:
         revert_(model)
         with Progress("convert_", progress) as shown:
-            if picture is None:
-                report = Conversion(model, request, example, fuse, shown, before).run()
-            else:
-                report = ReferenceConversion(model, request, example, picture, shown).run()
+            report = Conversion(model, request, example, fuse, shown, before).run()
     except BaseException:
         before.restore()
         raise

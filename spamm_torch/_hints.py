@@ -1,0 +1,40 @@
+"""Names and arguments that left, each with the line that says what is used in its place."""
+
+import functools
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec, TypeVar
+
+_NO_REFERENCE = "calibrate(model, loader, evaluate, max_drop) finds what such pictures may skip"
+
+# By the module of a name, and by the function of an argument.
+HINTS: dict[str, dict[str, str]] = {
+    "calibrate": {"reference": _NO_REFERENCE},
+    "convert_": {"reference": _NO_REFERENCE},
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def with_hints(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which raises TypeError with a hint for an argument that left."""
+    hints = HINTS[function.__name__]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in hints.keys() & kwargs.keys():
+            raise TypeError(f"{function.__name__} takes no {name} any more: {hints[name]}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def attribute_of(module: str) -> Callable[[str], NoReturn]:
+    """The ``__getattr__`` of a module: AttributeError, with a hint where there is one."""
+
+    def getattr(name: str) -> NoReturn:
+        hint = HINTS[module].get(name)
+        line = f"module {module!r} has no attribute {name!r}"
+        raise AttributeError(f"{line}: {hint}" if hint else line)
+
+    return getattr
