@@ -124,11 +124,6 @@ TORCH_LIBRARY(spamm_torch, m) {
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
 
-  // On CUDA, for at most 1024 images: the images in the order of likeness_order() of the Python
-  // package in bands that are given, that order, and the place of each image in it. Gradients pass
-  // through the images. copies: without it the first is empty.
-  m.def("order_images(Tensor images, int bands, bool copies=True) -> (Tensor, Tensor, Tensor)");
-
   // The name of the kernel that multiplies such matrices.
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
 

@@ -259,14 +259,6 @@ def networks():
             model(x)
 
 
-def orders():
-    """Orders of images, of few and of many; copies by entries and by 16 bytes."""
-    for dtype, count, size in itertools.product(DTYPES, (1, 33, 1024), ((7, 9), (8, 8))):
-        images = torch.rand(count, 1, *size, device=DEVICE).to(dtype)
-        spamm_torch.likeness_order(images, 16)
-        OPS.order_images(images, 1)
-
-
 def extremes():
     """Blocks that the norm kernels sum a second time, scaled."""
     for dtype in DTYPES:
@@ -281,7 +273,7 @@ IN_BOTH_FORMATS = (  # of float32
 )
 ONCE = (
     *(convolution_segments, nothing_skipped, product_segments, claimed_tiles, stages),
-    *(first_layers, networks, orders, extremes),
+    *(first_layers, networks, extremes),
 )
 
 

@@ -13,6 +13,7 @@ from ._library import (  # isort: skip  # loads the ops
 )
 from . import _fake, _rules  # noqa: F401  isort: skip  rules of the ops
 from . import distributed, linalg, sparse
+from ._hints import attribute_of as _attribute_of
 from ._info import SkipInfo
 from .calibration import calibrate, record_stats
 from .distributed.plan import row_cuts
@@ -30,15 +31,14 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
-from .likeness import OrderedBatch, likeness_order
 from .networks import SpAMMConfig, convert_, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear
 from .spatial import spatial_order
 
 __version__ = _VERSION
+__getattr__ = _attribute_of(__name__)
 
 __all__ = [
-    "OrderedBatch",
     "SkipInfo",
     "SpAMMConfig",
     "SpAMMConv2d",
@@ -56,7 +56,6 @@ __all__ = [
     "find_tau",
     "include_path",
     "library_path",
-    "likeness_order",
     "linalg",
     "linear",
     "mm",

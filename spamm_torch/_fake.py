@@ -283,13 +283,3 @@ def _(norms: bool, **arguments: Any) -> tuple[Tensor, Tensor | None]:
 @_fake("conv2d_max_pool")
 def _(**arguments: Any) -> Tensor:
     return _max_pool(_conv(**arguments), 2)
-
-
-# ---- Orders -------------------------------------------------------------------------------------
-
-
-@_fake("order_images")
-def _(images: Tensor, bands: int, copies: bool) -> tuple[Tensor, Tensor, Tensor]:
-    order = images.new_empty(images.shape[:1], dtype=torch.int64)
-    ordered = torch.empty_like(images) if copies else images.new_empty(0)
-    return ordered, order, torch.empty_like(order)

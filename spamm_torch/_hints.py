@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
 
 _NO_REFERENCE = "calibrate(model, loader, evaluate, max_drop) finds what such pictures may skip"
+_ORDER = "docs/serving.md orders a batch by centres of mass with torch.argsort"
 
 # By the module of a name, and by the function of an argument.
 HINTS: dict[str, dict[str, str]] = {
+    "spamm_torch": {"OrderedBatch": _ORDER, "likeness_order": _ORDER, "order_batch": _ORDER},
     "calibrate": {"reference": _NO_REFERENCE},
     "convert_": {"reference": _NO_REFERENCE},
 }

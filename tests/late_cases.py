@@ -276,7 +276,7 @@ def symmetric_cases(device, dtype):
 
 
 def search_cases(device):
-    """What reads norm maps, of one block and more, and images in order of likeness."""
+    """What reads norm maps, of one block and more."""
     values = Values(device)
 
     def work(norm_a, norm_b, tau):
@@ -297,10 +297,6 @@ def search_cases(device):
         tensors = {**maps, "tau": torch.full((), 0.01, device=device)}
         change["tau"] = huge
         yield Case(f"row_work {edge}", tensors, work, change)
-    images = {"images": torch.rand(256, 3, 32, 32, device=device, generator=values.generator)}
-    flip = {"images": lambda images: images.flip(0)}
-    yield Case("likeness_order", images, spamm_torch.likeness_order, flip)
-    yield Case("order_images", images, functools.partial(OPS.order_images, bands=2), flip)
 
 
 FAMILIES = {"stages": stage_cases, "layers": layer_cases, "searches": search_cases}
