@@ -9,7 +9,6 @@
 #include "arguments.h"
 #include "checks.h"
 #include "conv/layers.h"
-#include "shards/devices.h"
 
 namespace spamm {
 namespace {
@@ -223,15 +222,8 @@ Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
 // conv2d and dense_conv2d.
 template <class Arguments>
 void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  // conv2d's last argument is `devices`.
-  const bool on_one = !std::is_same_v<Arguments, ConvArguments> || stack->back().isNone();
-  if (on_one && is_plain(op, *stack)) return below_autograd(op, keys, stack);
+  if (is_plain(op, *stack)) return below_autograd(op, keys, stack);
   auto x = arguments_of<Arguments>(op, *stack);
-  if (x.devices) {  // composed of differentiable ops, so it has their gradients
-    torch::jit::drop(*stack, size_of(op));
-    stack->emplace_back(conv2d_on_devices(x));
-    return;
-  }
   const auto run = [&](Activation inside) {
     if (const std::string name(name_of(inside)); name != x.activation) {
       torch::jit::drop(*stack, size_of(op));
@@ -241,28 +233,6 @@ void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
     return run_below(op, keys, stack)[0];
   };
   stack->emplace_back(conv_with_gradient(run, x));
-}
-
-// The gradients of each shard are those of its own convolution. A weight that is copied to several
-// shards gets their sum, through the copies, which are therefore made here.
-std::vector<Tensor> conv2d_shards_autograd(ConvShardsArguments& x) {
-  x.weight = shards::beside(x.input_shards, x.weight, "weight");
-  if (!x.bias.empty()) x.bias = shards::beside(x.input_shards, x.bias, "bias");
-  const Activation activation = check_activation(x.activation);
-  const bool apart = needs_its_argument(activation) && at::GradMode::is_enabled() &&
-                     (needs_grad(x.input_shards) || needs_grad(x.weight) || needs_grad(x.bias));
-  if (apart) x.activation = name_of(Activation::kNone);
-  std::vector<Tensor> outputs = [&] {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return ops::conv2d_shards(x);
-  }();
-  for (size_t p = 0; p < outputs.size(); ++p) {
-    const ConvArguments shard = {x, x.input_shards[p], x.weight[p],
-                                 x.bias.empty() ? OptTensor() : OptTensor(x.bias[p])};
-    const Tensor output = conv_with_gradient([&](Activation) { return outputs[p]; }, shard);
-    outputs[p] = apart ? activated(output, activation) : output;
-  }
-  return outputs;
 }
 
 // The gradients of each part are those of its rows of A times the whole of B, which is gathered
@@ -354,7 +324,6 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("multiply", CppFunction::makeFromBoxedFunction<&product_autograd<MultiplyArguments>>());
   m.impl("conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<ConvArguments>>());
   m.impl("dense_conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<DenseConvArguments>>());
-  m.impl("conv2d_shards", boxed<&conv2d_shards_autograd>());
   m.impl("spamm_shards", CppFunction::makeFromBoxedFunction<&spamm_shards_autograd>());
   for (const char* name : {"conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "multiply_part"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());

@@ -98,20 +98,14 @@ TORCH_LIBRARY(spamm_torch, m) {
   // is activation(convolution + bias + residual); activation.h names the activations. A convolution
   // of groups that the host knows to skip nothing is dense_conv2d's. weight_is_ready: the caller
   // promises that the weight was complete before this call, or before each replay of a captured
-  // graph. Kernels may then read it while earlier kernels on the stream still run. devices: CUDA
-  // devices to which the images are sent; conv2d_shards is called there, and its result gathered.
-  define("conv2d(" + convolution + ", int[]? devices=None) -> Tensor");
+  // graph. Kernels may then read it while earlier kernels on the stream still run.
+  define("conv2d(" + convolution + ") -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
   // activation(convolution + bias + residual) by torch's convolution, or a device's call that fuses
   // the three. Nothing is skipped.
   define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
          ", *, Tensor? residual=None, str activation=\"none\") -> Tensor");
-  // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
-  // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
-  // images. The results are those of the whole batch, bit for bit, if the devices are alike.
-  define("conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, " + geometry +
-         ", *, " + knob + ", " + blocks + ", str activation=\"none\") -> Tensor[]");
   // conv2d with nothing skipped, then torch's max pooling of 2 x 2 pixels with stride 2. Of a
   // batch; no gradient.
   define("conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +

@@ -243,17 +243,6 @@ def _(**arguments: Any) -> tuple[Tensor, Tensor]:
     return _with_norms(_conv(**arguments))
 
 
-@_fake("conv2d_shards")
-def _(
-    input_shards: Sequence[Tensor],
-    weight: Sequence[Tensor],
-    bias: Sequence[Tensor],
-    tau: Tensor | None,
-    **arguments: Any,
-) -> list[Tensor]:
-    return [_conv(shard, weight[0].to(shard.device), None, **arguments) for shard in input_shards]
-
-
 @_fake("conv2d_weight_norm")
 def _(weight: Tensor, groups: int, block: Any, pixel_block: Any) -> Tensor:
     """(groups, MB, KB) with each kernel position in blocks of its own."""

@@ -11,6 +11,7 @@ _ORDER = "docs/serving.md orders a batch by centres of mass with torch.argsort"
 HINTS: dict[str, dict[str, str]] = {
     "spamm_torch": {"OrderedBatch": _ORDER, "likeness_order": _ORDER, "order_batch": _ORDER},
     "calibrate": {"reference": _NO_REFERENCE},
+    "conv2d": {"devices": "torch.nn.DataParallel, or mm(devices=) of its im2col matrix"},
     "convert_": {"reference": _NO_REFERENCE},
 }
 
@@ -24,8 +25,9 @@ def with_hints(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        for name in hints.keys() & kwargs.keys():
-            raise TypeError(f"{function.__name__} takes no {name} any more: {hints[name]}")
+        for name, hint in hints.items():
+            if name in kwargs:
+                raise TypeError(f"{function.__name__} takes no {name} any more: {hint}")
         return function(*args, **kwargs)
 
     return call

@@ -34,13 +34,6 @@ def _conv2d(*args: Any, out_shape: Any, **given: Any) -> int:
     return _convolution(given["weight"] if "weight" in given else args[1], output)
 
 
-@register_flop_formula(_ops.conv2d_shards)
-def _conv2d_shards(
-    shards: Any, weight: Sequence[_Shape], *args: Any, out_shape: Sequence[_Shape], **given: Any
-) -> int:
-    return sum(_convolution(weight[0], output) for output in out_shape)
-
-
 @register_flop_formula(_ops.conv2d_max_pool)
 def _conv2d_max_pool(
     input: _Shape, weight: _Shape, bias: Any = None, *args: Any, **given: Any

@@ -46,7 +46,7 @@ CONVOLUTION |= {"block": (None, None, 64, 32, 128, (64, 32, 64), (128, 64, 128))
 PIXEL_BLOCKS = ((1, 8, 8), (64, 1, 1), (4, 4, 4), (1, 4, 8), (2, 8, 8), (8, 1, 8), (16, 2, 2))
 PIXEL_BLOCKS += ((128, 1, 1), (32, 1, 1), (32, 1, 2), (8, 16, 1), (4, 2, 8), (2, 4, 4), (1, 1, 64))
 CONVOLUTION |= {"pixel_block": (None, None, *PIXEL_BLOCKS)}
-FORMS = ("conv", "norms", "chain", "shards", "weight norms", "valid_ratio", "max_error", "dense")
+FORMS = ("conv", "norms", "chain", "weight norms", "valid_ratio", "max_error", "dense")
 FORMS += ("info",)
 CONVOLUTION |= {"form": FORMS}
 MOST = 80_000  # numbers in the matrices of a case, so that it takes milliseconds
@@ -155,7 +155,7 @@ def convolution(case, device):
         bias = values((len(w),), "patchy", dtype, seed + 2)
         sums, size = sums + bias.double()[:, None, None], size + bias.double().abs()[:, None, None]
         bias, bare = bias.to(device), sums
-    if case["residual"] and form != "shards":
+    if case["residual"]:
         numbers = values(tuple(sums.shape), "patchy", dtype, seed + 3)
         numbers, residual = space.laid_out(LAYOUTS, case["residual"], numbers, device)
         sums, size = sums + numbers.double(), size + numbers.double().abs()
@@ -169,10 +169,6 @@ def convolution(case, device):
     elif form == "weight norms":
         given = OPS.conv2d_weight_norm(w, geometry["groups"], **blocks)
         found = call(tau=tau, norm_weight=given)
-    elif form == "shards":
-        together, rest = oracle.pixel_block[0], {"activation": case["activation"], "tau": tau}
-        parts = [x[:together], x[together:]]
-        found = torch.cat(spamm_torch.conv2d(parts, w, bias, **geometry, **blocks, **rest))
     elif form == "conv":
         found = call(tau=tau)
     elif form == "info":
@@ -187,7 +183,7 @@ def convolution(case, device):
         found, norms = call(tau=tau, return_norms=True)
     got = f"{found.dtype} on {found.device}"
     expect(found.dtype == dtype and found.device.type == device.type, got)
-    if again is not None and (device.type == "cpu" or form == "shards"):
+    if again is not None and device.type == "cpu":
         expect_bits(again, found, f"the same convolution without {form}")
     if norms is not None:
         space.expect_norms(norms, norms_of(found, 64), "norms of the output", 2e-5)

@@ -227,19 +227,8 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
 
 bool fuses_epilogue(const Convolution&) { return true; }
 
-ConvNormMaps norm_maps(const Convolution& conv) {
-  Tensor columns;
-  with_panel_types(conv.input.scalar_type(), [&]<class T, class P>() {
-    PixelNorms<NormOf<T>> pixel_norms(conv.shape, conv.blocks.edge[0], conv.block.k);
-    const Source<T, P> source(conv, &pixel_norms);
-    columns = column_norms(conv, pixel_norms, ColumnNorms::kPlain);
-  });
-  return {weight_norms(conv), columns};
-}
-
 const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable,
                                        {.convolve = {&supports, &run},
-                                        .norm_maps = &norm_maps,
                                         .fuses_epilogue = &fuses_epilogue});
 
 // ---- Dense convolutions -------------------------------------------------------------------------

@@ -57,7 +57,7 @@ ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* us
   const int64_t block = conv.blocks.edge[0];
   const bool dense = use == nullptr;
   // Missing images change no bit where images are skipped by the block.
-  const int64_t images = dense ? conv.whole_images : blocks_of(conv.whole_images, block) * block;
+  const int64_t images = dense ? shape.images : blocks_of(shape.images, block) * block;
   const Extent grid = count(p.shape.output, p.box);
   return {.kernel = choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true),
           .out_channels = shape.out_channels,
@@ -222,11 +222,6 @@ void Arguments::set_dense(const Knob& knob) {
 void Arguments::set_output(at::IntArrayRef sizes) {
   output = at::empty(sizes, input.options(), at::MemoryFormat::ChannelsLast);
   params.output = output.mutable_data_ptr();
-}
-
-ConvNormMaps Arguments::norm_maps(cudaStream_t stream) {
-  choice.claims_tiles = true;  // norms of blocks are computed
-  return conv_norm_maps(conv_, params, norms_of(norm_use(conv_, /*knob=*/{}), stream), stream);
 }
 
 }  // namespace spamm::cuda

@@ -59,10 +59,6 @@ at::Tensor im2col_block_norms(const Convolution& conv,
                               const kernels::conv::sm90::ConvParams& params, const ConvNorms& norms,
                               cudaStream_t stream);
 
-// The same with those of the weight, as norm maps.
-ConvNormMaps conv_norm_maps(const Convolution& conv, const kernels::conv::sm90::ConvParams& params,
-                            const ConvNorms& norms, cudaStream_t stream);
-
 // Output norms by a norm pass, for convolutions whose kernel cannot compute them.
 void output_norms(const at::Tensor& output, const at::Tensor& norms, cudaStream_t stream);
 
@@ -105,9 +101,6 @@ class Arguments {
 
   // Allocates an output of these sizes, which is the one of `conv` in another shape at most.
   void set_output(at::IntArrayRef sizes);
-
-  // The norm maps with which it searches a threshold.
-  ConvNormMaps norm_maps(cudaStream_t stream);
 
   kernels::Launch launch(int multiprocessors, cudaStream_t stream) const {
     return {.tile = choice.tile, .multiprocessors = multiprocessors, .stream = stream};

@@ -58,7 +58,7 @@ bool has_few_channels(const Convolution& conv, const Knob& knob) {
 // tiles' patches along images: one alone hides nothing, and a norm pass is faster. So it is where
 // there are fewer images than a strip has, which leave most of its products empty.
 bool computes_norms(const Convolution& conv, const kernels::conv::sm90::ConvShape& shape) {
-  if (!conv.wants_output_norms || conv.whole_images < kStripPixels) return false;
+  if (!conv.wants_output_norms || conv.shape.images < kStripPixels) return false;
   const auto plan = plan_few_channels(shape, /*along_images=*/true, /*multiprocessors=*/1);
   return plan && few_channels_blocks(*plan) == 2;
 }
