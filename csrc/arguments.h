@@ -20,7 +20,7 @@ namespace spamm {
 
 // ---- Lists --------------------------------------------------------------------------------------
 
-// Of spamm, spamm_with_norms, and with the last two spamm_into.
+// Arguments of spamm, spamm_with_norms, and with the last two spamm_into.
 struct ProductArguments : ProductOptions {
   Tensor a = {}, b = {};
   Tensor out = {};
@@ -57,7 +57,7 @@ struct FindTauArguments {
   }
 };
 
-// Of multiply.
+// Arguments of multiply.
 struct MultiplyArguments : MultiplyOptions {
   Tensor a = {}, b = {}, norm_a = {}, norm_b = {}, tau = {};
   DimVector block = {};
@@ -80,7 +80,7 @@ struct MultiplyPartArguments : MultiplyArguments {
   }
 };
 
-// Of conv2d and conv2d_with_norms.
+// Arguments of conv2d and conv2d_with_norms.
 struct ConvArguments : ConvOptions {
   Tensor input = {}, weight = {};
   OptTensor bias = {};

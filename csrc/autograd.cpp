@@ -105,7 +105,7 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
   }
 };
 
-// Whether no tensor has to do with gradients, which is usual, and known without reading the
+// Tells whether no tensor has to do with gradients, which is usual, and known without reading the
 // arguments.
 bool is_plain(const c10::OperatorHandle& op, const Stack& stack) {
   return std::all_of(stack.end() - size_of(op), stack.end(), [](const c10::IValue& x) {
@@ -141,8 +141,8 @@ Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& outp
   }
 }
 
-// Whether the gradient needs what the activation is applied to. Where a gradient is wanted, such an
-// activation is therefore torch's own, after the convolution.
+// Tells whether the gradient needs what the activation is applied to. Where a gradient is wanted,
+// such an activation is therefore torch's own, after the convolution.
 bool needs_its_argument(Activation activation) {
   return activation == Activation::kHardswish || activation == Activation::kSilu;
 }
@@ -262,7 +262,7 @@ bool needs_grad(const c10::IValue& argument) {
   return argument.isTensor() && needs_grad(argument.toTensor());
 }
 
-// What the results of ops without a gradient would have one of. Norm maps and knobs have none.
+// Arguments of ops without a gradient that could have one. Norm maps and knobs have none.
 constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias", "residual",
                                                 "a",     "b",      "out",  "norms"};
 

@@ -47,7 +47,7 @@ def parse(arguments):
 
 
 def _if_it_has(case, name, *arguments):
-    """What a case's function of this name returns; {} where there is none."""
+    """Calls a case's function of this name; {} where there is none."""
     return getattr(case, name, lambda *_: {})(*arguments)
 
 

@@ -55,7 +55,7 @@ def from_json(line):
 
 
 def problem(case, device):
-    """What is wrong with the library's answer, in one line; None where it is right."""
+    """The fault of the library's answer, in one line; None where it is right."""
     try:
         FAMILIES[case["family"]][1](case, torch.device(device))
     except Exception as error:

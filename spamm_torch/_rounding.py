@@ -1,4 +1,4 @@
-"""How far a result may lie from what it stands for, rounding included.
+"""Bounds of a result's distance from what it stands for, rounding included.
 
 docs/error_bound.md has the proof. All follows from norm maps and the norm of the result, by tensor
 operations on their device, and nothing waits for it. Numbers are 0-d float64, rounded up.
@@ -26,8 +26,9 @@ _SLACK = 1 + 2.0**-16  # for the rounding of norms, 2^-18, and of what is comput
 
 
 class Sums(NamedTuple):
-    """How a kernel rounds a sum over n of K, in at most v block products: by at most ``fixed + each
-    * n`` units of the sum of the magnitudes, and with pieces by ``min(n, piece) + v`` units more.
+    """The rounding of a kernel's sum over n of K, in at most v block products: by at most ``fixed +
+    each * n`` units of the sum of the magnitudes, and with pieces by ``min(n, piece) + v`` units
+    more.
     """
 
     unit: float
@@ -56,7 +57,7 @@ _OF_KERNEL = {
     "sm80-simt-f32": Sums(_SINGLE, fixed=132, each=1 / 16),
     "sm80-dmma-f64": Sums(_DOUBLE, each=1),
 }
-# How a result is stored: with this relative error, or this absolute one where numbers end.
+# The rounding of a stored result: with this relative error, or this absolute one where numbers end.
 _STORED = {
     torch.float16: (2.0**-11, 2.0**-25),
     torch.bfloat16: (2.0**-8, 2.0**-126),
@@ -66,7 +67,7 @@ _STORED = {
 
 
 def sums_of(device: torch.device, dtype: torch.dtype, block: tuple[int, int, int]) -> Sums:
-    """Of the kernel of such matrices; in a graph, which outlives settings, of the worst."""
+    """The rounding of such matrices' kernel; in a graph, which outlives settings, of the worst."""
     if not torch.compiler.is_compiling() and device.type in ("cpu", "cuda"):
         return _OF_KERNEL[_ops.backend_for(device, dtype, block)]
     if dtype == torch.float64:
@@ -123,7 +124,7 @@ class Maps(NamedTuple):
 def dense_maps(
     norm_a: Tensor, norm_b: Tensor, deciding: Tensor, tau: Tensor, block: tuple[int, int, int]
 ) -> Maps:
-    """Of dense operands; ``deciding`` is what of B decides what is skipped."""
+    """The bounds of dense operands; ``deciding`` is what of B decides what is skipped."""
 
     def lost(a: Tensor, b: Tensor) -> Tensor:
         return _ops.error_bound(a, b, a.new_full((), math.inf))
@@ -139,7 +140,7 @@ def dense_maps(
 
 
 class Made(NamedTuple):
-    """How a result was made: slope-bounded function of (alpha * A B + what was added).
+    """The making of a result: a slope-bounded function of (alpha * A B + what was added).
 
     Attributes:
         dtype: of operands and result. sums: of the kernel. entries: of the result.
@@ -184,7 +185,7 @@ def conv_made(
     activation: str,
     is_torchs: bool,
 ) -> Made:
-    """How a convolution is made on a device; of ``is_torchs``, torch's own, nothing is proven."""
+    """The making of a convolution on a device; of ``is_torchs``, torch's own, nothing is proven."""
     dtype, entries = output.dtype, output.numel()
     sums = sums_of(device, dtype, (64, 64, 64))
     # In any order, as the convolutions' kernels differ.

@@ -34,11 +34,11 @@ class Timing:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the rounds agree well enough to choose by them."""
+        """Tells whether the rounds agree well enough to choose by them."""
         return self.spread <= _STEADY
 
     def beats(self, other: "Timing", least: float = MUST_WIN) -> bool:
-        """Whether it is ``least`` times as fast, and faster by more than either of them varies."""
+        """Tells whether it is ``least`` times as fast, and faster by more than either varies."""
         return self.median * max(least, self.spread, other.spread) < other.median
 
     def __str__(self) -> str:

@@ -816,7 +816,7 @@ def conv2d(
 
 
 def _skips_nothing(knobs: Any) -> bool:
-    """Whether the host knows it; True in a graph, where it may."""
+    """Tells whether the host knows it; True in a graph, where it may."""
     tau = knobs["threshold"] if knobs["tau"] is None else knobs["tau"]
     if isinstance(tau, Tensor):
         return tau.device.type == "cpu" and (torch.compiler.is_compiling() or not tau > 0)

@@ -1,4 +1,6 @@
-"""What all tests share: the devices they run on, hypothesis's profiles, times that are made up."""
+"""Parts that all tests share: the devices they run on, hypothesis's profiles, times that are made
+up.
+"""
 
 import collections
 import gc
@@ -35,7 +37,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core of its own
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items):
-    """Of a test's combinations of settings, those in which every two settings meet are enough.
+    """Keeps those of a test's combinations of settings in which every two settings meet.
 
     The others become ``thorough``. The mark ``strength`` says how many settings are to meet.
     """

@@ -81,7 +81,7 @@ def tf32(allowed):
 
 
 def layer_norms(x):
-    """Of every (64 images, pixel, 64 channels), as one layer passes them on to the next."""
+    """Norms of every (64 images, pixel, 64 channels), as one layer passes them on to the next."""
     return spamm_torch.norm_map(x.permute(2, 3, 0, 1), 64).permute(2, 0, 1, 3).contiguous()
 
 
@@ -276,7 +276,7 @@ def symmetric_cases(device, dtype):
 
 
 def search_cases(device):
-    """What reads norm maps, of one block and more."""
+    """Cases of what reads norm maps, of one block and more."""
     values = Values(device)
 
     def work(norm_a, norm_b, tau):

@@ -35,12 +35,13 @@ void activate_(Tensor output, Activation activation) {
   }
 }
 
-// Whether oneDNN's kernels of half types compute it, of which two answers are wrong in torch 2.11.
+// Tells whether oneDNN's kernels of half types compute it, of which two answers are wrong in
+// torch 2.11.
 bool is_half_on_cpu(const DenseConvolution& conv) {
   return conv.input.is_cpu() && at::isReducedFloatingType(conv.input.scalar_type());
 }
 
-// Whether no window reads a pixel, along one axis at least.
+// Tells whether no window reads a pixel, along one axis at least.
 bool reads_nothing(const ConvShape& x) {
   const auto misses = [](int64_t outputs, int64_t kernel, int64_t input, int64_t stride,
                          int64_t padding, int64_t dilation) {

@@ -74,7 +74,7 @@ struct BsrDropArguments {
   }
 };
 
-// What ops return that return many tensors.
+// Results of ops that return many tensors.
 template <size_t size>
 struct BsrResults : std::array<Tensor, size> {};
 using BsrPlan = BsrResults<5>;  // crow, col, first, slots_a, slots_b
@@ -101,7 +101,7 @@ struct BsrMultiplyArguments {
                     x.beta, x.alpha, x.symmetric, x.norms);
   }
 
-  // Of a result with so many blocks.
+  // Memory for a result with so many blocks.
   Tensor empty_norms(int64_t stored) const {
     return at::empty({norms ? stored : 0},
                      values_a.options().dtype(norm_dtype(values_a.scalar_type())));

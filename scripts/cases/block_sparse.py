@@ -149,8 +149,8 @@ def square(n, precision, valid, device, repeats):
 
 
 def expanded(a, tau):
-    """What users write today: all valid pairs of blocks, their products, and their sums. Returns
-    the numbers of the result's blocks among all, ascending, and their values.
+    """Squares a matrix as users do today: all valid pairs of blocks, their products, and their
+    sums. Returns the numbers of the result's blocks among all, ascending, and their values.
     """
     crow, col, values = a.crow_indices(), a.col_indices(), a.values()
     columns = len(crow) - 1
@@ -171,7 +171,7 @@ def expanded(a, tau):
 
 
 def distance(c, keys, values):
-    """How far a matrix is from one of such blocks, relative; blocks of one alone count whole."""
+    """The relative distance of a matrix from one of such blocks; blocks of one count whole."""
     place = places_of(read(c, "c", "distance").keys(), keys)
     both, off, whole = place >= 0, 0.0, 0.0
     for part in torch.arange(len(place), device=place.device).split(_EXPANDED):
@@ -183,7 +183,7 @@ def distance(c, keys, values):
 
 
 def dense_fits(a):
-    """Whether the matrix, its square and room to spare fit as whole matrices."""
+    """Tells whether the matrix, its square and room to spare fit as whole matrices."""
     bytes_of_three = 3 * a.shape[0] ** 2 * a.values().element_size()
     if a.device.type == "cuda":
         return bytes_of_three < 0.95 * torch.cuda.mem_get_info(a.device)[0]

@@ -1,4 +1,4 @@
-"""How pages of results show each kind of table: what tells its rows apart, its view, its picture.
+"""Kinds of tables on pages of results: what tells their rows apart, their views and pictures.
 
 A value of a view is "column", "column|format" or "column|format|title"; a ">" before it says that
 it has a column of its own, from the first row of a line, in a view with columns ``across``. Formats
@@ -60,7 +60,8 @@ class Picture(NamedTuple):
 
 
 class Kind:
-    """What tells rows apart, and how they are shown; without a title they are shown nowhere.
+    """A kind of table: what tells rows apart, and how they are shown; without a title they are
+    shown nowhere.
 
     A table has a line for each value of the columns ``index``, a column for each of ``across``.
 

@@ -97,7 +97,7 @@ def expect_near(found, wanted, bare, size, inner, activation="none", passes=0, l
 
 
 def norms_of(images, together=1):
-    """Of 64 channels of each pixel, or of so many images: (blocks, rows, columns, blocks)."""
+    """Norms of 64 channels of each pixel, or of so many images: (blocks, rows, columns, blocks)."""
     sides = (0,) * 5 + (-images.shape[1] % 64, 0, -len(images) % together)
     wide = F.pad(images.cpu().double(), sides).numpy().astype(np.longdouble)  # holds every square
     parts = wide.reshape(-1, together, wide.shape[1] // 64, 64, *wide.shape[2:])

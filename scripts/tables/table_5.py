@@ -300,7 +300,7 @@ class HeldRatio(nn.Module):
 
 
 def valid_share(layers):
-    """Of all multiplications of all HeldRatios and batches."""
+    """The valid share of all multiplications of all HeldRatios and batches."""
     return float(sum(of.valid for of in layers)) / sum(of.total for of in layers)
 
 

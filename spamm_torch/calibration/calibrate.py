@@ -236,7 +236,7 @@ class _Calibration:
         return search(errors, max_drop, evaluations - 3, loss)
 
     def _evaluations(self) -> int:
-        """How many evaluations there are so far, with those that the journal kept."""
+        """The number of evaluations so far, with those that the journal kept."""
         of_model = 2 + any(half for half, _ in self._tried)
         return of_model + len(self._tried)
 

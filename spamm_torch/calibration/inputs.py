@@ -104,7 +104,7 @@ class Loss:
     changed: float | None = None
 
     def is_within(self, max_drop: float) -> bool:
-        """Whether it is allowed: changed answers bound the drop, and no luck hides them."""
+        """Tells whether it is allowed: changed answers bound the drop, and no luck hides them."""
         return self.drop <= max_drop and (self.changed is None or self.changed <= 2 * max_drop)
 
     def share(self, max_drop: float) -> float:

@@ -121,7 +121,7 @@ def lower_hull(points: Sequence[Point]) -> list[Point]:
 
 
 def _is_above(left: Point, middle: Point, right: Point) -> bool:
-    """Whether the middle point is on or above the line through the others."""
+    """Tells whether the middle point is on or above the line through the others."""
     rise, run = right[1] - left[1], right[0] - left[0]
     return (middle[1] - left[1]) * run >= rise * (middle[0] - left[0])
 
@@ -183,7 +183,9 @@ class _Search:
             self.high = moves
 
     def _next(self) -> int:
-        """Where the loss is likely to reach the limit; halfway where nothing tells or it misled."""
+        """The place where the loss is likely to reach the limit; halfway where nothing tells or it
+        misled.
+        """
         halfway = (self.low + self.high) // 2
         error = self._likely_error()
         if error is None:

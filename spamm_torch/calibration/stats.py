@@ -61,7 +61,8 @@ class LayerStats:
 
     @property
     def has_drifted(self) -> bool:
-        """Whether the valid ratio is outside the calibrated band: the data may be of another kind.
+        """Tells whether the valid ratio is outside the calibrated band: the data may be of another
+        kind.
 
         The ratio is over all calls; a few images alone may be outside by chance.
         """

@@ -1,4 +1,4 @@
-"""How long the model takes, and each layer by each of its settings where it stands in the model."""
+"""Times of the model, and of each layer by each of its settings where it stands in the model."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence

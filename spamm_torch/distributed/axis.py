@@ -57,7 +57,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a dimension is cut: rank r of the axis owns ``at[r]`` to ``at[r + 1]``."""
+    """The cuts of a dimension: rank r of the axis owns ``at[r]`` to ``at[r + 1]``."""
 
     axis: Axis
     at: tuple[int, ...]
@@ -115,7 +115,7 @@ def recut(x: Tensor, now: Cut, then: Cut) -> Tensor:
 
 
 def _overlaps(begin: int, end: int, cut: Cut) -> list[int]:
-    """How many of the rows ``begin`` to ``end`` each rank owns."""
+    """The number of the rows ``begin`` to ``end`` that each rank owns."""
     return [max(0, min(end, to) - max(begin, at)) for at, to in pairwise(cut.at)]
 
 

@@ -221,7 +221,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which block rows of square matrices a rank holds: ``at[rank]`` to ``at[rank + 1]``.
+    """The block rows of square matrices that a rank holds: ``at[rank]`` to ``at[rank + 1]``.
 
     Inside, a matrix has all rows on every rank and stores blocks in the rank's own rows alone: so
     kernels choose as they do in one process. Its norm map is that of the whole matrix, on every
@@ -233,14 +233,14 @@ class Rows:
 
     @classmethod
     def of(cls, axis: Axis, rows: Iterable[int], edge: int) -> Rows:
-        """Of shards with so many rows."""
+        """The rows of shards with so many rows."""
         return cls(axis, tuple(accumulate((own // edge for own in rows), initial=0)))
 
     @classmethod
     def agreed(
         cls, function: str, a: Tensor, axis: Axis, alike: dict[str, Any], check: Callable[[], Any]
     ) -> Rows:
-        """Of shards; all ranks raise what ``check`` does on one, and where ``alike`` differ."""
+        """The rows of shards; all ranks raise what ``check`` does on one, and unequal ``alike``."""
 
         def read_call(backends: str) -> Call:
             blocks = read(a, "a", function)

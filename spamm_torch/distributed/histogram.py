@@ -45,7 +45,7 @@ def find_tau_across(
     shifts = range((63 if wide else 31) - _LOG2_BINS, -_LOG2_BINS, -_LOG2_BINS)
 
     def product_of_place(place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the product at a place from 1: its key, how many are larger, equal it, are there."""
+        """The product at a place from 1: its key, how many are larger, equal it, are there."""
         low = norm_a.new_zeros((), dtype=torch.int64)
         totals = []
         for shift in (max(each, 0) for each in shifts):

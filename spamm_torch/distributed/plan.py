@@ -73,7 +73,7 @@ def stage_blocks(block_columns: int, edge: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ExchangePlan:
-    """Which units of A and B travel between the ranks of a product. Prints as a table.
+    """The units of A and B that travel between the ranks of a product. Prints as a table.
 
     Made by :func:`exchange_plan`. Rank ``row * mesh_shape[1] + column`` of the mesh owns the rows
     ``cuts[row]`` to ``cuts[row + 1]`` of A and C, and the columns ``column_cuts[column]`` to
@@ -156,7 +156,8 @@ def exchange_plan(
     block: int | Sequence[int] = 64,
     dtype: torch.dtype | None = None,
 ) -> ExchangePlan:
-    """Which units of A and B would travel in a product over several ranks, and who does what work.
+    """Tells which units of A and B would travel in a product over several ranks, and who does what
+    work.
 
     Each rank of a line owns rows of A and of B, and computes its rows of C. B reaches it in stages,
     which are neighbouring block columns. A unit, one block row of B in one stage, travels to a

@@ -29,7 +29,7 @@ WHOLE_MAPS_RANKS = 64  # on more, no rank searches a threshold in the whole norm
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the dimensions of A (M x K), B (K x N) and C (M x N) are cut among the ranks of a mesh.
+    """The cuts of A (M x K), B (K x N) and C (M x N) among the ranks of a mesh.
 
     ``rows`` cuts M and ``columns`` N. ``depth_a`` cuts K of A among the ranks with the same rows,
     ``depth_b`` K of B among those with the same columns. A line of ranks is a mesh of one column.
@@ -65,7 +65,9 @@ class Settings:
 
     @classmethod
     def of(cls, knobs: dict[str, Any], block: tuple[int, int, int], balance: bool) -> Settings:
-        """Of knobs, checked here. A given tau becomes a scalar on the host, to be compared."""
+        """The settings of knobs, checked here. A given tau becomes a scalar on the host, to be
+        compared.
+        """
         checked: Any = as_knobs(**knobs)
         if (tau := held_tau(checked)) is not None:
             checked["tau"], checked["threshold"] = tau.double().cpu(), None
@@ -119,7 +121,7 @@ class _Maps:
         """The threshold, with the same bits on all ranks."""
         tau, valid_ratio, max_error = knobs["tau"], knobs["valid_ratio"], knobs["max_error"]
         if tau is not None:
-            # Where tau is 0 thread blocks keep pace with each other, and would wait for those that
+            # Thread blocks keep pace with each other at a tau of 0, and would wait for those that
             # NCCL's kernels keep from running. A tau below 0 skips nothing, too.
             return torch.full_like(tau, -1.0) if tau == 0 else tau
         axes = self._rows.axis, self._columns.axis
@@ -205,8 +207,8 @@ class _Part:
         _ops.multiply_part(a, b, *maps, self._block, out, whole=whole, **own)
 
     def _needed(self, owners: Cut, across: Cut, edge: int, *, of_a: bool) -> tuple[Tensor, int]:
-        """Which units each rank of the owners' axis needs, and the columns of a stage: units of B
-        for the rows of ranks, units of A for their columns. ``across`` cuts the columns of B, or
+        """The units that each rank of the owners' axis needs, and the columns of a stage: units of
+        B for the rows of ranks, units of A for their columns. ``across`` cuts the columns of B, or
         the rows of A, into blocks of ``edge``. Waits for the device.
         """
         norm, other = (self._norm_a.t(), self._norm_b.t()) if of_a else (self._norm_b, self._norm_a)

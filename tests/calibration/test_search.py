@@ -176,7 +176,7 @@ def test_it_steps_back_where_the_second_half_refuses():
     second = losses.held()[1]
     assert errors[second - 1] <= 0.7 * errors[refused - 1] < errors[second]
     assert found.moves <= 12
-    # What is left of evaluations goes between.
+    # The rest of the evaluations goes between.
     losses = Losses(20, 19)
     assert search(growing(20), 0.5, 9, losses).moves == 19
     assert losses.held() == [20, 18, 19]

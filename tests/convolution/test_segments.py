@@ -262,7 +262,7 @@ def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, force_un
 
 
 def test_the_rule_changes_no_bit(force_unskipped):
-    """Where the kernel of boxes has no segments, no result tells which of the two ran."""
+    """If the kernel of boxes has no segments, no result tells which of the two ran."""
     case = Case((64, 64, 128, 14, 14, *THREE), torch.float16)
     chosen = case()
     force_unskipped("0")

@@ -82,7 +82,7 @@ def pictures(count=2, channels=3, size=16, dtype=torch.float32, seed=0):
 
 @torch.no_grad()
 def is_served(model, *args, **kwargs):
-    """Whether a call takes a generated forward, in the model or anywhere in it."""
+    """Tells whether a call takes a generated forward, in the model or anywhere in it."""
     count = 0
     generated = [fused for module in model.modules() if (fused := fused_of(module)) is not None]
 
@@ -113,7 +113,7 @@ def source_of(model, name="forward"):
 
 @torch.no_grad()
 def compiled(model, *inputs):
-    """What a model gives that is compiled into one graph, and what this graph calls."""
+    """The result of a model that is compiled into one graph, and what this graph calls."""
     targets = []
 
     def keep(graph, _):
@@ -187,7 +187,7 @@ def rows(report):
 
 
 def fused_alone(*layers):
-    """What the first convolution of these layers absorbs."""
+    """The layers that the first convolution of these absorbs."""
     return rows(convert_(trained(nn.Sequential(*layers))))["0"][1]
 
 

@@ -1,4 +1,4 @@
-"""What users do to a model after ``convert_``: it acts as on the model that was not converted."""
+"""Changes of a model after ``convert_``: they act as on the model that was not converted."""
 
 import contextlib
 import copy

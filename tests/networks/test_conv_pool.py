@@ -1,4 +1,4 @@
-"""What layers pass on and take over: a max pool's work, groups joined to one product, norms."""
+"""Work that layers pass on and take over: a max pool's, groups joined to one product, norms."""
 
 import copy
 import pickle
@@ -40,7 +40,7 @@ def images(device="cpu", dtype=torch.float32, count=3, size=6):
 
 
 def calls_of_both(model):
-    """How many convolutions of the generated forward compute the pool behind them."""
+    """The number of convolutions of the generated forward that compute the pool behind them."""
     return source_of(model).count("conv2d_max_pool(")
 
 

@@ -31,7 +31,9 @@ def seeds(dtype, count):
 
 
 def looseness(dtype, device, count):
-    """Of the largest error over its bound, by kind of operands: of all, and of rounding alone."""
+    """Least ratios of the largest error over its bound, by kind of operands: of all, and of
+    rounding alone.
+    """
     most = 40 if dtype == torch.float64 else 100
     found = {kind: (0.0, 0.0) for kind in KINDS}
     given = cases(dtype, count, device, chemistry(), most=most)

@@ -167,7 +167,7 @@ def test_meta_tensors_need_no_memory(name):
     ],
 )
 def test_bad_input_is_refused_while_tracing(call):
-    """What has no shape, or is of other arguments, gets none."""
+    """A call without shapes, or of other arguments, gets none."""
     a, b = torch.empty(3, 4, device="meta"), torch.empty(5, 6, device="meta")
     with pytest.raises((ValueError, TypeError, RuntimeError)):
         call(a, b)

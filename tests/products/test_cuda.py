@@ -1,4 +1,4 @@
-"""What only CUDA has: streams, graphs, no host synchronisation, TF32, huge operands."""
+"""Subjects of CUDA alone: streams, graphs, no host synchronisation, TF32, huge operands."""
 
 import os
 import random
@@ -335,7 +335,7 @@ def of_segment(a, b, segment):
 
 
 def sum_of_segments(force, multiply, a, b):
-    """What the segments add up to, each of them computed by a product of its own."""
+    """The sum of the segments, each of them computed by a product of its own."""
     force(1)
     return multiply(*of_segment(a, b, 0)) + multiply(*of_segment(a, b, 1))
 

@@ -129,7 +129,7 @@ def test_exact_for_pythagorean_entries(device, dtype, position):
 # ---- The whole range of each type ---------------------------------------------------------------
 
 
-# Of float16 also the smallest normal and the smallest subnormal number.
+# For float16 also the smallest normal and the smallest subnormal number.
 RANGES = {
     torch.float16: (65504.0, 2.0**-14, 2.0**-24),
     torch.bfloat16: (3.3e38, 1e30, 1e-30, 1e-38, 9.2e-41),

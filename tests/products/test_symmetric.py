@@ -47,7 +47,7 @@ def test_knobs_speak_of_the_whole_product(device, knob):
 
 
 def test_norms_are_those_of_the_mirror_image(device, dtype):
-    """Where the product itself is another one below the diagonal."""
+    """The product itself is another one below the diagonal."""
     a, b = (matrices.normal(300, 300, dtype=dtype, device=device, seed=seed) for seed in (0, 1))
     for block in ([32] * 3, [64] * 3):
         c, norms = ops.spamm_with_norms(a, b, threshold=0.0, block=block, symmetric=True)
@@ -172,7 +172,7 @@ def test_captured_in_a_graph():
 @pytest.mark.parametrize("shape", [(1040, 300, 1040), (70, 200, 1000), (1000, 65, 80), (1, 40, 1)])
 @pytest.mark.parametrize("tau", [0.0, 4000.0])
 def test_edges_of_float64_products_have_the_bits_of_whole_blocks(shape, tau):
-    """Where half of the last block or more is outside, it is skipped."""
+    """A last block of which half or more is outside is skipped."""
     m, k, n = shape
     a = matrices.normal(m, k, dtype=torch.float64, device="cuda")
     b = matrices.normal(k, n, dtype=torch.float64, device="cuda", seed=1)

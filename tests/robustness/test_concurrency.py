@@ -67,7 +67,7 @@ def calls(device="cpu"):
 
 
 def digest(result):
-    """Of all bits of a result."""
+    """The hash of all bits of a result."""
     tensors = result if isinstance(result, (list, tuple)) else [result]
     found = hashlib.sha256()
     for tensor in tensors:
@@ -135,7 +135,7 @@ def test_repeated_calls_give_the_same_bits(name, rounds):
 
 
 def in_a_fork(work):
-    """What ``work()``, a text, gives in a child of this process."""
+    """The result of ``work()``, a text, in a child of this process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What the ranks of test_distributed.py do: each case is one function, run by all ranks together.
+"""Cases of the ranks of test_distributed.py: each case is one function, run by all ranks together.
 
 Every rank makes the whole operands from the same seed, multiplies them in its own process, and
 compares the bits of its shard. Memory starts as NaN. The ranks meet in a file of the folder. After
@@ -296,7 +296,7 @@ def sent_bytes():
 
 @case()
 def search_by_histograms(rank):
-    """Where no rank has the whole maps, the threshold has the same bits."""
+    """The threshold, where no rank has the whole maps, has the same bits."""
     ratios = (0.05, 0.5, 1.0)
     with mock.patch.object(rank_product, "WHOLE_MAPS_RANKS", 1):
         for dtype in matrices.DTYPES:
@@ -414,7 +414,7 @@ def block_sparse_shards(rank):
         for at, knob, far in itertools.product(cuts, knobs, (0, 1.1)):
             rows = slice(edge * at[rank.number], edge * at[rank.number + 1])
             shards = [rows_of(x, rows, edge) for x in whole]
-            # Of one rank, too, what travels there.
+            # One rank alone, too.
             given = dict.fromkeys(("tau", "valid_ratio", "max_error")) | knob
             with mock.patch.object(block_rows, "_MOST_FAR", far):
                 found = block_rows.multiply(*shards, distributed.axis_of(None), given, edge, False)
@@ -599,7 +599,7 @@ def gradients_of_gradients(rank):
     cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
 
     def derivatives(own_a, own_b, weight_a, weight_b, product):
-        """Of a sum of squares: its gradients, and those of a sum over these."""
+        """Gradients of a sum of squares, and those of a sum over these."""
         own_a, own_b = own_a.clone().requires_grad_(), own_b.clone().requires_grad_()
         c = product(own_a, own_b)
         first = torch.autograd.grad((c * c).sum(), (own_a, own_b), create_graph=True)

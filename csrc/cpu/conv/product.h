@@ -34,7 +34,7 @@
 
 namespace spamm::cpu {
 
-// What decides what is valid: everything if the weight's norms are undefined.
+// Norms that decide what is valid: everything if the weight's norms are undefined.
 template <class N>
 struct ConvNorms {
   at::Tensor weight;            // (groups, blocks of output channels, K blocks), contiguous
@@ -108,14 +108,14 @@ class ImplicitProduct {
   }
 
  private:
-  // Of a tile: their sums stay in cache. Matrix instructions are so fast that finding what is valid
-  // must serve more of them.
+  // Rows of a tile: their sums stay in cache. Matrix instructions are so fast that finding what is
+  // valid must serve more of them.
   static constexpr int64_t kMostRows = Microkernel<P>::kVnni ? 1024 : 256;
   static constexpr int64_t kImagesTogether = 4;   // share the search for valid blocks
   static constexpr int64_t kTilesPerThread = 32;  // at least, if there are enough blocks
   static constexpr int64_t kMostPanels = 2;       // of a block of output channels
   static constexpr int64_t kRowsOfCall = 64;      // of matrix instructions, of several positions
-  // Of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
+  // Bytes of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
   // channels, and there the panels need the rest of the cache.
   static constexpr int64_t kWindowBytes = 1280 << 10, kPointWindowBytes = 256 << 10;
   // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
@@ -342,7 +342,7 @@ class ImplicitProduct {
     }
   }
 
-  // Of each position, among the given blocks.
+  // Finds those of each position, among the given blocks.
   void find_valid_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
     const Tile& tile = step.tile;
     if (pixel_norms_) {
@@ -382,7 +382,7 @@ class ImplicitProduct {
     });
   }
 
-  // Of each pixel block, among the given blocks of input channels.
+  // Finds those of each pixel block, among the given blocks of input channels.
   void find_masks(const Step& step, const Range& blocks, uint64_t* masks) const {
     const Tile& tile = step.tile;
     const int64_t depth = shape_.kernel_positions() * k_blocks_;
@@ -487,7 +487,7 @@ class ImplicitProduct {
     return row;
   }
 
-  // Whether the kernel computes the epilogue of rows whose last products it adds.
+  // Tells whether the kernel computes the epilogue of rows whose last products it adds.
   bool finishes_in_kernel(int64_t channels) const {
     return channels % panels_.width() == 0 &&
            (activation_ == Activation::kNone || activation_ == Activation::kRelu);
@@ -588,7 +588,7 @@ class ImplicitProduct {
     return shape_.output.height * shape_.output.width * shape_.out_channels;
   }
 
-  // Where a position of the tile's first image lies in the output.
+  // The place of a position of the tile's first image in the output.
   int64_t output_offset(const Tile& tile, int64_t position) const {
     const int64_t row = tile.rows.begin + position / tile.columns.size;
     const int64_t column = tile.columns.begin + position % tile.columns.size;

@@ -50,7 +50,7 @@ Box best_box(const spamm::ConvShape& shape) {
   return {int64_t{1} << best.images, int64_t{1} << best.rows, int64_t{1} << best.columns};
 }
 
-// What choose_conv_sm90() goes by.
+// The work by which choose_conv_sm90() goes.
 ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* use) {
   const spamm::ConvShape& shape = conv.shape;
   // Pixel blocks of one image promise that no bit of an image depends on its batch.

@@ -26,7 +26,7 @@ struct ConvNorms {
   int* next_tile;         // zero when the kernel starts, or null
 };
 
-// Which norms a convolution reads.
+// The norms that a convolution reads.
 struct NormUse {
   std::optional<at::Tensor> input;  // precomputed ones, in the blocks that it needs
   // Norms of im2col blocks: for a search, and for pixel blocks of several rows or columns, whose

@@ -133,7 +133,7 @@ ConvolutionResult pool_with_norms(const Tensor& input, const MaxPool& pool, bool
 }
 
 bool supports_plain_pool(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
-  // Of one pixel an image, torch may take channels-last memory for contiguous.
+  // With one pixel an image, torch may take channels-last memory for contiguous.
   return !wants_output_norms && input.suggest_memory_format() == at::MemoryFormat::ChannelsLast &&
          pools_by_pixels(input, pool, input.size(1) * input.element_size() / kAlignment);
 }
