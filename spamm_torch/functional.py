@@ -281,7 +281,7 @@ def _product(
         if norm_b is None:
             norm_b = norm_a if is_one else _ops.norm_map(of_b, (k, n))
         maps = NormMaps(norm_a, norm_b, norm_b, edges)
-        complete = _counted(a, b, knob, maps, addition, (devices, out), symmetric)
+        complete = _count(a, b, knob, maps, addition, (devices, out), symmetric)
     given = (*knob.values(), edges, norm_a, norm_b, *addition, devices, symmetric)
     if out is not None:
         result = _product_into(out, a, b, given, return_norms)
@@ -294,7 +294,7 @@ def _product(
     return (*result, info) if return_norms else (result, info)
 
 
-def _counted(
+def _count(
     a: Tensor, b: Tensor, knob: Knobs, maps: NormMaps, addition: Any, place: Any, symmetric: bool
 ) -> Callable[[Tensor], SkipInfo]:
     """A function of a product that gives its :class:`SkipInfo`. ``place``: devices and out."""

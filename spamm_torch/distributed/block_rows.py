@@ -70,13 +70,13 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         searched = (call.settings.knobs[name] for name in ("valid_ratio", "max_error"))
         tau = find_tau(whole_a, map_b, *searched)
     maps = map_a, map_b
-    plan, values, _ = _multiplied("distributed.mm", axis, maps, (left, right), stored, tau)
+    plan, values, _ = _product("distributed.mm", axis, maps, (left, right), stored, tau)
     index = index_dtype(left, right)
     c = Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns)
     return of_a.own_rows(c).matrix()
 
 
-def _multiplied(
+def _product(
     function: str,
     axis: Axis,
     maps: tuple[Blocks, Blocks],
@@ -308,9 +308,9 @@ class Rows:
         stored_b = map_b.crow[list(self.at)].diff().tolist()
         operands = ((of_rows, map_b), (left, right), stored_b)
         options: dict[str, Any] = {"added": input, "symmetric": symmetric, **scale}
-        plan, made, norms = _multiplied("purify", self.axis, *operands, tau, drops=True, **options)
+        plan, made, norms = _product("purify", self.axis, *operands, tau, drops=True, **options)
         of_rank = Blocks(plan.crow, plan.col, norms, right.columns)
-        whole, place, stored = self._merged(of_rank)
+        whole, place, stored = self._merge(of_rank)
         plan, alpha = plan._replace(norm_a=map_a, norm_b=map_b), scale.get("alpha", 1)
         kept, numbers, drop_bound, _ = dropped(plan, whole, math.inf, max_error, alpha)
         place = place[numbers]
@@ -345,7 +345,7 @@ class Rows:
         norms = self.axis.gather(own.values[:, None], stored)[:, 0]
         return Blocks(crow, torch.cat(parts[1::2]), norms, own.columns)
 
-    def _merged(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
+    def _merge(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
         """The norm map of all ranks' blocks, in whatever rows, in the order of rows.
 
         Also the place of each among those of the first rank, the second and so on, and the number

@@ -273,10 +273,10 @@ def _exchange(
         [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64
     )
     everything = has_rows.expand_as(need)
-    return need, _moved(need, widths, owners), _moved(everything, widths, owners)
+    return need, _transfers(need, widths, owners), _transfers(everything, widths, owners)
 
 
-def _moved(need: Tensor, widths: Tensor | int, owners: list[int]) -> Tensor:
+def _transfers(need: Tensor, widths: Tensor | int, owners: list[int]) -> Tensor:
     """[source, destination]: the number of needed blocks that others own."""
     blocks = (need * widths).sum(2)  # (ranks, KB)
     moved = torch.stack([blocks[:, begin:end].sum(1) for begin, end in pairwise(owners)])
@@ -373,4 +373,4 @@ def _stored_exchange(
     ends = b.crow[torch.tensor(owners, device=device)].tolist()
     units, all_units = (of.cpu()[:, :, None] for of in (need, columns[:, b.row_of()]))
     work = torch.bincount(of_product, minlength=ranks).double().tolist()
-    return units, _moved(units, 1, ends), _moved(all_units, 1, ends), work
+    return units, _transfers(units, 1, ends), _transfers(all_units, 1, ends), work
