@@ -31,7 +31,7 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
-from .networks import SpAMMConfig, convert_, refresh_, revert_
+from .networks import SpAMMConfig, convert_, explain, fuse, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear
 from .spatial import spatial_order
 
@@ -53,7 +53,9 @@ __all__ = [
     "convert_",
     "distributed",
     "error_bound",
+    "explain",
     "find_tau",
+    "fuse",
     "include_path",
     "library_path",
     "linalg",
