@@ -19,7 +19,8 @@ its end.
 """
 
 from .._rounding import error_estimate
-from .functions import in_basis, inverse_sqrt, matrix_power, sign
+from .functions import in_basis, matrix_power, sign
+from .inverses import inverse_factor, inverse_sqrt
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
 
@@ -33,6 +34,7 @@ __all__ = [
     "error_estimate",
     "gershgorin",
     "in_basis",
+    "inverse_factor",
     "inverse_sqrt",
     "loose_then_tight",
     "matrix_power",
