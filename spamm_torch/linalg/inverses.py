@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import sparse
 from ..sparse.blocks import read
 from ..sparse.matrices import blocks_at
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative
 
 # Rows of leaves, whose factors are Cholesky's: of dense matrices, and of block-sparse ones that
 # have no more. Leaves of larger block-sparse matrices are single blocks.
@@ -84,11 +84,11 @@ def inverse_factor(
         before, typical = error, min(1.0, error / root)
         share = max(max_error / 8, 0.1 * root * typical**3)
         options: dict[str, Any] = {"residual": error, "added": d, "beta": 0.5, "alpha": 0.375}
-        each = _relative(share, map_d, map_d)
+        each = relative(share, map_d, map_d)
         w, map_w = of.product("D / 2 + 3/8 D^2", d, d, (map_d, map_d), each, **options)
         del d
         map_z = of.norms(z)
-        each = _relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
+        each = relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
         options = {"residual": error, "added": z, "symmetric": False}
         z, _ = of.product("Z + Z W", z, w, (map_z, map_w), each, **options)
         share = 0.1 * root * typical**9
@@ -153,7 +153,7 @@ def _coupled(
     map_y, map_z, before = of.norms(y), of.norms(z), math.inf
     for _ in range(most_iterations):
         options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        each = _relative(share, map_z, map_y)
+        each = relative(share, map_z, map_y)
         r, map_r = of.product("1 - Z Y", z, y, (map_z, map_y), each, symmetric=False, **options)
         error = norm_of(map_r).item()
         if error < 1e-2 and error >= before / 4:  # was to be squared
@@ -161,17 +161,11 @@ def _coupled(
         if not error < max(before, of.size) * 2:  # NaN, too
             break
         before, options = error, {"residual": error, "alpha": 0.5}
-        maps, each = (map_y, map_r), _relative(share, map_y, map_r)
+        maps, each = (map_y, map_r), relative(share, map_y, map_r)
         y, map_y = of.product("Y + Y R / 2", y, r, maps, each, added=y, **options)
-        maps, each = (map_r, map_z), _relative(share, map_r, map_z)
+        maps, each = (map_r, map_z), relative(share, map_r, map_z)
         z, map_z = of.product("Z + R Z / 2", r, z, maps, each, added=z, **options)
     return None, before
-
-
-def _relative(error: float, map_a: Tensor, map_b: Tensor) -> float:
-    """What a product may lose, relative to the norms of its operands."""
-    norms = (norm_of(map_a) * norm_of(map_b)).item()
-    return error / norms if norms else 0.0
 
 
 # ---- The door and the judge ----------------------------------------------------------------------
@@ -191,10 +185,11 @@ class _Overlap:
         mirrored = of.transposed(z)
         map_z, map_t = of.norms(z), of.norms(mirrored)
         self.width, self.lost = of.bound_of_norm(z, mirrored), 3 * share
-        each = _relative(share / self.width, self.norms, map_z)
-        maps, options = (self.norms, map_z), {"residual": before, "symmetric": False}
+        each = relative(share / self.width, self.norms, map_z)
+        maps = self.norms, map_z
+        options: dict[str, Any] = {"residual": before, "symmetric": False}
         y, map_y = of.product("S Z", self.s, z, maps, each, **options)
-        maps, each = (map_t, map_y), _relative(share, map_t, map_y)
+        maps, each = (map_t, map_y), relative(share, map_t, map_y)
         options = {"residual": before, "added": self.one, "alpha": -1}
         return of.product("1 - Z^T S Z", mirrored, y, maps, each, **options)
 
@@ -239,8 +234,8 @@ def _leaves(of: Matrices, s: Tensor, drop: float) -> tuple[Tensor, bool]:
     """
     if not of.is_sparse:
         z = torch.zeros_like(s)
-        for rows in torch.arange(of.size).split(_LEAF):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+        for first in range(0, of.size, _LEAF):
+            part = slice(first, min(first + _LEAF, of.size))
             z[part, part] = _inverse_factors(of, s[part, part])
         return z, of.size <= _LEAF
     blocks = read(s, "s", of.function)

@@ -129,12 +129,12 @@ def test_purify(form, max_error):
     assert x.dtype == torch.float64
     energy = 2 * (x * h).sum() - 2 * values[: N // 2].sum()
     assert abs(energy) <= 10 * max_error * N
-    assert torch.linalg.vector_norm(x - right) <= 1e3 * max_error * math.sqrt(N)
+    assert torch.linalg.vector_norm(x - right) <= max_error * math.sqrt(N / 2)
+    off = torch.linalg.vector_norm(x @ h - h @ x)
+    assert off <= found.residual <= off + max_error * math.sqrt(N) * 5
     assert [number for number, _ in heard] == list(range(len(found.iterations)))
     assert [step.residual for step in found.iterations] == [residual for _, residual in heard]
-    types = [step.dtype for step in found.iterations]
-    assert types[0] == torch.float32
-    assert types[-4:] == [torch.float64] * 4
+    assert {step.dtype for step in found.iterations} == {torch.float64}
     assert found.error_bound == sum(step.error_bound for step in found.iterations) > 0
     assert all(0 < step.valid_ratio <= 1 for step in found.iterations)
     if form == "padded":
