@@ -18,7 +18,10 @@ for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration 
 its end.
 """
 
-from .._rounding import error_estimate
+from typing import TYPE_CHECKING
+
+from .._estimate import error_estimate
+from .._hints import hints_of
 from .functions import in_basis, inverse_sqrt, matrix_power, sign
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
@@ -39,3 +42,6 @@ __all__ = [
     "purify",
     "sign",
 ]
+
+if not TYPE_CHECKING:  # else any name would pass
+    __getattr__ = hints_of(__name__)
