@@ -4,6 +4,8 @@ Products and convolutions skip the block products that cannot matter: those whos
 norms multiply to less than a threshold tau.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ._library import (  # isort: skip  # loads the ops
     VERSION as _VERSION,
     build_info,
@@ -13,7 +15,7 @@ from ._library import (  # isort: skip  # loads the ops
 )
 from . import _fake, _rules  # noqa: F401  isort: skip  rules of the ops
 from . import distributed, linalg, sparse
-from ._hints import attribute_of as _attribute_of
+from ._hints import hints_of as _hints_of
 from ._info import SkipInfo
 from .calibration import calibrate, record_stats
 from .distributed.plan import row_cuts
@@ -36,7 +38,6 @@ from .nn import SpAMMConv2d, SpAMMLinear
 from .spatial import spatial_order
 
 __version__ = _VERSION
-__getattr__ = _attribute_of(__name__)
 
 __all__ = [
     "SkipInfo",
@@ -72,3 +73,6 @@ __all__ = [
     "valid_counts",
     "valid_ratio",
 ]
+
+if not _TYPE_CHECKING:  # else any name would pass
+    __getattr__ = _hints_of(__name__)

@@ -18,7 +18,10 @@ for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration 
 its end.
 """
 
-from .._rounding import error_estimate
+from typing import TYPE_CHECKING
+
+from .._estimate import error_estimate
+from .._hints import hints_of
 from .functions import in_basis, matrix_power, sign
 from .inverses import inverse_factor, inverse_sqrt
 from .matrices import Iteration, NotConverged, Result, gershgorin
@@ -41,3 +44,6 @@ __all__ = [
     "purify",
     "sign",
 ]
+
+if not TYPE_CHECKING:  # else any name would pass
+    __getattr__ = hints_of(__name__)
