@@ -19,12 +19,15 @@ its end.
 """
 
 from .._rounding import error_estimate
+from .density import Density, DensitySolver
 from .functions import in_basis, inverse_sqrt, matrix_power, sign
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
 
 __all__ = [
     "Budget",
+    "Density",
+    "DensitySolver",
     "Iteration",
     "NotConverged",
     "Result",
