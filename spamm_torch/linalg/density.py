@@ -289,7 +289,7 @@ def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -
         return _States(of.identity(h) * float(is_all), of.size * is_all, ends if mu is None else mu)
     if kt and mu is not None:
         plan = planned(spectrum, wide(kt, spectrum, mu))
-    for _ in range(8):
+    for number in range(8):
         made = plan or Expansion(*spectrum)
         v, residuals = _expanded(by, h, wanted, plan, made)
         if made.separates:
@@ -308,7 +308,8 @@ def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -
             if found.wrong < math.inf:
                 return found
             middle = found.mu
-        plan = planned(spectrum, wide(kt, spectrum, middle)) if kt else None
+        was_guessed = number == 0 and plan is not None
+        plan = None if was_guessed else planned(spectrum, wide(kt, spectrum, middle))
     raise NotConverged(
         f"expected a chemical potential near {middle:.6g} for {count} electrons of a spin; got none"
     )
@@ -350,19 +351,20 @@ def _fermi(by: _Skipping, v: Tensor, wanted: _Wanted, made: Expansion) -> _State
     may be instead.
     """
     of, kt = by.of, wanted.kt
-    fermi = Fermi(made, kt, wanted.accuracy / 10)
+    enough = wanted.accuracy / 10
+    fermi = Fermi(made, kt, enough)
     t = by.shifted(v, 2.0, 2 * made.shifts[-1] - 1)
     base, giants = _chebyshev(by, t, fermi.degree)
     moments = _moments(of, base, giants)
     mu = fermi.potential(moments, wanted.count) if wanted.mu is None else wanted.mu
-    if wanted.mu is None and abs(fermi.electrons(moments, mu) - wanted.count) > 1e-6:
-        return _States(v, 0.0, mu, wrong=math.inf)
     coefficients, error = fermi.polynomial(mu)
+    count = fermi.electrons(moments, mu)
+    if DEBUG: print("   fermi", made.window, "steps", len(made.steps), made.gaps()[-1], "deg", fermi.degree, "mu", mu, fermi.range, "N", count, wanted.count, error)
+    if error > enough or (wanted.mu is None and abs(count - wanted.count) > 1e-6):
+        return _States(v, count, mu, wrong=math.inf)
     x = _polynomial(by, base, giants, coefficients)
-    entropy = fermi.entropy(moments, mu)
-    trace = float(of.diagonal(x).sum())
-    found = _States(x, trace, mu, 4 * kt, error, entropy, None, None, made, coefficients)
-    return found
+    trace, entropy = float(of.diagonal(x).sum()), fermi.entropy(moments, mu)
+    return _States(x, trace, mu, 4 * kt, error, entropy, None, None, made, coefficients)
 
 
 # ---- Forms of matrices --------------------------------------------------------------------------
@@ -600,9 +602,10 @@ class DensitySolver:
         allowed = accuracy / (occupation * self._spread)
         for attempt in range(_TRIES):
             by = _Skipping(of, allowed * _SHARE / 30**attempt)
-            h = self._transformed(_Skipping(of, _BASES * allowed / self._size_of_z), f, 0)
+            bases = _BASES * allowed * (min(1.0, 40 * kt) if kt else 1.0)
+            h = self._transformed(_Skipping(of, bases / self._size_of_z), f, 0)
             wanted = _Wanted(count, mu, kt, allowed)
-            states = _states(by, h, wanted, self._plan(h, number, kt))
+            states = _states(by, h, wanted, self._plan(h, number, given))
             x, hx = states.x, by.operand(h)
             # X H is symmetric but for what mixes occupied and empty states.
             tight = _Skipping(of, 0.02 * allowed * min(states.gap, 1.0))
@@ -610,17 +613,17 @@ class DensitySolver:
             off, weighted_x = self._parts(product)
             most, norm = float(_largest(off)), float(norm_of(off))
             error = occupation * self._spread * (2 * most / states.gap + states.wrong)
-            error += 2 * accuracy * (_BASES / states.gap + _BACK)
+            error += occupation * self._spread * 2 * bases / states.gap + 2 * _BACK * accuracy
             if DEBUG: print("   attempt", attempt, "mix", occupation*self._spread*2*most/states.gap, "wrong", occupation*self._spread*states.wrong, "gap", states.gap, "products", len(of.steps))
             if error <= accuracy:
                 break
-            self._plans[number] = (h, kt, states)
+            self._plans[number] = (h, given, states)
         else:
             raise NotConverged(
                 f"expected an accuracy of {accuracy:.2g} of the density matrix; reached "
                 f"{error:.2g}, with a gap of {states.gap:.2g}"
             )
-        self._plans[number] = (h, kt, states)
+        self._plans[number] = (h, given, states)
         energy = float(of.diagonal(product).sum())
         back = _Skipping(of, _BACK * accuracy / (occupation * self._size_of_z))
         d = self._transformed(back, x, 1)
@@ -632,16 +635,14 @@ class DensitySolver:
             "occupation": occupation,
         }
 
-    def _plan(self, h: Tensor, number: int, kt: float) -> Expansion | None:
+    def _plan(self, h: Tensor, number: int, given: Any) -> Expansion | None:
         """Steps for a matrix near that of the call before: by Weyl's theorem no state has moved
         farther than a norm of the difference.
         """
-        if number not in self._plans:
+        before, wanted_before, states = self._plans.get(number, (h, None, None))
+        if states is None or states.expansion is None or wanted_before != given:
             return None
-        before, kt_before, states = self._plans[number]
-        if states.expansion is None or kt_before != kt:
-            return None
-        of = self._matrices(h)
+        of, kt = self._matrices(h), given[2]
         change = sparse.add(h, before, beta=-1) if is_sparse(h) else h - before
         moved = max(abs(x) for x in of.gershgorin(change))
         spectrum = _spectrum(of, h)

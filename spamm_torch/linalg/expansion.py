@@ -18,7 +18,7 @@ from torch import Tensor
 # In units of kT: where a Fermi function is within 1e-10 of 0 or 1, and how far the chemical
 # potential may be from the middle of an expansion's window, which is wider by as much.
 TAIL, REACH = 23.0, 13.0
-ZOOMED = 0.995  # distance of the images of a window from which on a polynomial does the rest
+ZOOMED = 1 - 1e-4  # distance of the images of a window from which on a polynomial does the rest
 BASE = 8  # polynomials up to this degree are kept, and those of its multiples
 _DEGREES = (63, 95, 127, 191)
 _MOST_STEPS = 120
