@@ -20,7 +20,8 @@ its end.
 
 from .._rounding import error_estimate
 from .density import Density, DensitySolver
-from .functions import in_basis, inverse_sqrt, matrix_power, sign
+from .functions import in_basis, matrix_power, sign
+from .inverses import inverse_factor, inverse_sqrt
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
 
@@ -36,6 +37,7 @@ __all__ = [
     "error_estimate",
     "gershgorin",
     "in_basis",
+    "inverse_factor",
     "inverse_sqrt",
     "loose_then_tight",
     "matrix_power",
