@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from .._estimate import error_estimate
 from .._hints import hints_of
+from .density import Density, DensitySolver
 from .functions import in_basis, matrix_power, sign
 from .inverses import inverse_factor, inverse_sqrt
 from .matrices import Iteration, NotConverged, Result, gershgorin
@@ -29,6 +30,8 @@ from .purification import Budget, Schedule, constant, loose_then_tight, purify
 
 __all__ = [
     "Budget",
+    "Density",
+    "DensitySolver",
     "Iteration",
     "NotConverged",
     "Result",
