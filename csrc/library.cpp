@@ -126,6 +126,9 @@ TORCH_LIBRARY(spamm_torch, m) {
   // edge), as torch.sparse_bsr has them; its norm map is crow, col and norms (stored blocks).
   // Indices are int32 or int64, the columns of a row in ascending order. Only products of two
   // stored blocks exist.
+  // Raises unless indices are such a pattern, of so many block columns. On CUDA the host waits for
+  // them. `name`: of the matrix, for the message.
+  m.def("bsr_check(Tensor crow, Tensor col, int columns, str name) -> ()");
   const string maps =
       "(Tensor crow_a, Tensor col_a, Tensor norm_a, Tensor crow_b, Tensor col_b, Tensor norm_b, "
       "int columns, ";

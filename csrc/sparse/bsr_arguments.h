@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -72,6 +73,15 @@ struct BsrDropArguments {
     return std::tie(x.crow, x.col, x.norms, x.below, x.share, x.norm_a, x.norm_b, x.values,
                     x.symmetric);
   }
+};
+
+// A pattern of so many block columns, of the matrix that messages call `name`.
+struct BsrCheckArguments {
+  Tensor crow = {}, col = {};
+  int64_t columns = 0;
+  std::string name = {};
+
+  static auto members(auto& x) { return std::tie(x.crow, x.col, x.columns, x.name); }
 };
 
 // Results of ops that return many tensors.

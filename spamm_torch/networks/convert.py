@@ -12,6 +12,7 @@ from .._hints import with_hints
 from .._output import Progress
 from .._state import Snapshot
 from ..nn import SpAMMConv2d, _SpAMM
+from .backend import refresh_compiled
 from .config import SpAMMConfig
 from .conversion import Conversion
 from .example import Example
@@ -126,7 +127,7 @@ def revert_(model: Model) -> Model:
 
 
 def refresh_(model: Model) -> Model:
-    """Brings a converted model up to date with its tensors and hooks.
+    """Brings a converted or compiled model up to date with its tensors and hooks.
 
     Changes act without it, in the next eager call. Call it after values were written through
     ``.data`` at the same address or by another process, which no counter tells; after changes of
@@ -135,21 +136,21 @@ def refresh_(model: Model) -> Model:
     where shapes, dtypes and devices stay, so that graphs and compiled code read the new values.
 
     Args:
-        model: a converted model.
+        model: a converted model, or one compiled by the backend "spamm_torch".
 
     Returns:
         The model.
 
     Raises:
         TypeError: a model that is no module.
-        ValueError: a model that is not converted.
+        ValueError: a model that is neither converted nor compiled.
         RuntimeError: a module whose class something else changed, as :func:`revert_`.
     """
     check_module(model, "refresh_")
     converted = [m for m in model.modules() if fused_of(m) is not None or is_converted_layer(m)]
-    if not converted:
+    if not refresh_compiled(model) and not converted:
         raise ValueError(
-            "refresh_ expects a model that convert_ converted; got "
+            "refresh_ expects a model that convert_ converted or the backend compiled; got "
             f"{type(model).__name__} as it was"
         )
     for name, module in model.named_modules():

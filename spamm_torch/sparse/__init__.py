@@ -16,12 +16,16 @@ TypeError for another layout or dtype, ValueError for blocks, RuntimeError for s
 docs/block_sparse.md has the meaning of products.
 """
 
+from typing import TYPE_CHECKING
+
+from .._hints import hints_of
 from .maps import Plan, plan
 from .matrices import (
     add,
     diagonal,
     from_dense,
     from_scipy,
+    from_sparse,
     identity,
     inner,
     norm,
@@ -41,6 +45,7 @@ __all__ = [
     "diagonal",
     "from_dense",
     "from_scipy",
+    "from_sparse",
     "identity",
     "inner",
     "norm",
@@ -52,3 +57,6 @@ __all__ = [
     "trace",
     "transpose",
 ]
+
+if not TYPE_CHECKING:  # else any name would pass
+    __getattr__ = hints_of(__name__)

@@ -284,10 +284,13 @@ def test_plans_that_are_used_again_do_not_wait():
         a.crow_indices(), a.col_indices(), a.values() * 2, size=a.shape, check_invariants=False
     )
     with waiting_is_an_error():
-        read = (sparse.blocks.read(x, "a", "mm") for x in (a, b))
+        read = (sparse.blocks.read(x, "a", "mm", has_op=True) for x in (a, b))
         sparse.maps.check_plan(plan, *read, None, False)
         spamm_torch.find_tau(*[spamm_torch.norm_map(x) for x in (a, b)], max_error=1e-3)
         sparse.trace(a), sparse.norm(a)
+        a.values().mul_(2)
+        for x in (a, b):
+            spamm_torch.mm(x, x, plan=plan, return_norms=True)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
