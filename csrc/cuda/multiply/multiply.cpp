@@ -125,13 +125,13 @@ cudaError_t launch(const Product& x, const Choice& choice, const kernels::Launch
         x, counters, [&](const auto& p) { return multiply_sm90_f64(p, x.lists, how, segments); });
   }
   if (choice.kernel == Kernel::kSm80F64) {
-    return launch_plain_product<double>(x, counters,
-                                        [&](const auto& p) { return multiply_sm80_f64(p, how); });
+    return launch_plain_product<double>(
+        x, counters, [&](const auto& p) { return multiply_sm80_f64(p, x.lists, how); });
   }
   return launch_plain_product<float>(x, counters, [&](const auto& p) {
     if (choice.kernel == Kernel::kSm90F16) return multiply_sm90_f16(p, x.lists, how);
     if (choice.kernel == Kernel::kSm90Bf16) return multiply_sm90_bf16(p, x.lists, how);
-    return portable_launcher(choice.kernel)(p, how);
+    return portable_launcher(choice.kernel)(p, x.lists, how);
   });
 }
 
