@@ -72,9 +72,9 @@ PRECOMPILED = "csrc/precompiled.h"  # relative to this folder and to that of obj
 # A file costs 4 s by itself and 1 to 2 s in a unit. Files of no unit take 20 s and more.
 HOST_UNITS = {
     "api": r"(api|autocast|library|spamm)\.cpp",
-    "convolutions": r"(conv|reference)/",
+    "convolutions": r"conv/",
     "shards": r"shards/",
-    "cpu": r"cpu/(norm_map|reference|shards|threshold|sparse/[pt])",
+    "cpu": r"cpu/(norm_map|shards|threshold|sparse/[pt])",
     "cuda_sm90": r"cuda/.*_sm90\.cpp",
     "cuda": r"cuda/.*\.cpp",
 }
@@ -264,9 +264,7 @@ def in_units(files: list[str]) -> list[str]:
 def operators(cuda: bool) -> setuptools.Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    files = in_units(
-        sources("*.cpp", "conv/*.cpp", "reference/*.cpp", "shards/*.cpp", "cpu/**/*.cpp")
-    )
+    files = in_units(sources("*.cpp", "conv/*.cpp", "shards/*.cpp", "cpu/**/*.cpp"))
     macros, headers = [], []
     if cuda:
         files += in_units(sources("cuda/**/*.cpp")) + sources("cuda/**/*.cu")

@@ -120,19 +120,6 @@ struct ConvShardsArguments : ConvOptions {
   }
 };
 
-// `parts` stand for `input`.
-struct DeviationArguments : ConvArguments {
-  std::vector<Tensor> parts = {}, norm_parts = {};
-  Tensor base = {};
-  bool in_phases = false, norms = false;
-
-  static auto members(auto& x) {
-    return std::tuple_cat(
-        std::tie(x.parts, x.weight, x.base), geometry(x), search(x),
-        std::tie(x.norm_weight, x.norm_parts, x.residual, x.activation, x.in_phases, x.norms));
-  }
-};
-
 // ---- To and from the stack ----------------------------------------------------------------------
 
 using torch::jit::Stack;

@@ -288,29 +288,13 @@ void spamm_shards_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   stack->emplace_back(outputs);
 }
 
-// The copy's gradient is torch's, of both modes.
-std::tuple<Tensor, Tensor, Tensor> order_images_autograd(const Tensor& images, int64_t bands,
-                                                         bool copies) {
-  using Images = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, bool);
-  static const auto op = ops::find("spamm_torch::order_images").typed<Images>();
-  const bool is_dual = images._fw_grad(/*level=*/0).defined();
-  const bool apart = is_dual || (at::GradMode::is_enabled() && images.requires_grad());
-  auto result = [&] {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op.call(images, bands, copies && !apart);
-  }();
-  if (copies && apart) std::get<0>(result) = images.index_select(0, std::get<1>(result));
-  return result;
-}
-
 bool needs_grad(const c10::IValue& argument) {
-  if (argument.isTensor()) return needs_grad(argument.toTensor());
-  return argument.isTensorList() && needs_grad(argument.toTensorVector());
+  return argument.isTensor() && needs_grad(argument.toTensor());
 }
 
 // What the results of ops without a gradient would have one of. Norm maps and knobs have none.
-constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias",  "residual", "base",
-                                                "a",     "b",      "parts", "out",      "norms"};
+constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias", "residual",
+                                                "a",     "b",      "out",  "norms"};
 
 // For ops that also return output norms, write to memory that is given, or run several layers: they
 // are for inference. A gradient requested through them is most likely a mistake, so it is an error.
@@ -372,9 +356,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("dense_conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<DenseConvArguments>>());
   m.impl("conv2d_shards", boxed<&conv2d_shards_autograd>());
   m.impl("spamm_shards", CppFunction::makeFromBoxedFunction<&spamm_shards_autograd>());
-  m.impl("order_images", &order_images_autograd);
-  for (const char* name : {"conv2d_with_norms", "conv2d_deviation", "conv2d_max_pool", "max_pool2d",
-                           "max_pool2d_deviation", "join_deviations", "multiply_part"}) {
+  for (const char* name : {"conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "multiply_part"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   m.impl("spamm_into", CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());

@@ -27,9 +27,7 @@ def _convolution(weight: _Shape, output: _Shape) -> int:
     return 2 * math.prod(output) * math.prod(weight[1:])
 
 
-@register_flop_formula(
-    [_ops.conv2d, _ops.dense_conv2d, _ops.conv2d_with_norms, _ops.conv2d_deviation]
-)
+@register_flop_formula([_ops.conv2d, _ops.dense_conv2d, _ops.conv2d_with_norms])
 def _conv2d(*args: Any, out_shape: Any, **given: Any) -> int:
     """Of the output, which norms may follow."""
     output = out_shape[0] if isinstance(out_shape[0], Sequence) else out_shape

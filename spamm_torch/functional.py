@@ -418,13 +418,13 @@ def mm(
     if drop is not None or plan is not None:
         _refuse_sparse_arguments(drop)
     if not plain and holds_dtensor(a, b):
-        from . import _dtensor  # not at the top: it takes half a second
+        from .distributed import dtensor  # not at the top: it takes half a second
 
         _check_flags(return_norms, return_info, symmetric)
         more = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric, "devices": devices}
         more |= {"return_norms": return_norms, "return_info": return_info, "out": out}
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        return _dtensor.mm(a, b, knob, block, **more)
+        return dtensor.mm(a, b, knob, block, **more)
     if not plain or a.is_nested or b.is_nested or a.dim() != 2 or b.dim() != 2:
         _check_matrices("mm", a, b)
     if out is not None:
@@ -640,11 +640,11 @@ def linear(
     rows = input.unsqueeze(0) if input.dim() == 1 else input.flatten(0, -2)
     columns, shape = weight.t(), (*input.shape[:-1], weight.shape[0])
     if holds_dtensor(input, weight):
-        from . import _dtensor  # not at the top: it takes half a second
+        from .distributed import dtensor  # not at the top: it takes half a second
 
         refused = {"norm_weight": norm_weight, "return_info": return_info}
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        product = _dtensor.mm(rows, columns, knob, block, **refused)
+        product = dtensor.mm(rows, columns, knob, block, **refused)
         return (product if bias is None else product + bias).reshape(shape)
     knobs, addition = (tau, valid_ratio, max_error), (bias, 1, 1)
     try:

@@ -173,6 +173,9 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
+namespace {
+
+// torch's max pool of a batch, in the input's memory format.
 Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {
   // torch 2.11's kernel for channels-last float64 on CUDA writes beyond its shared memory. Strides
   // of one channel may say both; those of a view of one dimension say contiguous.
@@ -183,8 +186,6 @@ Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {
   if (!copies) return output;
   return at::empty(output.sizes(), output.options(), input.suggest_memory_format()).copy_(output);
 }
-
-namespace {
 
 // The result's norms are undefined unless they are wanted.
 ConvolutionResult max_pool(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {

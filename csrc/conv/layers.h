@@ -45,7 +45,4 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
 // conv2d with `devices`. Composed of differentiable ops, so it has their gradients.
 Tensor conv2d_on_devices(const ConvArguments& x);
 
-// torch's max pool of a batch, in the input's memory format.
-Tensor pool_by_torch(const Tensor& input, const MaxPool& pool);
-
 }  // namespace spamm

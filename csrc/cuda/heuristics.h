@@ -372,10 +372,9 @@ bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, in
 
 // Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
 // that computes norms also sets the counter to zero. If all norms are precomputed, the counter
-// costs a launch of its own, which pays only for large tiles, and for tiles of which many have no
-// step at all (`differ`).
-inline bool claims_conv_tiles(TileSize tile, bool computes_norms, bool differ = false) {
-  return computes_norms || differ || tile == TileSize::kLarge;
+// costs a launch of its own, which pays only for large tiles.
+inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
+  return computes_norms || tile == TileSize::kLarge;
 }
 
 // A convolution of Hopper's kernel of boxes.
@@ -388,7 +387,7 @@ struct ConvWork {
   bool by_pixel;      // each pixel of a box is judged by itself
   bool has_segments;  // it may have several
   bool skips_nothing;
-  bool computes_norms, tiles_differ;  // see claims_conv_tiles()
+  bool computes_norms;  // see claims_conv_tiles()
 };
 
 struct ConvChoice {
@@ -409,8 +408,7 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
                              : choose_conv_tile_sm90(
                                    work.kernel, work.out_channels, work.boxes, multiprocessors,
                                    work.skips_nothing && found.segments == 1, forced_tile);
-  found.claims_tiles =
-      !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms, work.tiles_differ);
+  found.claims_tiles = !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms);
   return found;
 }
 

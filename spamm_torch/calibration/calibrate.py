@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from .._arguments import check_bool, check_integer, check_module, check_number
+from .._hints import with_hints
 from .._output import Progress, check_path
 from .._state import RandomStates, in_eval_mode
 from .._timing import Timing
@@ -19,8 +19,7 @@ from ..networks.config import DENSE, LEFT, Band, Engine, SpAMMConfig
 from ..networks.conversion import device_name
 from ..networks.example import Example
 from ..networks.report import shape_of
-from ..reference import check_reference
-from .form import Form, check_model
+from .form import SPAMM, Form, check_model
 from .inputs import Evaluator, Loss, halves_of, statistics_inputs
 from .journal import Journal, journal_settings
 from .outcome import CalibrationReport, CalibrationRow, Outcome
@@ -34,6 +33,7 @@ _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on eit
 _AS_IT_WAS, _EXACT, _CHOSEN = "as it was", "nothing skipped", "as chosen"
 
 
+@with_hints
 def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
@@ -42,7 +42,6 @@ def calibrate(
     *,
     example_input: Any = None,
     evaluations: int = 12,
-    reference: Tensor | None = None,
     journal: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> CalibrationReport:
@@ -75,9 +74,6 @@ def calibrate(
             be those that will be served. None: the input of the first batch.
         evaluations: the most calls of ``evaluate``, each on half of the loader; at least 5. Three
             are of the model as it is, one of them to see that ``evaluate`` repeats itself.
-        reference: a picture (1, C, H, W), as :func:`convert_` takes it: the settings are for the
-            reference form, and say which small deviations are skipped besides zeros. All pictures
-            that the model is called with must be of its size.
         journal: a file in which finished parts are kept. After an interruption the same call goes
             on from there; a call with another ``max_drop`` uses what it can. None keeps nothing.
         progress: whether to say on standard error how far it is, and about how long it takes.
@@ -92,15 +88,12 @@ def calibrate(
         TypeError: arguments of another type, an ``evaluate`` that takes or returns something else.
         ValueError: a model that is converted or has nothing to skip; a loader without two batches,
             or one that is used up; an ``evaluate`` that gives no finite number, or two for the same
-            model; a ``max_drop`` below 0; a journal of something else; a reference as
-            :func:`convert_` refuses it, or of another size than the loader's pictures; with a
-            reference, calls that the reference form does not serve: pictures of another size or
-            type, training mode, autocast, hooks on layers.
+            model; a ``max_drop`` below 0; a journal of something else.
 
     After any error the model is as it was.
     """
     check_module(model, "calibrate")
-    check_model(model, reference is not None)
+    check_model(model)
     check_number(max_drop, "max_drop")
     if not 0 <= max_drop < math.inf:
         raise ValueError(
@@ -113,7 +106,6 @@ def calibrate(
     if journal is not None:
         check_path(journal, "journal")
     check_bool(progress, "progress")
-    picture = None if reference is None else check_reference(reference, model, None, fuse=True)
     randomness = RandomStates(next(model.parameters()).device)
     with randomness.again(), in_eval_mode(model) as before, torch.no_grad():
         halves = halves_of(loader)
@@ -121,26 +113,12 @@ def calibrate(
         with randomness.again():
             inputs = statistics_inputs(model, halves[0], example_input)
         example = inputs[0] if example_input is None else Example(example_input)
-        if picture is not None:
-            _check_sizes(picture, [*inputs, example])
-        form = Form(model, example, picture, before)
-        given = model, inputs, example, device_name(model), picture
+        form = Form(model, example, before)
+        given = model, inputs, example, device_name(model)
         kept = Journal(journal, {} if journal is None else journal_settings(*given))
         with Progress("calibrate", progress) as shown:
             run = _Calibration(form, evaluator, inputs, example, kept, shown)
             return run.run(float(max_drop), evaluations)
-
-
-def _check_sizes(reference: Tensor, examples: Iterable[Example]) -> None:
-    """Raises unless all inputs are pictures of the reference's size."""
-    for example in examples:
-        given = pytree.tree_leaves((example.args, example.kwargs))
-        shapes = [tuple(value.shape) for value in given if isinstance(value, Tensor)]
-        if [shape[1:] for shape in shapes] != [tuple(reference.shape[1:])]:
-            raise ValueError(
-                "reference must have the size of the loader's pictures and of example_input, "
-                f"{', '.join(map(str, shapes))}; got {tuple(reference.shape)}"
-            )
 
 
 Chosen: TypeAlias = Mapping[str, Move]  # by layer; where there is none, nothing is skipped
@@ -177,8 +155,7 @@ class _Calibration:
         )
         # The faster engine without a loss, of each layer.
         self._fastest = {
-            name: form.exact if times.is_spamm_faster else DENSE
-            for name, times in self._times.items()
+            name: SPAMM if times.is_spamm_faster else DENSE for name, times in self._times.items()
         }
         self._bases = form.bases(self._fastest)
         self._moves = moves_of(self._statistics, self._times)
@@ -204,8 +181,7 @@ class _Calibration:
             times[_CHOSEN] = times[_AS_IT_WAS]
             notes.append("nothing is installed: the model as it was is as fast")
         if notes:
-            zeros = any(engine.may_skip for engine in engines.values())
-            notes[0] = f"nothing {'but zeros ' if zeros else ''}is skipped: {notes[0]}"
+            notes[0] = f"nothing is skipped: {notes[0]}"
         if not widest.is_steady:
             notes.append(f"times vary by {widest.spread:.2g}x here: other programs run")
         bands, ratios = self._ratios(engines, chosen)
@@ -223,7 +199,6 @@ class _Calibration:
             exact_us=times[_EXACT].median,
             after_us=times[_CHOSEN].median,
             spread=widest.spread,
-            reference=self._form.picture is not None,
             note="; ".join(notes),
         )
         rows = [
@@ -334,9 +309,7 @@ class _Calibration:
         valid = total = 0.0
         for name, layer in self._statistics.items():
             if name not in self._form.reasons:
-                is_spamm = self._fastest.get(name) == self._form.exact
-                exact = layer.exact_ratio if is_spamm else 1.0
-                valid += layer.multiplications * ratios.get(name, exact)
+                valid += layer.multiplications * ratios.get(name, 1.0)
                 total += layer.multiplications
         return valid / total if total else 1.0
 
@@ -351,8 +324,6 @@ class _Calibration:
         if any(timing.beats(times.baseline) for timing in times.candidates):
             reason = "it would cost too much error for the time"
         reason = self._form.reasons.get(name, reason)
-        if setting is not None:
-            reason = f"zeros alone; {reason}"
         return CalibrationRow(name, shape, setting, ratio, 0.0, base, base, reason)
 
 

@@ -61,9 +61,8 @@ class ConvCall(Call):
 
     @property
     def input(self) -> Tensor:
-        """The input; of an op that takes parts, these side by side."""
-        parts = self.given.get("parts", [self.given.get("input")])
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        found: Tensor = self.given["input"]
+        return found
 
     def norm_maps(self) -> NormMaps:
         blocks = self.given.get("block"), self.given.get("pixel_block")
@@ -89,8 +88,6 @@ class ConvCall(Call):
     def dense(self) -> Tensor:
         """The result with nothing skipped, by torch's convolution."""
         given = {name: value for name, value in self.given.items() if name in _OF_DENSE}
-        if "base" in given:
-            return _ops.conv2d_deviation([self.input], **given)[0]
         return _ops.dense_conv2d(self.input, **given)
 
 
@@ -215,7 +212,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[Tensor, str]]:
 
 _SETTING = ("tau", "threshold", "valid_ratio", "max_error", "block", "pixel_block")
 _OF_DENSE = (
-    *("weight", "bias", "base", "stride", "padding", "dilation", "groups"),
+    *("weight", "bias", "stride", "padding", "dilation", "groups"),
     *("residual", "activation"),
 )
 _PYTHON = {
@@ -224,7 +221,7 @@ _PYTHON = {
 }
 _OPS = {
     form: packet.default
-    for packet in (_ops.conv2d, _ops.conv2d_with_norms, _ops.conv2d_deviation)
+    for packet in (_ops.conv2d, _ops.conv2d_with_norms)
     for form in (packet, packet.default)
 }
 
@@ -247,9 +244,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
     if op is None:
         return None
     names = [argument.name for argument in op._schema.arguments]
-    call = ConvCall({**dict(zip(names, args, strict=False)), **kwargs}, op)
-    # Without a knob a deviation is convolved as a whole.
-    return call if any(call.given.get(name) is not None for name in _SETTING[:4]) else None
+    return ConvCall({**dict(zip(names, args, strict=False)), **kwargs}, op)
 
 
 def _conv_call(given: dict[str, Any]) -> ConvCall:

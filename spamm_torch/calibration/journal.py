@@ -114,7 +114,7 @@ def _read(kind: Any, kept: Any) -> Any:
 
 
 def journal_settings(
-    model: nn.Module, inputs: list[Example], example: Example, device: str, reference: Tensor | None
+    model: nn.Module, inputs: list[Example], example: Example, device: str
 ) -> dict[str, Any]:
     """The inputs that decide the results; a journal of others is refused. ``example``: its form."""
     state = model.state_dict()
@@ -124,7 +124,6 @@ def journal_settings(
         "data": _digest(given),
         "example_input": _form(example),
         "device": device,
-        "reference": None if reference is None else _digest([reference]),
         "version of spamm_torch": VERSION,
         "version of torch": torch.__version__,
     }

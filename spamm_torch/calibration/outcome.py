@@ -16,14 +16,14 @@ class CalibrationRow:
 
     Attributes:
         name: fully qualified. shape: as in "64 > 128, 3x3".
-        setting: what it skips; None where nothing is. In the reference form also what skips zeros.
+        setting: what it skips; None where nothing is.
         valid_ratio: the share of block products that it computes, measured with all settings in
             place; 1 where nothing is skipped.
         error: of its output after the activation, relative, with the layers before it exact.
         dense_us, chosen_us: microseconds: the faster engine that loses nothing, measured, and what
             was chosen, on a straight line by valid ratio through what was measured. The former is
-            dense, or skips zeros in the reference form.
-        reason: why nothing is skipped, or zeros alone; "" where something is.
+            dense.
+        reason: why nothing is skipped; "" where something is.
     """
 
     name: str
@@ -51,7 +51,6 @@ class Outcome:
         before_us, exact_us, after_us: measured microseconds of the whole model: as it was,
             converted with nothing lost, and as chosen. spread: how much the most varying of these
             varies, as a multiple; what gains less is not chosen.
-        reference: whether the settings are for the reference form.
         note: why nothing is skipped or installed, and that times vary much, where that is so.
     """
 
@@ -66,7 +65,6 @@ class Outcome:
     exact_us: float
     after_us: float
     spread: float = 1.0
-    reference: bool = False
     note: str = ""
 
 
@@ -121,14 +119,13 @@ def _footer(outcome: Outcome) -> list[str]:
     searched = "not tried"
     if outcome.searched_drop is not None:
         searched = f"{outcome.searched_drop:.3g}"
-    exact = "converted without a loss" if outcome.reference else "with nothing skipped"
     lines = [
         f"valid: {outcome.valid_ratio:.1%} of the products, weighted by multiplications",
         f"drop: {outcome.drop:.3g} of {outcome.max_drop:g} allowed on unseen data{resolution}"
         f"{changed}; {searched} where it was searched; "
         f"{outcome.evaluations} evaluations",
         f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
-        f"{exact}, {outcome.after_us:.0f} us as chosen; times vary by {outcome.spread - 1:.0%}",
+        f"with nothing skipped, {outcome.after_us:.0f} us as chosen; "
+        f"times vary by {outcome.spread - 1:.0%}",
     ]
-    form = "deviations from a reference picture" if outcome.reference else ""
-    return [*lines, *filter(None, (form, outcome.note))]
+    return [*lines, *filter(None, (outcome.note,))]

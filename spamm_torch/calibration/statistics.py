@@ -3,7 +3,7 @@
 Two passes over some 512 inputs with nothing skipped. The first pools each layer's norm maps and
 finds the thresholds of eight valid ratios in each shape of pixel blocks. The second computes the
 layer's output with each of them beside the exact one. Each layer's error is its own: the layers
-before it skip nothing. In the reference form ratios are shares of the products that are not zero.
+before it skip nothing.
 
 The same error costs more at the model's output in one layer than in another, and layers that skip
 change the inputs of those behind them. So errors at the output are measured, too, and thresholds
@@ -24,16 +24,16 @@ from .._arguments import norm_dtype
 from .._info import share_of_valid
 from .._output import Progress
 from ..networks.compare import distance, size_of
-from ..networks.config import SpAMMConfig
+from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
 from ..networks.example import Example
 from .calls import ConvCall, OnCall, of_convolutions, watch
-from .form import Form, PixelBlock
+from .form import PIXEL_BLOCKS, Form, PixelBlock
 from .inputs import batch_size
 
 _ops = torch.ops.spamm_torch
 
 RATIOS = (0.85, 0.7, 0.6, 0.5, 0.42, 0.34, 0.26, 0.18)
-# Shares of the products without a loss: about where the search looks, and well below.
+# Valid ratios: about where the search looks, and well below.
 PROBES = (0.5, 0.26)
 _PROBED = 128  # inputs
 
@@ -54,20 +54,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """A layer's multiplications for one input, candidates, and valid ratio without a loss."""
+    """A layer's multiplications for one input, and candidates."""
 
     multiplications: float
     candidates: tuple[Candidate, ...]
-    exact_ratio: float = 1.0
 
 
 def measure_layers(
     form: Form, inputs: Sequence[Example], progress: Progress
 ) -> dict[str, LayerStatistics]:
     """The statistics of the layers that are called. Norm maps with a NaN give no candidate."""
-    pools = {name: _Pool(() if name in form.reasons else form.pixel_blocks) for name in form.layers}
-    exact = form.exact.setting
-    assert exact is not None
+    pools = {name: _Pool(() if name in form.reasons else PIXEL_BLOCKS) for name in form.layers}
 
     def run(stage: str, on_call: Callable[[str, ConvCall], None]) -> None:
         with watch(form.model, of_convolutions(pools, on_call)):
@@ -77,8 +74,8 @@ def measure_layers(
     with form.observed_layers():
         run("norms", lambda name, call: pools[name].gather(call))
         for pool in pools.values():
-            pool.find_taus(RATIOS, exact)
-        run("errors", lambda name, call: pools[name].compare(call, exact))
+            pool.find_taus(RATIOS)
+        run("errors", lambda name, call: pools[name].compare(call))
     count = sum(map(_size_of, inputs))
     return {name: pool.statistics(count) for name, pool in pools.items() if pool.is_called}
 
@@ -96,7 +93,6 @@ class _Pool:
     multiplications: int = 0
     output: Any = 0.0  # the sum of the output's squares; a tensor once there is one
     weight_norms: Tensor | None = None
-    exact_ratio: float = 1.0
     skip_norms: dict[PixelBlock, list[Tensor]] = field(default_factory=dict)
     # The sums of the errors' squares, by candidates' settings and valid ratios.
     errors: dict[tuple[SpAMMConfig, float], Any] = field(default_factory=dict)
@@ -109,26 +105,22 @@ class _Pool:
             self.weight_norms = maps.norm_a
             self.skip_norms.setdefault(pixel_block, []).append(maps.skip_norm_b)
 
-    def find_taus(self, ratios: Sequence[float], exact: SpAMMConfig) -> None:
-        """The candidates' thresholds, from the maps of all calls; ``exact`` loses nothing."""
+    def find_taus(self, ratios: Sequence[float]) -> None:
+        """The candidates' thresholds, from the maps of all calls."""
         norms = self.weight_norms
         for pixel_block, parts in self.skip_norms.items():
             assert norms is not None
             pooled = torch.cat(parts, -1)
-            most = share_of_valid(norms, pooled, norms.new_tensor(exact.tau)).item()
-            self.exact_ratio = most
-            if not most:  # no product to skip
-                continue
-            taus = torch.stack([_ops.find_tau(norms, pooled, most * ratio) for ratio in ratios])
+            taus = torch.stack([_ops.find_tau(norms, pooled, ratio) for ratio in ratios])
             found = torch.stack([share_of_valid(norms, pooled, tau) for tau in taus])
             for tau, ratio in dict(zip(taus.tolist(), found.tolist(), strict=True)).items():
-                if tau > 0 and ratio < most:
+                if tau > 0 and ratio < 1:
                     self.errors[SpAMMConfig(tau=tau, pixel_block=pixel_block), ratio] = 0.0
         self.skip_norms.clear()
 
-    def compare(self, call: ConvCall, setting: SpAMMConfig) -> None:
-        """The error of each candidate in a call, against the setting that loses nothing."""
-        exact = call.skipping(setting)
+    def compare(self, call: ConvCall) -> None:
+        """The error of each candidate in a call, against nothing skipped."""
+        exact = call.skipping(NOTHING_SKIPPED)
         self.multiplications += exact.numel() * call.weight[0].numel()
         self.output = self.output + _square(exact)
         for (other, ratio), error in self.errors.items():
@@ -139,7 +131,7 @@ class _Pool:
         output = float(self.output) or 1.0
         roots = {key: math.sqrt(float(error) / output) for key, error in self.errors.items()}
         candidates = (Candidate(*key, root, root) for key, root in roots.items() if root < math.inf)
-        return LayerStatistics(self.multiplications / inputs, tuple(candidates), self.exact_ratio)
+        return LayerStatistics(self.multiplications / inputs, tuple(candidates))
 
 
 def _square(values: Tensor) -> Tensor:
@@ -188,11 +180,10 @@ def _probes(layer: LayerStatistics) -> list[Candidate]:
     """At most two candidates that lose something, and not the same."""
     found: list[Candidate] = []
     for share in PROBES:
-        ratio = share * layer.exact_ratio
         errors = {candidate.error for candidate in found}
         rest = [each for each in layer.candidates if each.error > 0 and each.error not in errors]
         if rest:
-            found.append(min(rest, key=lambda each: abs(each.valid_ratio - ratio)))
+            found.append(min(rest, key=lambda each: abs(each.valid_ratio - share)))
     return found
 
 
@@ -221,8 +212,6 @@ def thresholds_for(
     threshold, and every layer sees what it will see; then they hold the means, and norm maps are
     pooled.
     """
-    least = form.exact.setting
-    assert least is not None
     own: dict[str, list[Tensor]] = {name: [] for name in wanted}
     pooled: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in wanted}
     searched: dict[str, SpAMMConfig] = {}
@@ -231,7 +220,7 @@ def thresholds_for(
         number = tau.item()
         if not 0 < number < math.inf:  # where norms are none, there is nothing to skip by
             number = 0.0
-        return replace(wanted[name].setting, tau=max(number, least.tau or 0.0))
+        return replace(wanted[name].setting, tau=number)
 
     def run(settings: Mapping[str, SpAMMConfig], **on_call: OnCall) -> None:
         with watch(form.model, settings=settings, **on_call):

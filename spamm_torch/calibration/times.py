@@ -11,7 +11,7 @@ import torch
 
 from .._output import Progress
 from .._timing import Mark, Timing, times_of_parts
-from ..networks.config import Engine, SpAMMConfig
+from ..networks.config import NOTHING_SKIPPED, Engine, SpAMMConfig
 from ..networks.example import Example
 from .calls import ConvCall, of_convolutions, watch
 from .form import Form
@@ -77,7 +77,7 @@ def time_layers(
     trials = {
         name: [
             Trial(name, "dense"),
-            Trial(name, "spamm", form.exact.setting),
+            Trial(name, "spamm", NOTHING_SKIPPED),
             *(Trial(name, "spamm", c.setting, c.valid_ratio) for c in _timed(layer.candidates)),
         ]
         for name, layer in statistics.items()
@@ -101,11 +101,8 @@ def time_layers(
         return {}
     columns = itertools.zip_longest(*trials.values())
     runs = [run({trial.layer: trial for trial in column if trial}) for column in columns]
-    before: list[Callable[[], Any]] = [lambda: None] * len(runs)
-    if form.exact != form.observed:  # it may have another layout
-        before = [partial(form.prepare, dict.fromkeys(form.layers, form.observed))] * len(runs)
-        before[1] = partial(form.prepare, dict.fromkeys(form.layers, form.exact))
     with form.observed_layers():
+        before = [lambda: None] * len(runs)
         found = measure(runs, next(form.model.parameters()).device, before)
     times = {}
     for name, (dense, spamm, *others) in trials.items():

@@ -22,12 +22,16 @@ from typing import TYPE_CHECKING
 
 from .._estimate import error_estimate
 from .._hints import hints_of
-from .functions import in_basis, inverse_sqrt, matrix_power, sign
+from .density import Density, DensitySolver
+from .functions import in_basis, matrix_power, sign
+from .inverses import inverse_factor, inverse_sqrt
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
 
 __all__ = [
     "Budget",
+    "Density",
+    "DensitySolver",
     "Iteration",
     "NotConverged",
     "Result",
@@ -36,6 +40,7 @@ __all__ = [
     "error_estimate",
     "gershgorin",
     "in_basis",
+    "inverse_factor",
     "inverse_sqrt",
     "loose_then_tight",
     "matrix_power",

@@ -570,7 +570,7 @@ BAD = {
         ({"evaluate": lambda model: 1.0},
          r"evaluate must take \(model, loader\); got one of \(model\)"),
         ({"evaluate": lambda *_: "good"}, "a number and the answers; got str"),
-        ({"reference": 3}, "reference must be a tensor; got int"),
+        ({"reference": 3}, "calibrate takes no reference any more: calibrate.model, loader"),
     ],
     ValueError: [
         ({"model": converted}, "not converted; got one whose Sequential is"),
@@ -594,12 +594,6 @@ BAD = {
          "the loader's first batch must be what the model takes; got a dict .TypeError"),
         ({"example_input": torch.ones(2, 5, 8, 8)},
          "example_input must be what the model takes; got a tensor of shape"),
-        ({"reference": dark_pictures(2)}, "reference must be one picture"),
-        ({"reference": dark_pictures(1, size=64)},
-         r"loader's pictures and of example_input, \(16, 3, 16, 16\); got \(1, 3, 64, 64\)"),
-        ({"reference": dark_pictures(1), "example_input": dark_pictures(1, size=64)},
-         r"example_input, \(1, 3, 64, 64\); got \(1, 3, 16, 16\)"),
-        ({"reference": dark_pictures(1), "model": nn.ReLU}, "can skip; got ReLU, which has none"),
     ],
 }  # fmt: skip
 

@@ -261,8 +261,7 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
                    .by_pixel = false,
                    .has_segments = true,
                    .skips_nothing = true,
-                   .computes_norms = false,
-                   .tiles_differ = false};
+                   .computes_norms = false};
   const auto chosen = [&] { return choose_conv_sm90(work, 132, std::nullopt, std::nullopt); };
   EXPECT_EQ(chosen().segments, 4);
   EXPECT_EQ(chosen().tile, TileSize::kSmall);

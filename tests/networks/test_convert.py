@@ -690,6 +690,8 @@ OTHER_SETTINGS = [
     (lambda content: content.update(versions={}), "a settings file as a report saves it"),
     (lambda content: content.update(format=2), "must be of format 3; got format 2 (make them"),
     (lambda content: content.update(format=4), "must be of format 3; got format 4 (make them"),
+    (lambda content: content.update(reference=[1, 1, 8, 8]),
+     "must come without a reference; got one of shape [1, 1, 8, 8] (make them anew: calibrate("),
     (lambda content: content.clear(), "config must be a settings file as a report saves it"),
 ]  # fmt: skip
 
@@ -697,6 +699,11 @@ OTHER_SETTINGS = [
 @pytest.mark.parametrize(("change", "message"), OTHER_SETTINGS)
 def test_settings_of_another_model(tmp_path, change, message):
     refused(resnet(), ValueError, message, config=settings(tmp_path, change))
+
+
+def test_a_reference_left():
+    message = "convert_ takes no reference any more: calibrate(model, loader, evaluate, max_drop)"
+    refused(resnet(), TypeError, message, reference=torch.zeros(1, 3, 8, 8))
 
 
 def test_settings_come_without_overrides(tmp_path):

@@ -31,8 +31,9 @@ from torch.distributed.tensor import (
 )
 
 import spamm_torch
-from spamm_torch import _rank_product, distributed, linalg, sparse
-from spamm_torch.sparse import maps, ranks, strips
+from spamm_torch import distributed, linalg, sparse
+from spamm_torch.distributed import block_rows, rank_product
+from spamm_torch.sparse import maps, strips
 
 ops = torch.ops.spamm_torch
 S0, S1, R = Shard(0), Shard(1), Replicate()
@@ -128,7 +129,7 @@ def assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, *, group=None, balance=False, 
 
 def short_stages(blocks=2):
     """Inside, stages have so many block columns, so that small matrices have several."""
-    return mock.patch("spamm_torch._plan.stage_blocks", return_value=blocks)
+    return mock.patch("spamm_torch.distributed.plan.stage_blocks", return_value=blocks)
 
 
 def raised_by(call):
@@ -297,11 +298,11 @@ def sent_bytes():
 def search_by_histograms(rank):
     """Where no rank has the whole maps, the threshold has the same bits."""
     ratios = (0.05, 0.5, 1.0)
-    with mock.patch.object(_rank_product, "WHOLE_MAPS_RANKS", 1):
+    with mock.patch.object(rank_product, "WHOLE_MAPS_RANKS", 1):
         for dtype in matrices.DTYPES:
             a, b = operands(rank, dtype=dtype)
-            search = mock.Mock(wraps=_rank_product.find_tau_across)
-            with mock.patch.object(_rank_product, "find_tau_across", search):
+            search = mock.Mock(wraps=rank_product.find_tau_across)
+            with mock.patch.object(rank_product, "find_tau_across", search):
                 for ratio in ratios:
                     assert_rows_of_mm(rank, a, b, "odd", "first empty", valid_ratio=ratio)
             assert search.call_count == len(ratios)
@@ -415,8 +416,8 @@ def block_sparse_shards(rank):
             shards = [rows_of(x, rows, edge) for x in whole]
             # Of one rank, too, what travels there.
             given = dict.fromkeys(("tau", "valid_ratio", "max_error")) | knob
-            with mock.patch.object(ranks, "_MOST_FAR", far):
-                found = ranks.multiply(*shards, distributed.axis_of(None), given, edge, False)
+            with mock.patch.object(block_rows, "_MOST_FAR", far):
+                found = block_rows.multiply(*shards, distributed.axis_of(None), given, edge, False)
             expected = spamm_torch.mm(*whole, **knob)
             assert found.layout == torch.sparse_bsr
             assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
@@ -451,9 +452,9 @@ def purified_shards(rank):
     for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
         own = assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
         # The memory of one rank has no room for lists, and so all make strips.
-        made = _without_lists if rank.number == rank.world - 1 else ranks.make_plan
+        made = _without_lists if rank.number == rank.world - 1 else block_rows.make_plan
         with (
-            mock.patch.object(ranks, "make_plan", made),
+            mock.patch.object(block_rows, "make_plan", made),
             mock.patch.object(strips, "_MOST_BYTES", 20 * 32**2 * 8),
         ):
             assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)

@@ -8,8 +8,8 @@ import torch
 from torch.library import opcheck
 
 import spamm_torch
-from spamm_torch import _plan
-from spamm_torch._plan import exchange_plan
+from spamm_torch.distributed import plan as planning
+from spamm_torch.distributed.plan import exchange_plan
 
 ops = torch.ops.spamm_torch
 
@@ -194,7 +194,7 @@ class Layout:
         return send
 
     def stage(self, ranges, edge):
-        return _plan.stage_blocks(max(end - begin for begin, end in ranges), edge)
+        return planning.stage_blocks(max(end - begin for begin, end in ranges), edge)
 
     def work(self):
         for row, column in self.ranks():

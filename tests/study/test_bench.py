@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import random
 from collections import Counter
 
 import pytest
@@ -13,7 +14,7 @@ from study_tools import assert_resumes, run_bench, run_script, tables_of
 
 import bench
 import spamm_torch
-from cases import conv, mm, multi_gpu, ranks, shards
+from cases import conv, mm, multi_gpu, ranks, shapes, shards
 from cases.multi_gpu import LAYOUTS, PEERS
 from common import measuring
 from common.console import exit_code
@@ -70,6 +71,21 @@ def test_no_path_of_this_machine_is_recorded(folder):
     command = run["header"]["command"]
     assert command.startswith(f"python scripts/bench.py mm --device cpu --out {folder.name} ")
     assert run["header"]["L2 cache"] == "warm"
+
+
+def test_shapes_that_nobody_chose(tmp_path):
+    """Whatever the seed, shapes are those of the draw, and every row is of both calls."""
+    given = ("--largest", 100, "--batches", 1, "--shapes", 2, "--repeats", 1, "--seed", 3)
+    kinds = ("products", "convolutions")
+    tables = run_bench("shapes", tmp_path, *given, "--kinds", *kinds, "--precisions", "float32")
+    rows = tables["shapes"]
+    assert [row["op"] for row in rows] == ["mm", "mm", "conv2d", "conv2d"]
+    draw = shapes.products(random.Random("3 products"), 100)
+    assert [row["shape"] for row in rows[:2]] == [next(draw)["name"] for _ in range(2)]
+    for share in tables["shapes, shares"]:
+        of = [row[share["kept"]] for row in rows if row["op"] == share["op"]]
+        assert share["below 0.8"] == sum(ratio < 0.8 for ratio in of) / 2
+        assert share["speedup"] == pytest.approx(sum(of) / 2)
 
 
 def test_block_sparse_products_and_density_matrices(tmp_path):

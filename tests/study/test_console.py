@@ -155,7 +155,7 @@ def test_an_exception_is_said_in_a_line(message, said):
 
 
 MAINS = [*(script.stem for script in SCRIPTS.glob("*.py")), "density_matrix"]
-MAINS += ["examples.scattered_digits.demo", *(f"bench {case}" for case in CASES)]
+MAINS += [f"bench {case}" for case in CASES]
 # Where a default would say nothing.
 NO_DEFAULT = ("-h, --help", "--fresh", "--cold", "--soak")
 

@@ -67,8 +67,7 @@ ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* us
           .by_pixel = p.by_pixel,
           .has_segments = block != 1 && is_half(conv.input.scalar_type()),
           .skips_nothing = dense,
-          .computes_norms = !dense && (!use->input || !conv.norm_weight || use->by_block),
-          .tiles_differ = !dense && use->tiles_differ};
+          .computes_norms = !dense && (!use->input || !conv.norm_weight || use->by_block)};
 }
 
 }  // namespace

@@ -32,7 +32,6 @@ struct NormUse {
   // Norms of im2col blocks: for a search, and for pixel blocks of several rows or columns, whose
   // norms are not those of single pixels.
   bool by_block;
-  bool tiles_differ = false;  // many tiles have no step at all
 };
 NormUse norm_use(const Convolution& conv, const Knob& knob);
 

@@ -72,7 +72,7 @@ inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape
           .dilation = size2(shape.dilation)};
 }
 
-// ---- Max pooling by single pixels, plain and of deviations --------------------------------------
+// ---- Max pooling by single pixels ---------------------------------------------------------------
 
 // `pixel_chunks`: what threads pool of an output pixel, 16 bytes each; 0 if they are not counted.
 inline bool pools_by_pixels(const at::Tensor& input, const MaxPool& pool, int64_t pixel_chunks) {

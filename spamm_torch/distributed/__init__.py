@@ -15,14 +15,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from . import functional
-from ._arguments import check_bool, holds_dtensor
-from ._axis import Axis, Cut
-from ._call import Call, agree, read_call
-from ._plan import ExchangePlan, exchange_plan
-from ._rank_product import Layout, Product, multiply
-from .sparse import ranks
-from .sparse.blocks import is_sparse
+from .. import functional
+from .._arguments import check_bool, holds_dtensor
+from ..sparse.blocks import is_sparse
+from . import block_rows
+from .axis import Axis, Cut
+from .call import Call, agree, read_call
+from .plan import ExchangePlan, exchange_plan
+from .rank_product import Layout, Product, multiply
 
 __all__ = ["ExchangePlan", "exchange_plan", "mm"]
 
@@ -71,15 +71,15 @@ def mm(
     """
     knobs: dict[str, Any] = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
     if holds_dtensor(a, b):
-        from . import _dtensor  # not at the top: it takes half a second
+        from . import dtensor  # not at the top: it takes half a second
 
-        return _dtensor.mm(a, b, knobs, block, balance, group=group)
+        return dtensor.mm(a, b, knobs, block, balance, group=group)
     axis = axis_of(group)
     if axis.size == 1:
         check_bool(balance, "balance")
         return functional.mm(a, b, **knobs, block=block)
     if is_sparse(a, b):
-        return ranks.multiply(a, b, axis, knobs, block, balance)
+        return block_rows.multiply(a, b, axis, knobs, block, balance)
 
     def read(backends: str) -> Call:
         return read_call(a, b, knobs, block, balance, backends, "tensors")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._arguments import check_integer, check_valid_ratio
+from .._arguments import check_integer, check_valid_ratio
 
 _LOG2_BINS = 11
 _BINS = 2**_LOG2_BINS

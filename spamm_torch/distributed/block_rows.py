@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._arguments import as_knobs
-from .._axis import Axis
-from .._call import Call, agree, check_served
-from .._rank_product import Settings
 from .._rounding import BELOW
-from .blocks import Blocks, check_block_of, check_pair, index_dtype, read, read_map
-from .maps import TO_DROP, Plan, dropped, find_tau, make_plan
-from .matrices import blocks_at, identity
-from .products import Recipe, SparseInfo, info_of
-from .strips import Strips
+from ..sparse.blocks import Blocks, check_block_of, check_pair, index_dtype, read, read_map
+from ..sparse.maps import TO_DROP, Plan, dropped, find_tau, make_plan
+from ..sparse.matrices import blocks_at, identity
+from ..sparse.products import Recipe, SparseInfo, info_of
+from ..sparse.strips import Strips
+from .axis import Axis
+from .call import Call, agree, check_served
+from .rank_product import Settings
 
 _AT_ONCE = 4096  # blocks that are copied by way of other memory
 _MOST_FAR = 0.25  # of a result's blocks, where it pays to compute these twice

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from ._axis import Axis, Cut, in_layout, is_column_major
-from ._call import Call, agree, read_call
-from ._plan import chunk_cuts
-from ._rank_product import Layout, Settings, multiply
+from .axis import Axis, Cut, in_layout, is_column_major
+from .call import Call, agree, read_call
+from .plan import chunk_cuts
+from .rank_product import Layout, Settings, multiply
 
 Role = Literal["rows", "columns", "whole"]
 

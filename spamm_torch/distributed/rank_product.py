@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _plan
-from ._arguments import Knobs, as_knobs, held_tau
-from ._axis import Cut, Exchange, one_ahead, recut
-from ._histogram import find_tau_across
-from ._plan import ROW_MULTIPLE
+from .._arguments import Knobs, as_knobs, held_tau
+from . import plan as planning
+from .axis import Cut, Exchange, one_ahead, recut
+from .histogram import find_tau_across
+from .plan import ROW_MULTIPLE
 
 _ops = torch.ops.spamm_torch
 
@@ -213,7 +213,7 @@ class _Part:
         users = self._blocks.columns if of_a else self._blocks.rows
         largest = other.amax(0) if len(other) else other.new_zeros(other.shape[1])
         largest = owners.axis.gather(largest[None], [1] * owners.axis.size)
-        stage = _plan.stage_blocks(max(across.lengths), edge)
+        stage = planning.stage_blocks(max(across.lengths), edge)
         need = _ops.needed_units(largest, norm, self._tau, stage).cpu()
         multiplies = torch.tensor([length > 0 for length in users.lengths])
         return need & multiplies[:, None, None], stage * edge

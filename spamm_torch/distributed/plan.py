@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
-from ._output import table
-from .sparse.blocks import Blocks, is_sparse
-from .sparse.maps import make_plan, of_maps
+from .._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
+from .._output import table
+from ..sparse.blocks import Blocks, is_sparse
+from ..sparse.maps import make_plan, of_maps
 
 _ops = torch.ops.spamm_torch
 

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._arguments import check_block, check_bool, check_operands, check_tensor, dtype_name
-from ._axis import Axis
-from ._info import multiplied_dtype
-from ._rank_product import Settings
+from .._arguments import check_block, check_bool, check_operands, check_tensor, dtype_name
+from .._info import multiplied_dtype
+from .axis import Axis
+from .rank_product import Settings
 
 _ERRORS = (RuntimeError, TypeError, ValueError)
 
