@@ -76,19 +76,6 @@ def _covering(cases):
     return chosen
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Skips a test that meets a block-sparse product where Hopper's kernels do not run."""
-    try:
-        return (yield)
-    except Exception as error:
-        from support import hopper_kernels_run
-
-        if "need a GPU of compute capability 9.0" in str(error) and not hopper_kernels_run():
-            pytest.skip("needs the Hopper kernels")
-        raise
-
-
 def pytest_runtest_setup(item):
     torch.manual_seed(0)
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():

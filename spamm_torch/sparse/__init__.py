@@ -12,7 +12,8 @@ CUDA, without gradients. Sizes are multiples of the block: what is smaller is pa
     x = sparse.add(c, a, alpha=-1, beta=2)
 
 All functions return new matrices, and work in proportion to the stored blocks. Errors are one line:
-TypeError for another layout or dtype, ValueError for blocks, RuntimeError for shapes and devices.
+TypeError for another layout or dtype, ValueError for blocks, RuntimeError for shapes, devices and
+columns that do not ascend in each row, each once. :func:`from_sparse` sorts them.
 docs/block_sparse.md has the meaning of products.
 """
 

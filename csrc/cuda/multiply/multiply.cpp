@@ -130,13 +130,13 @@ cudaError_t launch(const Product& x, const Choice& choice, kernels::Launch how) 
   if (kernel == Kernel::kSm90F64 || kernel == Kernel::kSm80F64) {
     return launch_plain_product<double>(x, counters, [&](const auto& p) {
       return kernel == Kernel::kSm90F64 ? multiply_sm90_f64(p, x.lists, how)
-                                        : multiply_sm80_f64(p, how);
+                                        : multiply_sm80_f64(p, x.lists, how);
     });
   }
   return launch_plain_product<float>(x, counters, [&](const auto& p) {
     if (kernel == Kernel::kSm90F16) return multiply_sm90_f16(p, x.lists, how);
     if (kernel == Kernel::kSm90Bf16) return multiply_sm90_bf16(p, x.lists, how);
-    return portable_launcher(kernel)(p, how);
+    return portable_launcher(kernel)(p, x.lists, how);
   });
 }
 

@@ -61,8 +61,7 @@ struct Product {
   // The first one may be zero when the previous kernel on the stream has ended.
   int* counters = nullptr;
   bool counter_is_zero = false;
-  // A block-sparse product of matrices as in kernels/multiply/lists.h, by one of Hopper's kernels.
-  // Norm maps are not read.
+  // A block-sparse product of matrices as in kernels/multiply/lists.h. Norm maps are not read.
   const kernels::ProductLists* lists = nullptr;
 };
 
