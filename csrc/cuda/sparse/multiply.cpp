@@ -66,7 +66,7 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
                     const BlockMatrix& c, bool adds_input, const OnDevice& device) {
   const int64_t edge = a.edge(), rows = c.pattern.rows * edge;
   const Block block{edge, edge, edge};
-  const Chip chip = chip_of(device, x.values_a.scalar_type());
+  const Chip chip = chip_of(device);
   // One product of split parts does not serve blocks of 32, which are in cells on Hopper.
   const bool in_cells = c.cells.defined();
   const Kernel kernel =
