@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import sparse
 from ..sparse.blocks import read
 from ..sparse.matrices import blocks_at
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative, smaller
 
 # Rows of leaves, whose factors are Cholesky's: of dense matrices, and of block-sparse ones that
 # have no more. Leaves of larger block-sparse matrices are single blocks.
@@ -69,8 +69,8 @@ def inverse_factor(
         return of.result(of.identity(s))
     tested = _Overlap(of, s, max_error, max_error)
     z, is_whole = _leaves(of, s, max_error / 8 / math.sqrt(tested.above) / s.shape[1])
-    root, before = math.sqrt(of.size), math.inf
-    share = 0.0 if is_whole else 1e-4 * root  # of what products may lose
+    before = math.sqrt(of.size)  # the norm of 1
+    share = 0.0 if is_whole else 1e-4 * before  # of what products may lose
     for step in range(most_iterations):
         share = max(max_error / 8, share)
         d, map_d = tested.distance(z, share, before)
@@ -81,8 +81,8 @@ def inverse_factor(
         error = norm_of(map_d).item()
         if (found := tested.judged(error, before)) is not None:
             return found
-        before, typical = error, min(1.0, error / root)
-        share = max(max_error / 8, 0.1 * root * typical**3)
+        falls, before = min(1.0, error / before), error
+        share = max(max_error / 8, 0.05 * error * falls**2)  # the next one is near error * falls^3
         options: dict[str, Any] = {"residual": error, "added": d, "beta": 0.5, "alpha": 0.375}
         each = relative(share, map_d, map_d)
         w, map_w = of.product("D / 2 + 3/8 D^2", d, d, (map_d, map_d), each, **options)
@@ -91,7 +91,7 @@ def inverse_factor(
         each = relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
         options = {"residual": error, "added": z, "symmetric": False}
         z, _ = of.product("Z + Z W", z, w, (map_z, map_w), each, **options)
-        share = 0.1 * root * typical**9
+        share = 1e-3 * error * falls**2
     raise tested.failed(before)
 
 
@@ -135,8 +135,7 @@ def inverse_sqrt(
         error = norm_of(tested.distance(z, max_error / 8, error)[1]).item()
         if (found := tested.judged(error, math.inf if share else 0.0)) is not None:
             return found
-        share = share * max_error / error / 8
-        share = share if share > 1e-16 else 0.0
+        share = smaller(share, max_error / error / 8)
 
 
 def _coupled(
@@ -264,4 +263,4 @@ def _inverse_factors(of: Matrices, s: Tensor) -> Tensor:
     if of.whole(failed.sum()[None]).item():
         raise NotConverged(_NO_FACTOR)
     one = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
-    return torch.linalg.solve_triangular(factor.mT, one, upper=True)
+    return torch.linalg.solve_triangular(factor.mT, one, upper=True).contiguous()
