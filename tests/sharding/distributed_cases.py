@@ -500,7 +500,7 @@ def functions_of_shards(rank):
     overlap = sparse.add(h, sparse.identity(307, like=h))
 
     def from_leaves(*given, **options):
-        with mock.patch.object(linalg.inverses, "_SMALL", 0):
+        with mock.patch.object(linalg.inverses, "_WHOLE", 0):
             return linalg.inverse_factor(*given, **options)
 
     for function, a, given in (
