@@ -65,12 +65,13 @@ def found_and_dense(function, s, storage, **options):
 def test_the_error_that_was_asked_for(name, function, max_error, storage, leaves):
     s = OVERLAPS[name]
     eigh = off(by_eigenvectors(s), s)
-    try:
-        found, z = found_and_dense(function, s, storage, max_error=max_error)
-    except linalg.NotConverged as error:
-        assert 0 < max_error < 10 * eigh
-        assert "condition number at most" in str(error)
+    if 0 < max_error < eigh / 20:
+        with pytest.raises(linalg.NotConverged, match="condition number at most"):
+            found_and_dense(function, s, storage, max_error=max_error)
         return
+    if 0 < max_error < 10 * eigh:
+        return  # rounding decides
+    found, z = found_and_dense(function, s, storage, max_error=max_error)
     true = off(z, s)
     assert true <= (10 * max_error or 100 * eigh)
     assert true - 10 * eigh <= found.residual <= 10 * max_error + 100 * eigh
@@ -99,7 +100,7 @@ def test_a_basis_and_back(storage):
         assert torch.linalg.vector_norm(density - of.density) <= 1e-4  # ergo's own convergence
         assert (density * s).sum().item() == pytest.approx(of.electrons, abs=1e-8)
     right = by_eigenvectors(s)
-    energies, vectors = torch.linalg.eigh(right @ f @ right)
+    vectors = torch.linalg.eigh(right @ f @ right).eigenvectors
     occupied = right @ vectors[:, : of.electrons // 2]
     assert torch.linalg.vector_norm(density - 2 * occupied @ occupied.mT) <= 1e-7
 
