@@ -235,7 +235,7 @@ def density(waters, max_error, device, repeats, group=None):
     one = block_rows(sparse.identity(size, like=s[0]), 7 * first // BLOCK, -(-7 * last // BLOCK))
     rows = one.shape[0] // BLOCK
     clock.append(now(device))
-    z = linalg.inverse_factor(s[0].float(), max_error=max_error * size / 10, **alike)
+    z = linalg.inverse_factor(s[0].float(), max_error=max(max_error / 10, 1e-8) * size, **alike)
     z = z.matrix.double()
     # 1 + V mends what Z lacks in float32 and with a tenth of the budget.
     zsz = linalg.in_basis(s.pop(), z, max_error=fine, **alike).matrix

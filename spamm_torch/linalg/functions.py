@@ -76,6 +76,7 @@ def in_basis(
     z: Tensor,
     *,
     max_error: float,
+    transposed: bool = False,
     block: int = 64,
     size: int | None = None,
     callback: Callback | None = None,
@@ -83,25 +84,26 @@ def in_basis(
 ) -> Result:
     """Z^T A Z of a symmetric matrix, symmetric: a Hamiltonian in the basis of an inverse factor Z.
 
-    The projector on states in that basis is taken back by Z^T: ``in_basis(projector, z.mT)``.
-
     Where Z is only near an inverse factor, as one in float32 is, a second call with
     W = 3/2 - Z^T S Z / 2 in place of Z mends what the first one lost, but for the square of
     1 - Z^T S Z.
 
     Args:
-        a: (N, N), symmetric. z: (N, N), any, of the layout, dtype and block of ``a``, or the
-            transpose of such a matrix (``z.mT``); with ``group`` cut as ``a``, no transpose.
+        a: (N, N), symmetric.
+        z: (N, N), any, of the layout, dtype and block of ``a``, or ``z.mT`` of such a matrix; with
+            ``group`` cut as ``a``, and no ``z.mT``.
+        transposed: Z A Z^T, which takes a projector back from the basis: the same as ``z.mT``.
         max_error, block, size, callback, group: see above.
     """
-    alike = {"max_error": max_error}
+    alike = {"max_error": max_error, "transposed": transposed}
     given = "in_basis", a, block, size, callback
     of, a = Matrices.opened(*given, group=group, alike=alike, needs_size=False)
     z = of.kept(z, "z", symmetric=False)
+    z, mirrored = (of.transposed(z), z) if transposed else (z, None)
     maps = of.norms(a), of.norms(z)
     half, map_half = of.product("A Z", a, z, maps, max_error, symmetric=False)
     del a
-    mirrored = of.transposed(z)
+    mirrored = of.transposed(z) if mirrored is None else mirrored
     maps = of.norms(mirrored), map_half
     return of.result(of.product("Z^T A Z", mirrored, half, maps, max_error)[0])
 

@@ -408,6 +408,15 @@ def relative(error: float, map_a: Tensor, map_b: Tensor) -> float:
     return error / norms if norms else 0.0
 
 
+def smaller(share: float, factor: float) -> float:
+    """At most half of an error, near ``factor`` of it; 0 below rounding.
+
+    A power of 2 times it, so that ranks agree, whose sums differ in their last bits.
+    """
+    share = share * 2.0 ** min(-1, math.floor(math.log2(factor))) if factor > 0 else 0.0
+    return share if share > 1e-16 else 0.0
+
+
 def gershgorin(a: Tensor) -> tuple[float, float]:
     """Proven bounds of the eigenvalues of a symmetric matrix (Gershgorin's circles)."""
     return _bounds(*_circles(a))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, smaller
 
 _TINY = 1e-14  # more than the numbers from 0 to 1 are rounded by here, in a step
 
@@ -234,7 +234,7 @@ def purify(
         found = _purified(*begun, used, electrons // 2, tolerance, most_iterations, trail)
         if trail.off <= max(max_error, trail.rounding if not max_error else 0.0):
             return found
-        share = share * max_error / trail.off / 2 if share > 1e-16 else 0.0
+        share = smaller(share, max_error / trail.off / 2)
     raise NotConverged(
         f"expected an error of the projector that rounding and the gap allow; got {max_error:.2g}, "
         f"where {trail.off:.2g} is left (norm(X H - H X) = {found.residual:.2g})"
