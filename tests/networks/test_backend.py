@@ -1,6 +1,5 @@
 """The backend of torch.compile: results, engines, late changes, and what a model goes through."""
 
-
 import pytest
 import torch
 import torchvision
