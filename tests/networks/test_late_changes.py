@@ -19,7 +19,7 @@ from spamm_torch import explain, refresh_
 CHANGES = FOLDED | KEEPS | ACTS | CALLED
 FUSED_STEP = CHANGES.pop("a fused step in eval mode")  # it counts no versions
 OPTIONS = {"inner": "eager", "measure": False}
-REFUSED = "its modules' classes and methods"
+REFUSED = "modules of the classes and methods"
 
 
 @pytest.fixture(autouse=True)
