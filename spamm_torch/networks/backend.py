@@ -548,8 +548,8 @@ class _Call:
     def __call__(self, *args: Any) -> Any:
         if self._code_now() != self._code:
             raise RuntimeError(
-                "a compiled model expects modules of the classes and methods that they had, and the "
-                "hooks of all modules; got others (torch._dynamo.reset() lets it be compiled anew)"
+                "a compiled model expects modules of the classes and methods that they had, and as "
+                "many hooks of all modules; got others (torch._dynamo.reset() compiles it anew)"
             )
         if self._places:
             sources = [args[place] for place in self._places]
