@@ -7,6 +7,7 @@ in the same memory, where these differ. Everything else that may change is guard
 """
 
 import copy
+import inspect
 import itertools
 import operator
 import sys
@@ -18,6 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import check_block, check_bool, check_module
@@ -30,7 +32,7 @@ from .report import ConvertReport, Row
 _ops = torch.ops.spamm_torch
 
 _INNER = ("inductor", "eager")
-_version_of: Any = torch.Tensor._version.__get__
+_version_of = operator.attrgetter("_version")
 _EDGE = 64  # of the blocks of the norms that travel: images, and channels
 
 Compiled: TypeAlias = Callable[..., Any]
@@ -58,7 +60,7 @@ def backend(
     inner, measures = rest.pop("inner", "inductor"), rest.pop("measure", True)
     compiles = _compiles(inner)
     check_bool(measures, "measure")
-    _guard_hooks()
+    modules = _guarded_modules()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, example_inputs, strict=True))
     sources = [node for node, value in given.items() if _is_lasting(node, value)]
@@ -66,7 +68,7 @@ def backend(
     rewriting = _Rewriting(graph_module, sources, reason)
     rewriting.run(lambda node: given[node], measures, compiles, packs=True)
     places = [placeholders.index(node) for node in rewriting.folding.sources]
-    call = _Call(rewriting, places, [given[node] for node in sources])
+    call = _Call(rewriting, places, [given[node] for node in sources], modules)
     call.run = _inner(graph_module, example_inputs, compiles, mode, rest)
     return call
 
@@ -220,17 +222,36 @@ def _inner(
     return compile_fx(module, list(example_inputs), config_patches=patches or None)
 
 
-def _guard_hooks() -> None:
-    """Lets dynamo guard on modules that have no hook yet, which it leaves out by default."""
+def _guarded_modules() -> list[nn.Module]:
+    """The modules that the graph in compilation calls. Lets dynamo guard on them having no hook,
+    which it leaves out by default, and on the outermost ones being these: others of their classes
+    are compiled apart, with weights of their own."""
     context = torch._guards.TracingContext.try_get()
     if context is None:
-        return
+        return []
     from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.symbolic_convert import InstructionTranslator
 
+    output = InstructionTranslator.current_tx().output
+    scope = {"L": output.local_scope, "G": output.global_scope}
     left_out = getattr(GuardBuilder, "EMPTY_NN_MODULE_HOOKS_DICT", None)
-    for guard in context.guards_context.dynamo_guards:
-        if guard.create_fn is left_out:
-            guard.create_fn = GuardBuilder.SEQUENCE_LENGTH
+    found: dict[str, Any] = {}  # by name
+    guards = context.guards_context.dynamo_guards
+    for guard in list(guards):
+        if guard.create_fn is not left_out:
+            continue
+        guard.create_fn = GuardBuilder.SEQUENCE_LENGTH
+        source: Any = guard.originating_source
+        outermost = None
+        while (source := getattr(source, "base", None)) is not None:
+            name = source.name
+            if name not in found and name.startswith(("L[", "G[")):
+                found[name] = eval(name, scope)
+            if isinstance(found.get(name), nn.Module):
+                outermost = source
+        if outermost is not None:
+            guards.add(outermost.make_guard(GuardBuilder.ID_MATCH))
+    return [module for module in found.values() if isinstance(module, nn.Module)]
 
 
 def _is_lasting(node: fx.Node, value: Any) -> bool:
@@ -342,7 +363,8 @@ class _Rewriting:
 
     def __init__(self, module: fx.GraphModule, sources: Sequence[fx.Node], reason: str) -> None:
         self.module, self.graph = module, module.graph
-        self._sites = find_sites(self.graph, Constants(self.graph, sources))
+        self._constants = Constants(self.graph, sources)
+        self._sites = find_sites(self.graph, self._constants)
         for site in self._sites:
             site.reason = site.reason or reason
         self.rows: list[Row] = []
@@ -386,7 +408,10 @@ class _Rewriting:
                 self.buffers.append(_apart(value, memories))
                 nodes.append(self._attribute(site.node))
             self._replace(site, choice.engine, nodes, readers)
-        self.graph.eliminate_dead_code()
+        # Others than constants may have effects, which nothing tells.
+        self.graph.eliminate_dead_code(
+            lambda node: node.op in ("placeholder", "output") or node not in self._constants
+        )
         self.module.recompile()
 
     def _attribute(self, before: fx.Node) -> fx.Node:
@@ -486,7 +511,7 @@ def _calls_of(model: nn.Module) -> Iterator["_Call"]:
     """What was compiled of a model: it reads a tensor of the model's."""
     own = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
     for call in list(_calls):
-        if any(id(reference()) in own for reference in call.read):
+        if any(id(tensor) in own for tensor in call.read):
             yield call
 
 
@@ -494,15 +519,25 @@ class _Call:
     """A compiled graph, which brings its folded weights up to date before it runs.
 
     Attributes:
-        run: the graph. rows: of the report. read: the parameters and buffers that it reads, weak.
+        run: the graph. rows: of the report. read: the parameters and buffers that it reads.
         number: in the order of compiling.
     """
 
     run: Compiled
 
-    def __init__(self, rewriting: _Rewriting, places: list[int], read: Sequence[Tensor]) -> None:
-        self.rows, self.number = rewriting.rows, next(_numbers)
-        self.read = [weakref.ref(tensor) for tensor in read]
+    def __init__(
+        self,
+        rewriting: _Rewriting,
+        places: list[int],
+        read: list[Tensor],
+        modules: Iterable[nn.Module],
+    ) -> None:
+        self.rows, self.number, self.read = rewriting.rows, next(_numbers), read
+        self._modules = [weakref.ref(module) for module in modules]
+        self._norms = [weakref.ref(m) for m in modules if "num_batches_tracked" in m._buffers]
+        self._methods = list(_methods_of({type(module) for module in modules}))
+        self._kinds = [type(module) for module in modules]
+        self._code = self._code_now()
         self._folding, self._kept = rewriting.folding, rewriting.kept
         self._buffers = rewriting.buffers
         self._places = places if rewriting.buffers else []
@@ -511,17 +546,32 @@ class _Call:
         _calls.add(self)
 
     def __call__(self, *args: Any) -> Any:
+        if self._code_now() != self._code:
+            raise RuntimeError(
+                "a compiled model expects modules of the classes and methods that they had, and as "
+                "many hooks of all modules; got others (torch._dynamo.reset() compiles it anew)"
+            )
         if self._places:
             sources = [args[place] for place in self._places]
-            if _state_of(sources) != self._state:
+            if self._state_of(sources) != self._state:
                 self._fold(sources)
         return self.run(*args)
 
+    def _code_now(self) -> Any:
+        """The classes of the modules, their methods and the hooks of all modules, of which dynamo
+        guards only a part."""
+        modules = [reference() for reference in self._modules]
+        kinds = [
+            kind if module is None else type(module)  # dynamo sees which module takes its place
+            for module, kind in zip(modules, self._kinds, strict=True)
+        ]
+        hooks = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+        return kinds, [methods.get(name) for methods, name in self._methods], *map(len, hooks)
+
     def fold_again(self) -> None:
         """Folds the weights again, into the same memory."""
-        sources: list[Any] = [reference() for reference in self._sources]
-        if all(source is not None for source in sources):  # else the next call does
-            self._fold(sources)
+        if self._places:
+            self._fold(self._sources)
 
     def _fold(self, sources: list[Tensor]) -> None:
         with self._lock, _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
@@ -533,15 +583,38 @@ class _Call:
     def _note(self, sources: Sequence[Tensor]) -> None:
         """Notes what the operands are folded of, and holds its memory, so that nothing else gets
         its address."""
-        self._state = _state_of(sources)
-        self._sources = [weakref.ref(source) for source in sources]
+        self._state = self._state_of(sources)
+        self._sources = list(sources)
         self._held = [source.detach() for source in sources]
 
+    def _state_of(self, tensors: Sequence[Tensor]) -> Any:
+        """What tells changes: versions, addresses, and of batch norms, which count no versions when
+        they update their statistics, how many batches they have seen."""
+        norms: list[Any] = [reference() for reference in self._norms]
+        if None in norms:
+            return object()  # another one takes its place, which is not known here
+        counts = [norm._buffers.get("num_batches_tracked") for norm in norms]
+        try:
+            versions = list(map(_version_of, (*tensors, *filter(_is_tensor, counts))))
+        except RuntimeError:  # a tensor of inference mode counts none
+            return object()
+        return versions, [tensor.data_ptr() for tensor in tensors], list(map(id, counts))
 
-def _state_of(tensors: Sequence[Tensor]) -> Any:
-    """Versions and addresses, which tell changes; None where a tensor counts no versions."""
-    try:
-        versions = list(map(_version_of, tensors))
-    except RuntimeError:
-        return object()
-    return versions, [tensor.data_ptr() for tensor in tensors]
+
+def _is_tensor(value: Any) -> bool:
+    return value is not None
+
+
+_METHODS = ("__call__", "forward", "_call_impl", "_conv_forward")
+
+
+def _methods_of(kinds: Iterable[type]) -> Iterator[tuple[Any, str]]:
+    """The methods that a call of such a module may run, as entries of its classes' namespaces:
+    every one of a user's class, and of torch's those that take part in a call."""
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
+    for base in bases:
+        if base in (nn.Module, object):
+            continue
+        own = () if base.__module__.startswith("torch.") else vars(base)
+        found = {name for name in own if inspect.isfunction(vars(base)[name])}
+        yield from ((vars(base), name) for name in sorted(found.union(_METHODS)))

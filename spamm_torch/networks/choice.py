@@ -129,8 +129,8 @@ def call_of(
 
 
 def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
-    """The engines that may compute it, the one to beat first. ``compiles``: a compiler gets what
-    is left."""
+    """The engines that may compute it, the table's first, which others have to beat. ``compiles``:
+    a compiler gets what is left."""
     names = ["torch", "dense"] if compiles else ["dense"]
     groups = site.geometry[3]
     if groups == 1:
@@ -139,7 +139,8 @@ def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
             names.append("spamm, pool")
     elif weight.shape[1] > 1 and weight.is_cuda and weight.nbytes * groups <= _MOST_JOINED_BYTES:
         names.append("groups joined")
-    return names
+    first = _predicted(site, weight, compiles).engine
+    return sorted(names, key=lambda name: name != first)
 
 
 _measured: dict[Any, Choice] = {}  # by shapes, in this process

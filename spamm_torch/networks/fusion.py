@@ -124,6 +124,9 @@ class Constants:
 
     def __init__(self, graph: fx.Graph, sources: Iterable[fx.Node]) -> None:
         written = {read for node in graph.nodes if _writes(node) for read in node.all_input_nodes}
+        for node in reversed(graph.nodes):  # what may be a view of another value
+            if node in written and len(node.all_input_nodes) == 1:
+                written.update(node.all_input_nodes)
         self._known = dict.fromkeys((node for node in sources if node not in written), True)
 
     def __contains__(self, node: Any) -> bool:

@@ -33,7 +33,8 @@ class Row:
         shape: the layer's, as in "64 > 128, 3x3, /2"; geometry: with padding and bias, by which a
             settings file knows the layer.
         action: "spamm" (a :class:`SpAMMConv2d` now), "dense" (dense, with what follows computed in
-            the same call) or "left" (as it was); reason: why.
+            the same call) or "left" (as it was); reason: why. The engine, where the backend
+            compiled the layer.
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
             "pool", "groups"): the last is one product of all groups, which skips zeros.
         setting: what is skipped; None where nothing can be. band: the lowest and highest valid
@@ -99,7 +100,8 @@ class ConvertReport(tuple[Row, ...]):
     def _summary(self) -> list[str]:
         """How many rows have each action, and for which reasons."""
         actions = collections.Counter(row.action for row in self)
-        counts = ", ".join(f"{actions[action]} {action}" for action in ("spamm", "dense", "left"))
+        known = dict.fromkeys(("spamm", "dense", "left", *actions))
+        counts = ", ".join(f"{actions[action]} {action}" for action in known)
         reasons = collections.Counter((row.action, row.reason) for row in self)
         return [
             f"{len(self)} layers: {counts}",
