@@ -96,9 +96,9 @@ TORCH_LIBRARY(spamm_torch, m) {
   define("spamm_shards(Tensor[] a, Tensor[] b, *, " + knob + ", int[3] block=64) -> Tensor[]");
   // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
   // is activation(convolution + bias + residual); activation.h names the activations. A convolution
-  // of groups that the host knows to skip nothing is dense_conv2d's. weight_is_ready: the caller
-  // promises that the weight was complete before this call, or before each replay of a captured
-  // graph. Kernels may then read it while earlier kernels on the stream still run.
+  // that the host knows to skip nothing is dense_conv2d's where that is faster. weight_is_ready:
+  // the caller promises that the weight was complete before this call, or before each replay of a
+  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
   define("conv2d(" + convolution + ") -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
@@ -118,8 +118,10 @@ TORCH_LIBRARY(spamm_torch, m) {
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
 
-  // The name of the kernel that multiplies such matrices.
+  // The name of the kernel that multiplies such matrices; and of conv2d's, by the multiply kernels'
+  // names, or "cudnn" or "onednn" where it is torch's convolution.
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
+  m.def(("conv2d_backend(" + convolution + ") -> str").c_str());
 
   // Block-sparse products. Ops take plain tensors, because sparse ones do not trace. A matrix of
   // square blocks is crow (block rows + 1), col (stored blocks) and values (stored blocks, edge,

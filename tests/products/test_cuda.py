@@ -161,7 +161,10 @@ def test_hopper_has_kernels_of_its_own(dtype):
 FORCES = [
     ({"SPAMM_TORCH_FORCE_SM80": "1"}, "sm80-mma-f16"),
     ({"SPAMM_TORCH_FORCE_SM80": "yes"}, "0 or 1; got yes"),
-    ({"SPAMM_TORCH_TILE": "huge"}, "SPAMM_TORCH_TILE must be small or large; got huge"),
+    (
+        {"SPAMM_TORCH_TILE": "huge"},
+        "SPAMM_TORCH_TILE must be small, large, medium or square; got huge",
+    ),
 ]
 
 

@@ -153,6 +153,21 @@ def test_batches_go_where_they_belong(dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(200, 300), (1040, 520), (2056, 1000), (2048, 1024)])
+def test_a_matrix_times_its_transpose(dtype, shape):
+    """Small ones of half types are computed as a whole, with the same bits."""
+    x = matrices.normal(*shape, dtype=dtype, device="cuda")
+    norms = norm_map(x)
+    middle = (norms[:, None] * norms).median().item()
+    for tau in (0.0, middle, 1e30):
+        c, of_c = mm(x, x.mT, tau=tau, symmetric=True, return_norms=True)
+        assert torch.equal(c, c.mT)
+        assert torch.equal(c, mirrored(mm(x, x.mT, tau=tau)))
+        assert torch.equal(of_c, norm_map(c))
+
+
+@pytest.mark.cuda
 def test_captured_in_a_graph():
     a = rounding(400)
     out = torch.empty_like(a)

@@ -13,13 +13,12 @@
 
 namespace spamm::cuda {
 
-// What heuristics.h asks of a device for products of `dtype`.
-inline Chip chip_of(const OnDevice& device, at::ScalarType dtype) {
+// What heuristics.h asks of a device.
+inline Chip chip_of(const OnDevice& device) {
   return {.hopper = has_hopper_kernels(device.properties()),
           .multiprocessors = device.multiprocessors(),
           .forced_tile = forced_tile(),
-          // Only products of float64 have segments.
-          .forced_segments = dtype == at::kDouble ? forced_segments() : std::nullopt};
+          .forced_segments = forced_segments()};
 }
 
 // The sizes of a whole product.

@@ -73,7 +73,8 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
   // Float32 rounds as in dense storage if it takes the tile of dense storage. The op does not know
   // C's columns, and most products are square.
   const ProductSize whole{.batch_a = 1, .batch_b = 1, .batch = 1, .m = rows, .n = rows, .k = rows};
-  const Choice choice = choose_tiles(kernel, whole, chip_of(device, x.values_a.scalar_type()));
+  const Choice choice = choose_tiles(kernel, whole, chip_of(device),
+                                     /*upper_only=*/false, /*has_all=*/false);
   const int log2_parts = edge > kCell ? 1 : 0;
   const int64_t capacity = x.col.numel() << 2 * log2_parts;
   TORCH_CHECK(capacity <= std::numeric_limits<int32_t>::max(),

@@ -101,6 +101,21 @@ struct NormBlock {
     return chunk;
   }
 
+  // Stores what load() has loaded to the block's first entry in a copy, `to`.
+  template <int kLoads>
+  __device__ void copy(int first, int step, const Chunk<Element> (&chunks)[kLoads],
+                       Element* to) const {
+    const int line = line_of(first), entry = entry_of(first), lines = step >> log2_line_chunks();
+    if (entry >= length_left) return;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (line + i * lines >= lines_left) continue;
+      const auto& [x, y, z, w] = chunks[i].words;
+      *reinterpret_cast<uint4*>(to + (line + i * lines) * p.copy_line_stride + entry) =
+          uint4{x, y, z, w};
+    }
+  }
+
  private:
   __device__ int log2_line_chunks() const { return p.log2_block_length - kLog2Entries; }
 
@@ -166,10 +181,11 @@ struct NormBlock {
 
 // Computes a thread's part of a block's sum of squares, and whether any of its entries is not zero.
 // All lanes of a warp call it together. Lanes without a block pass one that holds only zeros. The
-// sum does not depend on how the entries are loaded.
-template <class Block>
+// sum does not depend on how the entries are loaded. kCopies: they are also copied to `copy`, where
+// the block begins there; null: they are not.
+template <bool kCopies = false, class Block>
 __device__ void sum_squares(const Block& block, int thread, int threads, typename Block::Norm& sum,
-                            bool& nonzero) {
+                            bool& nonzero, typename Block::Element* copy = nullptr) {
   using Element = typename Block::Element;
   AnyNonzero<Element> any;
   const auto add = [&](const auto& loaded) {
@@ -179,7 +195,7 @@ __device__ void sum_squares(const Block& block, int thread, int threads, typenam
 #pragma unroll
     for (const Chunk<Element>& chunk : loaded) any.add(chunk);
   };
-  if (__all_sync(~0u, block.has_vectors())) {
+  if (!kCopies && __all_sync(~0u, block.has_vectors())) {
     for (int first = thread; first < block.chunks(); first += kChunks * threads) {
       Chunk<Element> loaded[kChunks];
       block.load_vectors(first, threads, loaded);
@@ -190,6 +206,9 @@ __device__ void sum_squares(const Block& block, int thread, int threads, typenam
     for (int first = thread; first < block.chunks(); first += kLoads * threads) {
       Chunk<Element> loaded[kLoads];
       block.load(first, threads, loaded);
+      if constexpr (kCopies) {
+        if (copy != nullptr) block.copy(first, threads, loaded, copy);
+      }
       __syncwarp();
       add(loaded);
     }
@@ -310,8 +329,8 @@ template <class Element, class Group>
 __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& block,
                            const Group& group, NormOf<Element> sum, bool nonzero) {
   const NormOf<Element> norm = norm_of_shares(block, group, place.exists, sum, nonzero);
-  if (place.exists && group.thread == 0) {
-    const NormMapParams<NormOf<Element>>& p = block.p;
+  const NormMapParams<NormOf<Element>>& p = block.p;
+  if (place.exists && group.thread == 0 && p.norms != nullptr) {
     p.norms[place.batch * p.norm_batch_stride + place.line * p.norm_line_stride +
             place.entry * p.norm_entry_stride] = norm;
   }
@@ -331,7 +350,8 @@ struct MatrixPair {
 };
 
 // `zeroed`: the tile counter of the product that follows, which this kernel sets to 0. May be null.
-template <class Element>
+// kCopies: the pass copies matrices that say where to.
+template <class Element, bool kCopies>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair, int* zeroed) {
   let_next_kernel_start();
@@ -343,7 +363,13 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   NormOf<Element> sum = 0;
   bool nonzero = false;
-  sum_squares(block, group.thread, group.threads, sum, nonzero);
+  Element* copy = nullptr;
+  if (kCopies && p.copy != nullptr) {
+    copy = static_cast<Element*>(p.copy) + place.batch * p.copy_batch_stride +
+           (place.line << p.log2_block_lines) * p.copy_line_stride +
+           (place.entry << p.log2_block_length);
+  }
+  sum_squares<kCopies>(block, group.thread, group.threads, sum, nonzero, copy);
   write_norm(place, block, group, sum, nonzero);
 }
 
