@@ -2,11 +2,11 @@
 
     .venv/bin/python scripts/fuzz.py --minutes 5 --device cpu --seed 1
 
-Products, block-sparse products, functions of matrices, convolutions, max pools and whole networks, of every type, block and layout, of sizes that fit nothing, of NaN,
-infinities, subnormal and huge numbers. A case that fails is made as simple as it can be and added
-to --failures as a line of JSON, which `tests/robustness` replays when it is put into its
-cases.jsonl. The same seed draws the same cases. On CUDA norm maps are the device's own, held
-against the oracle's, and decide.
+Products, block-sparse products, functions of matrices, convolutions, max pools and whole networks,
+of every type, block and layout, of sizes that fit nothing, of NaN, infinities, subnormal and huge
+numbers. A case that fails is made as simple as it can be and added to --failures as a line of JSON,
+which `tests/robustness` replays when it is put into its cases.jsonl. The same seed draws the same
+cases. On CUDA norm maps are the device's own, held against the oracle's, and decide.
 
 --processes shares time and cases among processes with a seed each, from --seed on, and adds up.
 --soak makes the same calls again and again instead, and watches their bits and the memory.
