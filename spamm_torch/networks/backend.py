@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .._arguments import check_block, check_bool, check_module
 from .._library import VERSION
 from .choice import Choice, call_of, choose, operands
-from .fusion import Constants, Site, attribute, find_sites, lower_modules, value_of
+from .fusion import Constants, Site, attribute, find_sites, lower_modules, sizes_of, value_of
 from .plan import computes_output_norms
 from .report import ConvertReport, Row
 
@@ -320,8 +320,7 @@ class _Folding:
 
     def add(self, engine: str, site: Site) -> None:
         """Adds the operands of a site, which are three tensors or None."""
-        images = value_of(site.input)
-        shape = None if images is None else tuple(map(_hint, images.shape))
+        shape = sizes_of(value_of(site.input))
         read = (site.weight, site.bias, site.scales)
         self._recipes.append((engine, site, fx.node.map_arg(read, self._copy), shape))
 
@@ -346,11 +345,6 @@ class _Folding:
             weight, bias, scales = fx.node.map_arg(read, value)
             found.append(operands(engine, site, weight, bias, scales, shape))
         return found
-
-
-def _hint(size: Any) -> int:
-    """A size, or the value that a symbol was traced with."""
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 class _Rewriting:
@@ -472,7 +466,8 @@ def _reads_norms(site: Site) -> bool:
         return False
     block, pixel_block = setting.get("block"), setting.get("pixel_block")
     _, k, n = (0, _EDGE, _EDGE) if block is None else check_block(list(block))
-    fills = _hint(images.shape[0]) >= _EDGE or setting.get("threshold") is not None
+    sizes = sizes_of(images)
+    fills = setting.get("threshold") is not None or (sizes is not None and sizes[0] >= _EDGE)
     is_whole = pixel_block is None or tuple(pixel_block) == (_EDGE, 1, 1)
     reads = (k == _EDGE or images.shape[1] <= k < _EDGE) and n == _EDGE and is_whole
     return fills and reads and computes_output_norms(images.device, images.dtype)

@@ -90,6 +90,14 @@ def value_of(node: Any) -> Any:
     return value if isinstance(value, Tensor) else None
 
 
+def sizes_of(value: Tensor | None) -> tuple[int, ...] | None:
+    """The shape, where symbols stand for what they were traced with; None where none is known."""
+    if value is None:
+        return None
+    hints = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    return None if None in hints else tuple(map(int, hints))
+
+
 def attribute(module: Any, path: str) -> Any:
     """What lies at a path such as ``features.0.weight``; None for nothing."""
     for name in path.split("."):
