@@ -212,7 +212,7 @@ def _inner(
     mode: str | None,
     options: dict[str, Any],
 ) -> Compiled:
-    """What computes the graph as it is now."""
+    """Compiles the graph as it is now."""
     if not compiles:
         return module.forward
     from torch._inductor import list_mode_options
@@ -255,7 +255,7 @@ def _guarded_modules() -> list[nn.Module]:
 
 
 def _is_lasting(node: fx.Node, value: Any) -> bool:
-    """Whether an input is a parameter or buffer, of which a counter tells changes."""
+    """Tells whether an input is a parameter or buffer, of which a counter tells changes."""
     if type(value) not in (Tensor, nn.Parameter) or value.is_inference():
         return False
     known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
@@ -263,7 +263,7 @@ def _is_lasting(node: fx.Node, value: Any) -> bool:
 
 
 def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any]) -> str:
-    """Why nothing is fused in a graph of dynamo, or nothing."""
+    """Tells why nothing is fused in a graph of dynamo, or nothing."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     modes = {getattr(node.target, "__name__", "") for node in graph.nodes}
     if "_enter_autocast" in modes or any(
@@ -460,7 +460,7 @@ def _apart(value: Tensor, memories: set[int]) -> Tensor:
 
 
 def _reads_norms(site: Site) -> bool:
-    """Whether a site skips by the norms that the convolution before it can compute."""
+    """Tells whether a site skips by the norms that the convolution before it can compute."""
     images, setting = value_of(site.input), site.setting
     if not site.skips or images is None or site.geometry[3] != 1:
         return False
@@ -503,7 +503,7 @@ _numbers = itertools.count()
 
 
 def _calls_of(model: nn.Module) -> Iterator["_Call"]:
-    """What was compiled of a model: it reads a tensor of the model's."""
+    """Finds what was compiled of a model: it reads a tensor of the model's."""
     own = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
     for call in list(_calls):
         if any(id(tensor) in own for tensor in call.read):
@@ -583,8 +583,8 @@ class _Call:
         self._held = [source.detach() for source in sources]
 
     def _state_of(self, tensors: Sequence[Tensor]) -> Any:
-        """What tells changes: versions, addresses, and of batch norms, which count no versions when
-        they update their statistics, how many batches they have seen."""
+        """Everything that tells changes: versions, addresses, and of batch norms, which count no
+        versions when they update their statistics, how many batches they have seen."""
         norms: list[Any] = [reference() for reference in self._norms]
         if None in norms:
             return object()  # another one takes its place, which is not known here

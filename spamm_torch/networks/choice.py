@@ -89,8 +89,8 @@ def operands(
 
 
 def _packs(site: Site, weight: Tensor) -> bool:
-    """Whether "dense" reads a copy of the weight in oneDNN's layout, whose result is channels last:
-    oneDNN makes one in each call of another."""
+    """Tells whether "dense" reads a copy of the weight in oneDNN's layout, whose result is channels
+    last: oneDNN makes one in each call of another."""
     is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
     is_enabled = torch._C._has_mkldnn and torch._C._get_mkldnn_enabled()
     return is_plain and is_enabled and site.is_last and site.packs
@@ -175,7 +175,7 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
 
 
 def _form(value: Any) -> Any:
-    """What a tensor's times depend on."""
+    """Everything of a tensor that times depend on."""
     if value is None:
         return None
     return value.device, value.dtype, sizes_of(value), suggest_memory_format(value)
