@@ -232,7 +232,10 @@ def _guarded_modules() -> list[nn.Module]:
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    output = InstructionTranslator.current_tx().output
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:  # a graph that no code of the user is translated for
+        return []
     scope = {"L": output.local_scope, "G": output.global_scope}
     left_out = getattr(GuardBuilder, "EMPTY_NN_MODULE_HOOKS_DICT", None)
     found: dict[str, Any] = {}  # by name
