@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .._arguments import check_block, check_bool, check_module
 from .._library import VERSION
 from .choice import Choice, call_of, choose, operands
-from .fusion import Constants, Site, attribute, find_sites, lower_modules, value_of
+from .fusion import Constants, Site, attribute, find_sites, lower_modules, sizes_of, value_of
 from .plan import computes_output_norms
 from .report import ConvertReport, Row
 
@@ -212,7 +212,7 @@ def _inner(
     mode: str | None,
     options: dict[str, Any],
 ) -> Compiled:
-    """What computes the graph as it is now."""
+    """Compiles the graph as it is now."""
     if not compiles:
         return module.forward
     from torch._inductor import list_mode_options
@@ -232,7 +232,10 @@ def _guarded_modules() -> list[nn.Module]:
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    output = InstructionTranslator.current_tx().output
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:  # a graph that no code of the user is translated for
+        return []
     scope = {"L": output.local_scope, "G": output.global_scope}
     left_out = getattr(GuardBuilder, "EMPTY_NN_MODULE_HOOKS_DICT", None)
     found: dict[str, Any] = {}  # by name
@@ -255,7 +258,7 @@ def _guarded_modules() -> list[nn.Module]:
 
 
 def _is_lasting(node: fx.Node, value: Any) -> bool:
-    """Whether an input is a parameter or buffer, of which a counter tells changes."""
+    """Tells whether an input is a parameter or buffer, of which a counter tells changes."""
     if type(value) not in (Tensor, nn.Parameter) or value.is_inference():
         return False
     known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
@@ -263,7 +266,7 @@ def _is_lasting(node: fx.Node, value: Any) -> bool:
 
 
 def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any]) -> str:
-    """Why nothing is fused in a graph of dynamo, or nothing."""
+    """Tells why nothing is fused in a graph of dynamo, or nothing."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     modes = {getattr(node.target, "__name__", "") for node in graph.nodes}
     if "_enter_autocast" in modes or any(
@@ -320,8 +323,7 @@ class _Folding:
 
     def add(self, engine: str, site: Site) -> None:
         """Adds the operands of a site, which are three tensors or None."""
-        images = value_of(site.input)
-        shape = None if images is None else tuple(map(_hint, images.shape))
+        shape = sizes_of(value_of(site.input))
         read = (site.weight, site.bias, site.scales)
         self._recipes.append((engine, site, fx.node.map_arg(read, self._copy), shape))
 
@@ -346,11 +348,6 @@ class _Folding:
             weight, bias, scales = fx.node.map_arg(read, value)
             found.append(operands(engine, site, weight, bias, scales, shape))
         return found
-
-
-def _hint(size: Any) -> int:
-    """A size, or the value that a symbol was traced with."""
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 class _Rewriting:
@@ -466,13 +463,14 @@ def _apart(value: Tensor, memories: set[int]) -> Tensor:
 
 
 def _reads_norms(site: Site) -> bool:
-    """Whether a site skips by the norms that the convolution before it can compute."""
+    """Tells whether a site skips by the norms that the convolution before it can compute."""
     images, setting = value_of(site.input), site.setting
     if not site.skips or images is None or site.geometry[3] != 1:
         return False
     block, pixel_block = setting.get("block"), setting.get("pixel_block")
     _, k, n = (0, _EDGE, _EDGE) if block is None else check_block(list(block))
-    fills = _hint(images.shape[0]) >= _EDGE or setting.get("threshold") is not None
+    sizes = sizes_of(images)
+    fills = setting.get("threshold") is not None or (sizes is not None and sizes[0] >= _EDGE)
     is_whole = pixel_block is None or tuple(pixel_block) == (_EDGE, 1, 1)
     reads = (k == _EDGE or images.shape[1] <= k < _EDGE) and n == _EDGE and is_whole
     return fills and reads and computes_output_norms(images.device, images.dtype)
@@ -508,7 +506,7 @@ _numbers = itertools.count()
 
 
 def _calls_of(model: nn.Module) -> Iterator["_Call"]:
-    """What was compiled of a model: it reads a tensor of the model's."""
+    """Finds what was compiled of a model: it reads a tensor of the model's."""
     own = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
     for call in list(_calls):
         if any(id(tensor) in own for tensor in call.read):
@@ -588,8 +586,8 @@ class _Call:
         self._held = [source.detach() for source in sources]
 
     def _state_of(self, tensors: Sequence[Tensor]) -> Any:
-        """What tells changes: versions, addresses, and of batch norms, which count no versions when
-        they update their statistics, how many batches they have seen."""
+        """Everything that tells changes: versions, addresses, and of batch norms, which count no
+        versions when they update their statistics, how many batches they have seen."""
         norms: list[Any] = [reference() for reference in self._norms]
         if None in norms:
             return object()  # another one takes its place, which is not known here

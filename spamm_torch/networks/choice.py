@@ -1,23 +1,26 @@
 """The engine of each fused convolution: its call, its operands, and the choice by times."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import norm_dtype
+from .._info import default_pixel_block
 from .._timing import Timing, times_of
 from .config import NOTHING_SKIPPED, lossless
-from .fusion import Site, value_of
+from .fusion import Site, sizes_of, value_of
 from .operands import joined_weight
 
 _ops = torch.ops.spamm_torch
 
 _LEAST_CHANNELS = 64  # from so many on, the table takes "spamm" for float32 on Hopper
+_JOINED_PIXELS = 64  # of a block of joined groups
 _MOST_JOINED_BYTES = 1 << 28  # of the weight of joined groups
 
 
@@ -86,8 +89,8 @@ def operands(
 
 
 def _packs(site: Site, weight: Tensor) -> bool:
-    """Whether "dense" reads a copy of the weight in oneDNN's layout, whose result is channels last:
-    oneDNN makes one in each call of another."""
+    """Tells whether "dense" reads a copy of the weight in oneDNN's layout, whose result is channels
+    last: oneDNN makes one in each call of another."""
     is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
     is_enabled = torch._C._has_mkldnn and torch._C._get_mkldnn_enabled()
     return is_plain and is_enabled and site.is_last and site.packs
@@ -96,7 +99,9 @@ def _packs(site: Site, weight: Tensor) -> bool:
 def _setting(engine: str, site: Site, dtype: torch.dtype) -> dict[str, Any]:
     """The arguments of the op ``conv2d`` that say what it skips."""
     if engine == "groups joined":
-        return lossless(dtype).op_arguments()
+        images = (sizes_of(value_of(site.input)) or (1,))[0]
+        pixel_block = default_pixel_block(False, images, _JOINED_PIXELS)
+        return replace(lossless(dtype), pixel_block=pixel_block).op_arguments()
     return dict(site.setting) if site.skips else NOTHING_SKIPPED.op_arguments()
 
 
@@ -155,7 +160,7 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
     if weight.device.type not in ("cpu", "cuda"):
         return Choice("torch", f"on the device {weight.device.type}")
     is_absent = weight.device.type == "cuda" and not torch.cuda.is_available()
-    if not measures or images is None or is_absent:
+    if not measures or sizes_of(images) is None or is_absent:
         return _predicted(site, weight, compiles)
     others = [value_of(site.residual) if site.residual is not None else None]
     key = (
@@ -170,21 +175,16 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
 
 
 def _form(value: Any) -> Any:
-    """What a tensor's times depend on, as numbers: sizes may be symbols with a value."""
+    """Everything of a tensor that times depend on."""
     if value is None:
         return None
-    return value.device, value.dtype, _numbers(value.shape), _numbers(value.stride())
-
-
-def _numbers(sizes: Any) -> tuple[int, ...]:
-    return tuple(size if type(size) is int else int(size.node.hint) for size in sizes)
+    return value.device, value.dtype, sizes_of(value), suggest_memory_format(value)
 
 
 def _made_up(value: Tensor) -> Tensor:
     """Numbers of a tensor's sizes and memory format."""
-    made = torch.randn(_numbers(value.shape), dtype=value.dtype, device=value.device)
-    is_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-    return made.contiguous(memory_format=torch.channels_last) if is_last else made
+    made = torch.randn(sizes_of(value) or (), dtype=value.dtype, device=value.device)
+    return made.contiguous(memory_format=suggest_memory_format(value))
 
 
 def _measure(

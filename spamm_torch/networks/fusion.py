@@ -90,15 +90,23 @@ def value_of(node: Any) -> Any:
     return value if isinstance(value, Tensor) else None
 
 
+def sizes_of(value: Tensor | None) -> tuple[int, ...] | None:
+    """The shape, where symbols stand for what they were traced with; None where none is known."""
+    if value is None:
+        return None
+    hints = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    return None if None in hints else tuple(map(int, hints))
+
+
 def attribute(module: Any, path: str) -> Any:
-    """What lies at a path such as ``features.0.weight``; None for nothing."""
+    """The object at a path such as ``features.0.weight``; None for nothing."""
     for name in path.split("."):
         module = getattr(module, name, None)
     return module
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether a node may change one of its operands in place."""
+    """Tells whether a node may change one of its operands in place."""
     if node.op == "call_method":
         return str(node.target).endswith("_")
     if node.op == "call_module":
@@ -190,7 +198,7 @@ class Site:
 
     @property
     def skips(self) -> bool:
-        """Whether a SpAMM layer calls it, by its own setting."""
+        """Tells whether a SpAMM layer calls it, by its own setting."""
         return bool(self.setting)
 
 
@@ -251,7 +259,7 @@ def _layer_name(node: fx.Node, weight: Any) -> str:
 
 
 def _reason(site: Site, name: str, given: dict[str, Any], constants: Constants) -> str:
-    """Why a convolution stays as it is, or nothing."""
+    """Tells why a convolution stays as it is, or nothing."""
     if name not in ("conv2d", "convolution", "spamm") or given.get("transposed"):
         return "not a 2-d convolution"
     weight, images = value_of(site.weight), value_of(site.input)
@@ -315,7 +323,7 @@ class _Finder:
         return None if self._is_written_between(site, users[0]) else users[0]
 
     def _is_written_between(self, site: Site, end: fx.Node) -> bool:
-        """Whether anything else is written to before the fused call would run."""
+        """Tells whether anything else is written to before the fused call would run."""
         start, stop = self._order[site.node], self._order[end]
         own = {*site.nodes, end}
         return any(start < self._order[node] < stop and node not in own for node in self._writers)
@@ -375,7 +383,7 @@ class _Finder:
         return True
 
     def _is_of_channels(self, site: Site, other: Any) -> bool:
-        """Whether a constant is a number, or one of each channel that keeps the value's type."""
+        """Tells whether a constant is a number, or one of each channel that keeps the type."""
         if not isinstance(other, fx.Node):
             return not isinstance(other, bool)
         value, weight = value_of(other), value_of(site.weight)
@@ -438,7 +446,7 @@ def _other_operand(node: fx.Node, own: fx.Node) -> Any:
 
 
 def _is_identity(node: fx.Node) -> bool:
-    """Whether a node returns its first argument."""
+    """Tells whether a node returns its first argument."""
     name = name_of(node)
     if name == "alias":
         return True

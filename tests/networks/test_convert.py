@@ -606,7 +606,7 @@ def test_models_that_are_none():
     for function in (convert_, revert_, refresh_):
         message = f"{function.__name__} expects an nn.Module; got str"
         refuses(TypeError, lambda function=function: function("model"), message)
-    message = "refresh_ expects a model that convert_ converted; got Re"
+    message = "refresh_ expects a model that convert_ converted or the backend compiled; got Re"
     refuses(ValueError, lambda: refresh_(resnet()), message)
 
 

@@ -1,4 +1,4 @@
-"""What users do to a model after it was compiled: it acts in the next call, or is refused.
+"""Changes of a model after it was compiled: each acts in the next call, or is refused.
 
 Only values written where no counter tells need refresh_.
 """
