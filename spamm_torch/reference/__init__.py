@@ -1,6 +1,6 @@
 """The reference form: generated forwards that compute deviations from a reference picture.
 
-``convert_`` and ``calibrate`` enter it where they get a ``reference``. No other code knows of it.
+``convert_`` enters it where it gets a ``reference``. No other code knows of it.
 """
 
 from .conversion import ReferenceConversion, check_reference
