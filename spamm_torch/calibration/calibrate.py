@@ -39,9 +39,8 @@ def calibrate(
 
     One budget of error at the model's output is dealt to the layers, by the time that each saves
     for the error that it adds. ``evaluate`` says on one half of the data how large it may be, the
-    other half must agree, and the whole model's time decides: where skipping does not make it less,
-    nothing is skipped. Where a twentieth of the products is too much already, it ends at once.
-    docs/calibration.md has each step.
+    other half must agree, and the whole model's time decides. Where skipping a twentieth of the
+    products is too much already, it ends at once. docs/calibration.md has each step.
 
     Args:
         model: an ``nn.Module`` that is not converted, in any mode; it stays as it is.

@@ -45,12 +45,11 @@ def inputs_of(model: nn.Module, half: Half) -> list[Any]:
     """The inputs of the first batches, on the model's device and of its type. A batch that is a
     tuple or a list begins with the model's input.
     """
-    parameter = next(model.parameters())
+    parameter, inputs, count, size = next(model.parameters()), [], 0, 0
 
     def moved(x: Tensor) -> Tensor:
         return x.to(parameter.device, parameter.dtype if x.is_floating_point() else x.dtype)
 
-    inputs, count, size = [], 0, 0
     for batch in half:
         value = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
         if not batch_size(value):
@@ -153,34 +152,30 @@ class Evaluator:
         self._dense: dict[int, tuple[float, Tensor | None]] = {}
         self.calls = 0
 
-    def check_repeats(self) -> None:
-        """Raises unless a second evaluation of the model as it is gives the same."""
-        self.see(0)
-        loss = self.loss(0)
-        if loss.drop or loss.changed:
-            first, second = self._dense[0][0], self._dense[0][0] - loss.drop
-            raise ValueError(
-                "evaluate must give the same for the same model and batches; got "
-                f"{first:g} and then {second:g} (does the loader shuffle?)"
-            )
-
     def see(self, half: int) -> None:
         """Notes the score of the model as it is, if that is not known."""
         if half not in self._dense:
             self._dense[half] = self._score(half)
 
+    def check_repeats(self) -> None:
+        """Raises unless a second evaluation of the model as it is gives the same."""
+        self.see(0)
+        if any(loss := self.loss(0)):
+            first = self._dense[0][0]
+            raise ValueError(
+                "evaluate must give the same for the same model and batches; got "
+                f"{first:g} and then {first - loss.drop:g} (does the loader shuffle?)"
+            )
+
     def loss(self, half: int) -> Loss:
         """The cost of the settings that the model has now."""
-        score, after = self._score(half)
-        dense, before = self._dense[half]
-        if before is None and after is None:
+        (dense, before), (score, after) = self._dense[half], self._score(half)
+        counts = ["none" if x is None else str(len(x)) for x in (before, after)]
+        if counts[0] != counts[1]:
+            got = " and then ".join(counts)
+            raise ValueError(f"evaluate must give as many answers each time; got {got}")
+        if before is None or after is None:
             return Loss(dense - score)
-        if before is None or after is None or before.shape != after.shape:
-            counts = ["none" if x is None else len(x) for x in (before, after)]
-            raise ValueError(
-                "evaluate must give as many answers each time; got "
-                f"{counts[0]} and then {counts[1]}"
-            )
         changed = (before != after).double().sum().item() / max(1, len(before))
         return Loss(dense - score, 100 * changed)
 

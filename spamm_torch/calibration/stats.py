@@ -174,19 +174,18 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     """Records what each SpAMM layer skips in the calls inside: tau, valid ratio, error bound.
 
     Results are the same inside and outside, where it costs nothing. Inside each call of a layer
-    computes its norm maps once more, as for ``return_info``, with a pass over the input for each
-    kernel position. Nothing waits for a GPU until the numbers are read.
-
-    Calls of this thread are recorded, by hooks of the layers: not those of replicas of
-    ``nn.DataParallel``, nor replays of CUDA graphs. Compiled functions run uncompiled meanwhile.
+    computes its norm maps once more, as for ``return_info``. Nothing waits for a GPU until the
+    numbers are read. Calls of this thread are recorded, by hooks of the layers: not those of
+    replicas of ``nn.DataParallel``, nor replays of CUDA graphs. Compiled functions run uncompiled
+    meanwhile.
 
     Args:
         model: an ``nn.Module`` with SpAMM layers; one without any gives an empty mapping.
 
     Returns:
-        A context manager that gives :class:`ModelStats`, a mapping from qualified names to
-        :class:`LayerStats`; ``print`` shows a table. A layer that :func:`calibrate` gave its
-        setting knows the valid ratios it had then; ``drifted`` names the layers that left these.
+        A context manager that gives :class:`ModelStats`, by qualified names; ``print`` shows a
+        table. A layer that :func:`calibrate` gave its setting knows the valid ratios it had then;
+        ``drifted`` names the layers that left these.
 
     Raises TypeError for a model that is no module.
     """

@@ -253,7 +253,7 @@ def test_noise_is_taken_from_times(monkeypatch):
     noise = {0.8: 1.0, 0.4: -2.0, 0.2: 1.0}  # neither a slope nor a mean of its own
 
     def time_of(trial):
-        if trial.what in ("dense", "spamm"):
+        if trial.what in ("dense", "None"):
             return Timing(110.0 if trial.what == "dense" else 130.0, 1.1)
         if trial.what == str(SECOND):
             return Timing(50 + 10 * trial.valid_ratio, 1.3)
@@ -269,7 +269,7 @@ def test_noise_is_taken_from_times(monkeypatch):
 
 @pytest.mark.parametrize("ratios", [(), (0.5,), (0.5, 0.5)])
 def test_times_without_a_line_stay(monkeypatch, ratios):
-    time_of = lambda trial: 9.0 if trial.what in ("dense", "spamm") else 7.0  # noqa: E731
+    time_of = lambda trial: 9.0 if trial.what in ("dense", "None") else 7.0  # noqa: E731
     dense, found = times_of_b(monkeypatch, time_of, ratios)
     assert dense == 9
     assert [each.time for each in found] == [7.0] * len(ratios)
@@ -279,13 +279,13 @@ def test_times_without_a_line_stay(monkeypatch, ratios):
 def test_layers_that_are_hardly_faster_are_left(monkeypatch, spread, most):
     """Faster by 3%, and by more than the times vary."""
     for time, count in ((most * 1.1, 0), (most, 1)):
-        base = {"dense": Timing(12.0), "spamm": Timing(12.0)}
+        base = {"dense": Timing(12.0), "None": Timing(12.0)}
         time_of = lambda of, t=time, b=base: b.get(of.what, Timing(t, spread))  # noqa: E731
         assert len(times_of_b(monkeypatch, time_of, (0.5,))[1]) == count
 
 
 def test_conv2d_with_nothing_skipped_is_the_first_option_where_it_is_faster(monkeypatch):
-    times = {"dense": 100.0, "spamm": 50.0}
+    times = {"dense": 100.0, "None": 50.0}
     time_of = lambda trial: times.get(trial.what, 100 * trial.valid_ratio)  # noqa: E731
     dense, found = times_of_b(monkeypatch, time_of, FOUR_RATIOS)
     assert dense == 100
