@@ -14,7 +14,6 @@ from .._output import Progress
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
 from ..networks.report import ConvertReport, Row, geometry_of, shape_of
-from ..nn import SpAMMConv2d
 from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
 from .options import Bench, Options, Settings, Trial, reason_not_to_skip
 from .outcome import CalibrationReport, CalibrationRow, Outcome
@@ -202,20 +201,17 @@ class _Calibration:
         return valid / (math.fsum(sizes.values()) or 1.0)
 
     def _file(self, settings: Settings, bands: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-        """The settings as :func:`convert_` takes them from a file."""
+        """The settings as :func:`convert_` takes them from a file; SpAMM layers keep their own."""
         device, rows = next(self._bench.model.parameters()).device, []
         for name, layer in self._bench.model.named_modules():
             if isinstance(layer, nn.Conv2d):
                 given: Any = {"setting": settings.get(name), "geometry": geometry_of(layer)}
-                if isinstance(layer, SpAMMConv2d):  # it keeps its own
-                    own: Any = {"block": layer.block, "pixel_block": layer.pixel_block}
-                    own |= {n: x if x is None else float(x) for n, x in layer._knobs().items()}
-                    given["setting"] = SpAMMConfig(**own)
                 if name in bands:
                     low, high = min(bands[name]), max(bands[name])
                     margin = max(_BAND_MARGIN, (high - low) / 2)
                     given["band"] = max(0.0, low - margin), min(1.0, high + margin)
-                action = "spamm" if given["setting"] else "left"
-                rows.append(Row(name, shape_of(layer), action, **given))
+                rows.append(
+                    Row(name, shape_of(layer), "spamm" if name in settings else "left", **given)
+                )
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return ConvertReport(rows, device=where).to_dict()

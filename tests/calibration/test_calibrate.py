@@ -142,12 +142,14 @@ def test_a_layer_that_is_called_twice(timed):
     assert row.setting.tau > 0
 
 
-def test_layers_that_were_spamm_before_keep_their_setting(timed):
+def test_layers_that_were_spamm_before_keep_their_setting(timed, tmp_path):
     model = tiny_network()
     model.conv_b = SpAMMConv2d.from_dense(model.conv_b, tau=1.0)
     report = run(model)
     assert [row.name for row in report] == ["conv_a", "conv_c"]
-    assert report.settings["layers"]["conv_b"]["setting"] == {"tau": 1.0}
+    assert report.settings["layers"]["conv_b"]["engine"] == "left"
+    from_file(report, tmp_path, model)
+    assert (model.conv_b.tau, model.conv_b.pixel_block) == (1.0, None)
 
 
 def test_an_example_input_is_what_is_timed(timed):
