@@ -72,9 +72,9 @@ PRECOMPILED = "csrc/precompiled.h"  # relative to this folder and to that of obj
 # A file costs 4 s by itself and 1 to 2 s in a unit. Files of no unit take 20 s and more.
 HOST_UNITS = {
     "api": r"(api|autocast|library|spamm)\.cpp",
-    "convolutions": r"(conv|reference)/",
+    "convolutions": r"conv/",
     "shards": r"shards/",
-    "cpu": r"cpu/(norm_map|reference|shards|threshold|sparse/[pt])",
+    "cpu": r"cpu/(norm_map|shards|threshold|sparse/[pt])",
     "cuda_sm90": r"cuda/.*_sm90\.cpp",
     "cuda": r"cuda/.*\.cpp",
 }
@@ -158,7 +158,7 @@ def check_cuda_targets() -> None:
 
 
 def builds_for_hopper() -> bool:
-    """Whether the CUDA targets hold sm_90a, which Hopper's own instructions need."""
+    """Tells whether the CUDA targets hold sm_90a, which Hopper's own instructions need."""
     return any(target.removesuffix("+PTX") == "9.0a" for target in cuda_targets())
 
 
@@ -180,7 +180,7 @@ def flags_of_targets(file: str) -> list[str]:
 
 
 def cutlass_include() -> str:
-    """Where CUTLASS's headers lie: its Python package brings them."""
+    """The folder of CUTLASS's headers: its Python package brings them."""
     package = importlib.util.find_spec("cutlass_library")
     if package is None:
         sys.exit(
@@ -191,7 +191,7 @@ def cutlass_include() -> str:
 
 
 def cuda_runtime() -> str:
-    """Where torch's CUDA runtime lies in site-packages."""
+    """The folder of torch's CUDA runtime in site-packages."""
     major = (torch.version.cuda or "13").split(".")[0]
     return f"nvidia/cu{major}/lib" if int(major) >= 13 else "nvidia/cuda_runtime/lib"
 
@@ -264,9 +264,7 @@ def in_units(files: list[str]) -> list[str]:
 def operators(cuda: bool) -> setuptools.Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    files = in_units(
-        sources("*.cpp", "conv/*.cpp", "reference/*.cpp", "shards/*.cpp", "cpu/**/*.cpp")
-    )
+    files = in_units(sources("*.cpp", "conv/*.cpp", "shards/*.cpp", "cpu/**/*.cpp"))
     macros, headers = [], []
     if cuda:
         files += in_units(sources("cuda/**/*.cpp")) + sources("cuda/**/*.cu")
@@ -396,7 +394,7 @@ class BuildLibrary(cpp_extension.BuildExtension):
         self.build_temp, self.compiler.compile = all_objects, compile_others
 
     def compile_library(self, sources, output_dir, macros, include_dirs, extra_postargs, **_):
-        """What setuptools calls for the library's objects, which it returns.
+        """Compiles the library's objects, and returns them, for setuptools.
 
         Host files read a precompiled header. Kernels are compiled for the targets that run them.
         """
@@ -436,8 +434,9 @@ class BuildLibrary(cpp_extension.BuildExtension):
         return objects
 
     def library_folders(self) -> list[str]:
-        """Where the loader looks for torch and CUDA: beside us in site-packages, or, for a library
-        built in place, in the torch that it was built with."""
+        """The folders in which the loader looks for torch and CUDA: beside us in site-packages, or,
+        for a library built in place, in the torch that it was built with.
+        """
         packages = ["$ORIGIN/.."]
         if self.in_place:
             packages.append(str(Path(torch.__file__).parents[1]))

@@ -134,11 +134,6 @@ std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const 
   return cuts;
 }
 
-std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
-                                  at::TensorList bias, const ConvOptions& options) {
-  return ops::conv2d_shards({options, input_shards.vec(), weight.vec(), bias.vec()});
-}
-
 std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards,
                               const ProductOptions& options) {
   static const auto op = find("spamm_torch::spamm_shards");

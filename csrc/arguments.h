@@ -20,7 +20,7 @@ namespace spamm {
 
 // ---- Lists --------------------------------------------------------------------------------------
 
-// Of spamm, spamm_with_norms, and with the last two spamm_into.
+// Arguments of spamm, spamm_with_norms, and with the last two spamm_into.
 struct ProductArguments : ProductOptions {
   Tensor a = {}, b = {};
   Tensor out = {};
@@ -57,7 +57,7 @@ struct FindTauArguments {
   }
 };
 
-// Of multiply.
+// Arguments of multiply.
 struct MultiplyArguments : MultiplyOptions {
   Tensor a = {}, b = {}, norm_a = {}, norm_b = {}, tau = {};
   DimVector block = {};
@@ -80,7 +80,7 @@ struct MultiplyPartArguments : MultiplyArguments {
   }
 };
 
-// Of conv2d, and without the last conv2d_with_norms.
+// Arguments of conv2d and conv2d_with_norms.
 struct ConvArguments : ConvOptions {
   Tensor input = {}, weight = {};
   OptTensor bias = {};
@@ -90,10 +90,9 @@ struct ConvArguments : ConvOptions {
     return std::tie(x.knob.threshold, x.knob.valid_ratio, x.knob.max_error, x.block, x.pixel_block);
   }
   static auto members(auto& x) {
-    return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x), std::tie(x.knob.tau),
-                          search(x),
-                          std::tie(x.norm_weight, x.norm_input, x.residual, x.activation,
-                                   x.weight_is_ready, x.devices));
+    return std::tuple_cat(
+        std::tie(x.input, x.weight, x.bias), geometry(x), std::tie(x.knob.tau), search(x),
+        std::tie(x.norm_weight, x.norm_input, x.residual, x.activation, x.weight_is_ready));
   }
 };
 
@@ -108,28 +107,6 @@ struct ConvPoolArguments : ConvArguments {
   static auto members(auto& x) {
     return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x),
                           std::tie(x.norm_weight, x.activation));
-  }
-};
-
-struct ConvShardsArguments : ConvOptions {
-  std::vector<Tensor> input_shards = {}, weight = {}, bias = {};
-
-  static auto members(auto& x) {
-    return std::tuple_cat(std::tie(x.input_shards, x.weight, x.bias), ConvArguments::geometry(x),
-                          std::tie(x.knob.tau), ConvArguments::search(x), std::tie(x.activation));
-  }
-};
-
-// `parts` stand for `input`.
-struct DeviationArguments : ConvArguments {
-  std::vector<Tensor> parts = {}, norm_parts = {};
-  Tensor base = {};
-  bool in_phases = false, norms = false;
-
-  static auto members(auto& x) {
-    return std::tuple_cat(
-        std::tie(x.parts, x.weight, x.base), geometry(x), search(x),
-        std::tie(x.norm_weight, x.norm_parts, x.residual, x.activation, x.in_phases, x.norms));
   }
 };
 
@@ -250,11 +227,6 @@ Result call(const c10::OperatorHandle& op, const Arguments& arguments) {
 inline Tensor spamm(const ProductArguments& arguments) {
   static const auto op = find("spamm_torch::spamm");
   return call<Tensor>(op, arguments);
-}
-
-inline std::vector<Tensor> conv2d_shards(const ConvShardsArguments& arguments) {
-  static const auto op = find("spamm_torch::conv2d_shards");
-  return call<std::vector<Tensor>>(op, arguments);
 }
 
 inline void multiply_part(const MultiplyPartArguments& arguments) {

@@ -47,8 +47,8 @@ void autocast(const c10::OperatorHandle& op, Stack* stack) {
 
 template <c10::DeviceType device>
 void register_ops(torch::Library& m) {
-  for (const char* name : {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d",
-                           "conv2d_deviation", "conv2d_shards", "conv2d_with_norms"}) {
+  for (const char* name :
+       {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d", "conv2d_with_norms"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&autocast<device>>());
   }
 }

@@ -9,7 +9,6 @@
 #include "arguments.h"
 #include "checks.h"
 #include "conv/layers.h"
-#include "shards/devices.h"
 
 namespace spamm {
 namespace {
@@ -106,7 +105,7 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
   }
 };
 
-// Whether no tensor has to do with gradients, which is usual, and known without reading the
+// Tells whether no tensor has to do with gradients, which is usual, and known without reading the
 // arguments.
 bool is_plain(const c10::OperatorHandle& op, const Stack& stack) {
   return std::all_of(stack.end() - size_of(op), stack.end(), [](const c10::IValue& x) {
@@ -142,8 +141,8 @@ Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& outp
   }
 }
 
-// Whether the gradient needs what the activation is applied to. Where a gradient is wanted, such an
-// activation is therefore torch's own, after the convolution.
+// Tells whether the gradient needs what the activation is applied to. Where a gradient is wanted,
+// such an activation is therefore torch's own, after the convolution.
 bool needs_its_argument(Activation activation) {
   return activation == Activation::kHardswish || activation == Activation::kSilu;
 }
@@ -223,15 +222,8 @@ Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
 // conv2d and dense_conv2d.
 template <class Arguments>
 void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  // conv2d's last argument is `devices`.
-  const bool on_one = !std::is_same_v<Arguments, ConvArguments> || stack->back().isNone();
-  if (on_one && is_plain(op, *stack)) return below_autograd(op, keys, stack);
+  if (is_plain(op, *stack)) return below_autograd(op, keys, stack);
   auto x = arguments_of<Arguments>(op, *stack);
-  if (x.devices) {  // composed of differentiable ops, so it has their gradients
-    torch::jit::drop(*stack, size_of(op));
-    stack->emplace_back(conv2d_on_devices(x));
-    return;
-  }
   const auto run = [&](Activation inside) {
     if (const std::string name(name_of(inside)); name != x.activation) {
       torch::jit::drop(*stack, size_of(op));
@@ -241,28 +233,6 @@ void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
     return run_below(op, keys, stack)[0];
   };
   stack->emplace_back(conv_with_gradient(run, x));
-}
-
-// The gradients of each shard are those of its own convolution. A weight that is copied to several
-// shards gets their sum, through the copies, which are therefore made here.
-std::vector<Tensor> conv2d_shards_autograd(ConvShardsArguments& x) {
-  x.weight = shards::beside(x.input_shards, x.weight, "weight");
-  if (!x.bias.empty()) x.bias = shards::beside(x.input_shards, x.bias, "bias");
-  const Activation activation = check_activation(x.activation);
-  const bool apart = needs_its_argument(activation) && at::GradMode::is_enabled() &&
-                     (needs_grad(x.input_shards) || needs_grad(x.weight) || needs_grad(x.bias));
-  if (apart) x.activation = name_of(Activation::kNone);
-  std::vector<Tensor> outputs = [&] {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return ops::conv2d_shards(x);
-  }();
-  for (size_t p = 0; p < outputs.size(); ++p) {
-    const ConvArguments shard = {x, x.input_shards[p], x.weight[p],
-                                 x.bias.empty() ? OptTensor() : OptTensor(x.bias[p])};
-    const Tensor output = conv_with_gradient([&](Activation) { return outputs[p]; }, shard);
-    outputs[p] = apart ? activated(output, activation) : output;
-  }
-  return outputs;
 }
 
 // The gradients of each part are those of its rows of A times the whole of B, which is gathered
@@ -288,29 +258,13 @@ void spamm_shards_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   stack->emplace_back(outputs);
 }
 
-// The copy's gradient is torch's, of both modes.
-std::tuple<Tensor, Tensor, Tensor> order_images_autograd(const Tensor& images, int64_t bands,
-                                                         bool copies) {
-  using Images = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, bool);
-  static const auto op = ops::find("spamm_torch::order_images").typed<Images>();
-  const bool is_dual = images._fw_grad(/*level=*/0).defined();
-  const bool apart = is_dual || (at::GradMode::is_enabled() && images.requires_grad());
-  auto result = [&] {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op.call(images, bands, copies && !apart);
-  }();
-  if (copies && apart) std::get<0>(result) = images.index_select(0, std::get<1>(result));
-  return result;
-}
-
 bool needs_grad(const c10::IValue& argument) {
-  if (argument.isTensor()) return needs_grad(argument.toTensor());
-  return argument.isTensorList() && needs_grad(argument.toTensorVector());
+  return argument.isTensor() && needs_grad(argument.toTensor());
 }
 
-// What the results of ops without a gradient would have one of. Norm maps and knobs have none.
-constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias",  "residual", "base",
-                                                "a",     "b",      "parts", "out",      "norms"};
+// Arguments of ops without a gradient that could have one. Norm maps and knobs have none.
+constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias", "residual",
+                                                "a",     "b",      "out",  "norms"};
 
 // For ops that also return output norms, write to memory that is given, or run several layers: they
 // are for inference. A gradient requested through them is most likely a mistake, so it is an error.
@@ -370,11 +324,8 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("multiply", CppFunction::makeFromBoxedFunction<&product_autograd<MultiplyArguments>>());
   m.impl("conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<ConvArguments>>());
   m.impl("dense_conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<DenseConvArguments>>());
-  m.impl("conv2d_shards", boxed<&conv2d_shards_autograd>());
   m.impl("spamm_shards", CppFunction::makeFromBoxedFunction<&spamm_shards_autograd>());
-  m.impl("order_images", &order_images_autograd);
-  for (const char* name : {"conv2d_with_norms", "conv2d_deviation", "conv2d_max_pool", "max_pool2d",
-                           "max_pool2d_deviation", "join_deviations", "multiply_part"}) {
+  for (const char* name : {"conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "multiply_part"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   m.impl("spamm_into", CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());

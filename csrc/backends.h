@@ -54,7 +54,7 @@ class Backends {
     });
   }
 
-  // That backend's result, or nothing.
+  // The result of that backend, or nothing.
   template <class Result, class... Arguments>
   static std::optional<Result> run(at::DeviceType device, Way<Result(Arguments...)> Backend::*way,
                                    std::type_identity_t<Arguments>... arguments) {

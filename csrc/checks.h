@@ -203,7 +203,7 @@ inline void check_max_error(double max_error) {
   TORCH_CHECK_VALUE(max_error >= 0, "max_error must be at least 0; got ", max_error);
 }
 
-// What find_tau searches for. Limits of the paper's search: the exact selection meets any valid
+// The aim of find_tau's search. Limits of the paper's search: the exact selection meets any valid
 // limits, so they are only checked.
 inline void check_search(const FindTauArguments& x) {
   TORCH_CHECK_VALUE(x.valid_ratio.has_value() != x.max_error.has_value(),

@@ -15,8 +15,8 @@ inline std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Whether a variable is 1. Refuses what is not 0 or 1: a test that sets it would else pass without
-// what it is for.
+// Tells whether a variable is 1. Refuses what is not 0 or 1: a test that sets it would else pass
+// without what it is for.
 inline bool is_set(const char* name) {
   const std::string given = environment(name);
   TORCH_CHECK_VALUE(given.empty() || given == "0" || given == "1", name, " must be 0 or 1; got ",
@@ -24,8 +24,8 @@ inline bool is_set(const char* name) {
   return given == "1";
 }
 
-// Whether float32 may be rounded to TF32, by the rule of PyTorch's own matrix products. Another
-// thread may change the setting at any time, so ask once per call and pass the answer on.
+// Tells whether float32 may be rounded to TF32, by the rule of PyTorch's own matrix products.
+// Another thread may change the setting at any time, so ask once per call and pass the answer on.
 inline bool allow_tf32() {
   return !at::NoTF32Guard::should_disable_tf32() &&
          at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==

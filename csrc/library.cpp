@@ -96,35 +96,16 @@ TORCH_LIBRARY(spamm_torch, m) {
   define("spamm_shards(Tensor[] a, Tensor[] b, *, " + knob + ", int[3] block=64) -> Tensor[]");
   // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
   // is activation(convolution + bias + residual); activation.h names the activations. A convolution
-  // of groups that the host knows to skip nothing is dense_conv2d's. weight_is_ready: the caller
-  // promises that the weight was complete before this call, or before each replay of a captured
-  // graph. Kernels may then read it while earlier kernels on the stream still run. devices: CUDA
-  // devices to which the images are sent; conv2d_shards is called there, and its result gathered.
-  define("conv2d(" + convolution + ", int[]? devices=None) -> Tensor");
+  // that the host knows to skip nothing is dense_conv2d's where that is faster. weight_is_ready:
+  // the caller promises that the weight was complete before this call, or before each replay of a
+  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
+  define("conv2d(" + convolution + ") -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
   // activation(convolution + bias + residual) by torch's convolution, or a device's call that fuses
   // the three. Nothing is skipped.
   define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
          ", *, Tensor? residual=None, str activation=\"none\") -> Tensor");
-  // For an input that is the deviation from a reference: activation(convolution + residual + base)
-  // - activation(base). Base is the convolution of the reference and its bias, of one image; the
-  // residual is a deviation, too. Where input and residual are zero, so is the result. Without a
-  // knob dense_conv2d's convolution is called. The input is the concatenation of `parts` along
-  // their channels; the result is channels-last unless there is one part. With `norms` also those
-  // of the result's pixels, (images, rows, columns, blocks of 64 channels), else None. norm_parts:
-  // such norms of each part. in_phases: the output's channels are [row][column][C] of 2 x 2 pixels,
-  // and the result is (N, C, 2 H, 2 W), channels-last; with C = 32 its norms are those of two
-  // neighbouring columns together, (N, 2 H, W, 1). No gradient.
-  define("conv2d_deviation(Tensor[] parts, Tensor weight, Tensor base, " + geometry +
-         ", *, float? threshold=None, float? valid_ratio=None, float? max_error=None, " + blocks +
-         ", Tensor? norm_weight=None, Tensor[]? norm_parts=None, Tensor? residual=None, "
-         "str activation=\"none\", bool in_phases=False, bool norms=False) -> (Tensor, Tensor)");
-  // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
-  // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
-  // images. The results are those of the whole batch, bit for bit, if the devices are alike.
-  define("conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, " + geometry +
-         ", *, " + knob + ", " + blocks + ", str activation=\"none\") -> Tensor[]");
   // conv2d with nothing skipped, then torch's max pooling of 2 x 2 pixels with stride 2. Of a
   // batch; no gradient.
   define("conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
@@ -132,33 +113,24 @@ TORCH_LIBRARY(spamm_torch, m) {
   // torch's max pooling of a batch, without indices, and with `norms` the output norms, else None.
   // No gradient.
   define("max_pool2d(" + pool + ", *, bool norms=False) -> (Tensor, Tensor)");
-  // The same for deviations from a reference, one image: the max pooling of input + reference less
-  // that of the reference, with norms as conv2d_deviation returns them. norm_input: norms of the
-  // input's pixels, or of f neighbouring columns together, (N, H, W / f, blocks of 64 of f C
-  // channels); windows that are zero need not be read then. No gradient.
-  define("max_pool2d_deviation(Tensor input, Tensor reference, " +
-         pool.substr(pool.find("int[2]")) + ", *, Tensor? norm_input=None) -> (Tensor, Tensor)");
-  // Concatenates deviations (N, C, H, W) along their channels, with norms as conv2d_deviation
-  // returns them. No gradient.
-  m.def("join_deviations(Tensor[] parts) -> (Tensor, Tensor)", tags);
   // Norms (groups, MB, KB) of conv2d's weight matrix. Modules pin them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
 
-  // On CUDA, for at most 1024 images: the images in the order of likeness_order() of the Python
-  // package in bands that are given, that order, and the place of each image in it. Gradients pass
-  // through the images. copies: without it the first is empty.
-  m.def("order_images(Tensor images, int bands, bool copies=True) -> (Tensor, Tensor, Tensor)");
-
-  // The name of the kernel that multiplies such matrices.
+  // The name of the kernel that multiplies such matrices; and of conv2d's, by the multiply kernels'
+  // names, or "cudnn" or "onednn" where it is torch's convolution.
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
+  m.def(("conv2d_backend(" + convolution + ") -> str").c_str());
 
   // Block-sparse products. Ops take plain tensors, because sparse ones do not trace. A matrix of
   // square blocks is crow (block rows + 1), col (stored blocks) and values (stored blocks, edge,
   // edge), as torch.sparse_bsr has them; its norm map is crow, col and norms (stored blocks).
   // Indices are int32 or int64, the columns of a row in ascending order. Only products of two
   // stored blocks exist.
+  // Raises unless indices are such a pattern, of so many block columns. On CUDA the host waits for
+  // them. `name`: of the matrix, for the message.
+  m.def("bsr_check(Tensor crow, Tensor col, int columns, str name) -> ()");
   const string maps =
       "(Tensor crow_a, Tensor col_a, Tensor norm_a, Tensor crow_b, Tensor col_b, Tensor norm_b, "
       "int columns, ";

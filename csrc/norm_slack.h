@@ -1,4 +1,4 @@
-// How much rounding of the norms can change the error bound. The same on every device.
+// The most by which rounding of the norms can change the error bound. The same on every device.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@ namespace spamm::kernels {
 template <class Norm>
 constexpr double kNormSlack = sizeof(Norm) == 4 ? 0x1p-18 : 0x1p-44;
 
-// What a norm that is stored as `x` may be at most and at least, but for the relative error.
+// The most and the least that a norm that is stored as `x` may be, but for the relative error.
 // Differs from x where x is subnormal or nearly so: elsewhere the sum rounds to x. A norm of 0 is
 // exact.
 template <class Norm>
@@ -31,8 +31,8 @@ constexpr double largest_bound(double max_error, double norm_a, double norm_b) {
   return max_error * norm_a * norm_b * (1 - 2 * kNormSlack<Norm>);
 }
 
-// Whether everything may be skipped where that value is infinite or NaN: what is lost is at most
-// norm(A) * norm(B).
+// Tells whether everything may be skipped where that value is infinite or NaN: what is lost is at
+// most norm(A) * norm(B).
 constexpr bool may_skip_all(double max_error, double norm_a, double norm_b) {
   constexpr double kLargest = std::numeric_limits<double>::max();
   return max_error >= 2 && norm_a <= kLargest && norm_b <= kLargest;

@@ -1,4 +1,4 @@
-// What the devices' ops of whole products share.
+// Parts that the devices' ops of whole products share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,14 @@
 
 namespace spamm {
 
-// Whether two tensors are the same elements in the same order.
+// Tells whether two tensors are the same elements in the same order.
 inline bool is_same_view(const at::Tensor& x, const at::Tensor& y) {
   return x.is_same(y) ||
          (x.const_data_ptr() == y.const_data_ptr() && x.scalar_type() == y.scalar_type() &&
           x.device() == y.device() && x.sizes() == y.sizes() && x.strides() == y.strides());
 }
 
-// Whether the memory from the first to the last element of `x` and that of `y` meet.
+// Tells whether the memory from the first to the last element of `x` and that of `y` meet.
 inline bool may_overlap(const at::Tensor& x, const at::Tensor& y) {
   if (x.numel() == 0 || y.numel() == 0 || x.device() != y.device()) return false;
   const auto first = [](const at::Tensor& t) {
@@ -34,7 +34,7 @@ inline bool may_overlap(const at::Tensor& x, const at::Tensor& y) {
   return std::max(first(x), first(y)) < std::min(end(x), end(y));
 }
 
-// Whether the norm map of `a` is also that of `b`: they are one matrix, cut alike.
+// Tells whether the norm map of `a` is also that of `b`: they are one matrix, cut alike.
 bool share_norm_map(const Tensor& a, const Tensor& b, const Block& block);
 
 // The norm maps of a and b: those that are given, the others computed. They may be one tensor.

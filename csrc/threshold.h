@@ -17,7 +17,8 @@ inline double host_scalar(const at::Tensor& tau) {
   return tau.scalar_type() == at::kDouble ? *tau.const_data_ptr<double>() : tau.item<double>();
 }
 
-// Whether the host knows that nothing is skipped: tau is on the CPU, and not above 0 (or NaN).
+// Tells whether the host knows that nothing is skipped: tau is on the CPU, and not above 0 (or
+// NaN).
 inline bool skips_nothing(const at::Tensor& tau) { return tau.is_cpu() && !(host_scalar(tau) > 0); }
 inline bool skips_nothing(const Knob& checked) {
   return checked.tau && skips_nothing(*checked.tau);

@@ -12,7 +12,7 @@ class UserError(Exception):
 
 
 def first_line(error):
-    """What an exception says, in one line, and the next if that ends in a colon; else its type."""
+    """An exception's message in one line, and the next if that ends in a colon; else its type."""
     first, *more = (str(error).strip() or type(error).__name__).splitlines()
     said = next((line.strip() for line in more if line.strip()), "")
     return f"{first} {said}" if first.endswith(":") and said else first

@@ -270,16 +270,16 @@ def accuracy(model, batches):
 
 
 def distillation_loss(answers, taught, temperature):
-    """How far logits are from a teacher's: the divergence of both softened by a temperature, times
-    its square, so that gradients have the size of cross entropy's. Source: Hinton, Vinyals and
-    Dean, "Distilling the Knowledge in a Neural Network" (2015).
+    """The distance of logits from a teacher's: the divergence of both softened by a temperature,
+    times its square, so that gradients have the size of cross entropy's. Source: Hinton, Vinyals
+    and Dean, "Distilling the Knowledge in a Neural Network" (2015).
     """
     own, other = (log_softmax(x.float() / temperature, 1) for x in (answers, taught))
     return temperature**2 * kl_div(own, other, log_target=True, reduction="batchmean")
 
 
 def _has_fast_bfloat16(tensor):
-    """Whether it is on a processor with matrix instructions for it: a third of float32's time."""
+    """Tells whether its processor has matrix instructions for it: a third of float32's time."""
     return tensor.device.type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16", False)
 
 
@@ -312,8 +312,8 @@ def save_checkpoint(path, content):
 
 
 def load_checkpoint(path):
-    """What :func:`save_checkpoint` wrote, on the CPU; None if there is no such file. UserError: it
-    cannot be read, is damaged, or of something else.
+    """Reads what :func:`save_checkpoint` wrote, on the CPU; None if there is no such file.
+    UserError: it cannot be read, is damaged, or of something else.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums

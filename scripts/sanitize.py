@@ -208,7 +208,12 @@ def nothing_skipped():
 
 
 def product_segments():
-    """Steps of a tile of float64 shared by two thread blocks, which meet in the result."""
+    """Steps of a tile shared by several thread blocks; of float64 they meet in the result."""
+    for dtype, number in itertools.product(DTYPES[:3], (2, 4)):
+        with forced("SPAMM_TORCH_SEGMENTS", number):
+            for a, b in operands(201, 777, 133, dtype):
+                for tau in (0.0, 64.0 * 64.0, 1e30):
+                    spamm_torch.mm(a, b, tau=tau)
     with forced("SPAMM_TORCH_SEGMENTS", 2):
         for m, k, n in ((65, 513, 130), (201, 777, 333)):
             for a, b in operands(m, k, n, torch.float64):
@@ -259,39 +264,6 @@ def networks():
             model(x)
 
 
-def deviations():
-    """Convolutions, max pools and joins of deviations; the base in the kernel and behind it."""
-    for dtype, pixel_block in itertools.product(DTYPES[:3], ((1, 8, 8), (64, 1, 1))):
-        x = randn(5, 72, 9, 10, dtype=dtype).to(memory_format=torch.channels_last)
-        weight, base = torch.randn(136, 72, 3, 3).to(x), torch.randn(1, 136, 9, 10).to(x)
-        setting = {"threshold": 60.0, "pixel_block": pixel_block, "activation": "relu"}
-        output, _ = OPS.conv2d_deviation([x], weight, base, padding=1, norms=True, **setting)
-        OPS.max_pool2d_deviation(output, base, 2)
-        OPS.join_deviations([output, x])
-        for pictures in (x, torch.zeros_like(x)):
-            strips(pictures)
-
-
-def strips(x):
-    """Convolutions by strips: of one part and of two, as they are and in phases."""
-    options = {"threshold": 2.0**-149, "activation": "relu", "pixel_block": (1, 8, 8), "padding": 1}
-    parts = [torch.cat((x, x[:, :56]), 1), torch.randn(5, 24, 9, 10).to(x)]
-    cases = itertools.product((parts[:1], parts), (40, 128, 256), (False, True))
-    for own, outer, in_phases in cases:
-        weight = torch.randn(outer, sum(part.shape[1] for part in own), 3, 3).to(x)
-        norms = [OPS.join_deviations([part])[1] for part in own]
-        base, more = torch.randn(1, outer, 9, 10).to(x), {"norm_parts": norms} | options
-        OPS.conv2d_deviation(own, weight, base, in_phases=in_phases, **more)
-
-
-def orders():
-    """Orders of images, of few and of many; copies by entries and by 16 bytes."""
-    for dtype, count, size in itertools.product(DTYPES, (1, 33, 1024), ((7, 9), (8, 8))):
-        images = torch.rand(count, 1, *size, device=DEVICE).to(dtype)
-        spamm_torch.likeness_order(images, 16)
-        OPS.order_images(images, 1)
-
-
 def extremes():
     """Blocks that the norm kernels sum a second time, scaled."""
     for dtype in DTYPES:
@@ -302,11 +274,11 @@ def extremes():
 
 IN_BOTH_FORMATS = (  # of float32
     *(products, awkward_float32, wide_float32, symmetric_products, batches_and_convolutions),
-    *(convolutions_without_im2col, epilogues, deviations),
+    *(convolutions_without_im2col, epilogues),
 )
 ONCE = (
     *(convolution_segments, nothing_skipped, product_segments, claimed_tiles, stages),
-    *(first_layers, networks, orders, extremes),
+    *(first_layers, networks, extremes),
 )
 
 

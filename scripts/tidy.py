@@ -39,7 +39,7 @@ def host_files():
 
 
 def report(file, flags):
-    """What clang-tidy says of a file and those that it includes; "" where that is nothing."""
+    """Runs clang-tidy over a file and those that it includes; "" where that is nothing."""
     command = ["clang-tidy", "--quiet", f"--config-file={REPOSITORY}/.clang-tidy", file]
     done = subprocess.run([*command, "--", *flags], capture_output=True, text=True)
     return done.stdout if done.returncode else ""

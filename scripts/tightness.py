@@ -1,4 +1,5 @@
-"""How tight the bounds of docs/error_bound.md are: over the true error, with an estimate beside.
+"""Measures how tight the bounds of docs/error_bound.md are: over the true error, with an estimate
+beside.
 
     python scripts/tightness.py --device cuda
 

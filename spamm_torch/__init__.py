@@ -4,6 +4,8 @@ Products and convolutions skip the block products that cannot matter: those whos
 norms multiply to less than a threshold tau.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ._library import (  # isort: skip  # loads the ops
     VERSION as _VERSION,
     build_info,
@@ -13,9 +15,10 @@ from ._library import (  # isort: skip  # loads the ops
 )
 from . import _fake, _rules  # noqa: F401  isort: skip  rules of the ops
 from . import distributed, linalg, sparse
+from ._hints import hints_of as _hints_of
 from ._info import SkipInfo
-from ._plan import row_cuts
 from .calibration import calibrate, record_stats
+from .distributed.plan import row_cuts
 from .functional import (
     addmm,
     backend_for,
@@ -30,15 +33,13 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
-from .likeness import OrderedBatch, likeness_order
-from .networks import SpAMMConfig, convert_, refresh_, revert_
+from .networks import SpAMMConfig, convert_, explain, fuse, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear
 from .spatial import spatial_order
 
 __version__ = _VERSION
 
 __all__ = [
-    "OrderedBatch",
     "SkipInfo",
     "SpAMMConfig",
     "SpAMMConv2d",
@@ -53,10 +54,11 @@ __all__ = [
     "convert_",
     "distributed",
     "error_bound",
+    "explain",
     "find_tau",
+    "fuse",
     "include_path",
     "library_path",
-    "likeness_order",
     "linalg",
     "linear",
     "mm",
@@ -71,3 +73,6 @@ __all__ = [
     "valid_counts",
     "valid_ratio",
 ]
+
+if not _TYPE_CHECKING:  # else any name would pass
+    __getattr__ = _hints_of(__name__)

@@ -57,7 +57,7 @@ def as_knobs(tau: Any, valid_ratio: float | None, max_error: float | None) -> Kn
 
 
 def _is_constant(number: Any) -> bool:
-    """Whether a number that is traced has the same value in each call, as far as is known."""
+    """Tells whether a number that is traced has the same value in each call, as far as is known."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # takes half a second
 
     followed = isinstance(number, (float, int, torch.SymFloat, torch.SymInt))
@@ -137,7 +137,7 @@ def held_tau(knobs: Knobs) -> Tensor | None:
 
 
 def has_tau(knobs: Knobs) -> bool:
-    """Whether the knob of checked knobs is a threshold."""
+    """Tells whether the knob of checked knobs is a threshold."""
     return knobs["tau"] is not None or knobs["threshold"] is not None
 
 
@@ -160,7 +160,7 @@ def _check_range(value: Any, name: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value can be read as one real number. Traced numbers are symbolic."""
+    """Tells whether a value can be read as one real number. Traced numbers are symbolic."""
     if type(value) in (float, int):  # the usual case, without the cost of the others
         return True
     kinds = (float, int, torch.SymFloat, torch.SymInt, numbers.Real)
@@ -366,7 +366,7 @@ def check_operands(a: Tensor, b: Tensor) -> None:
 
 
 def holds_dtensor(*values: Any) -> bool:
-    """Whether a DTensor is among the values. Does not import DTensor, which takes half a second."""
+    """Tells whether one of the values is a DTensor, without importing it, which is slow."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(value, module.DTensor) for value in values)
 

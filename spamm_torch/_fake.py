@@ -243,17 +243,6 @@ def _(**arguments: Any) -> tuple[Tensor, Tensor]:
     return _with_norms(_conv(**arguments))
 
 
-@_fake("conv2d_shards")
-def _(
-    input_shards: Sequence[Tensor],
-    weight: Sequence[Tensor],
-    bias: Sequence[Tensor],
-    tau: Tensor | None,
-    **arguments: Any,
-) -> list[Tensor]:
-    return [_conv(shard, weight[0].to(shard.device), None, **arguments) for shard in input_shards]
-
-
 @_fake("conv2d_weight_norm")
 def _(weight: Tensor, groups: int, block: Any, pixel_block: Any) -> Tensor:
     """(groups, MB, KB) with each kernel position in blocks of its own."""
@@ -283,62 +272,3 @@ def _(norms: bool, **arguments: Any) -> tuple[Tensor, Tensor | None]:
 @_fake("conv2d_max_pool")
 def _(**arguments: Any) -> Tensor:
     return _max_pool(_conv(**arguments), 2)
-
-
-# ---- Deviations ---------------------------------------------------------------------------------
-
-
-def _with_pixel_norms(output: Tensor, together: int = 1) -> tuple[Tensor, Tensor]:
-    """With norms of each pixel, or of neighbouring columns together: one for 64 channels."""
-    images, channels, rows, columns = output.shape
-    norms = _norms(output, images, rows, columns // together, _blocks(channels * together, 64))
-    return output, norms
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
-    for part in parts:
-        _check_together(parts[0], parts=part)
-    return torch.cat(list(parts), 1).to(memory_format=torch.channels_last)
-
-
-@_fake("conv2d_deviation")
-def _(
-    parts: Sequence[Tensor],
-    norm_parts: Sequence[Tensor] | None,
-    in_phases: bool,
-    norms: bool,
-    **arguments: Any,
-) -> tuple[Tensor, Tensor | None]:
-    output = _conv(parts[0] if len(parts) == 1 else _joined(parts), bias=None, **arguments)
-    for given in norm_parts or ():
-        _check_together(parts[0], norm_parts=given)
-    if in_phases:
-        images, channels, rows, columns = output.shape
-        placed = output.new_empty((images, channels // 4, 2 * rows, 2 * columns))
-        output = placed.to(memory_format=torch.channels_last)
-    together = 2 if in_phases and output.shape[1] == 32 else 1
-    return _with_pixel_norms(output, together) if norms else (output, None)
-
-
-@_fake("max_pool2d_deviation")
-def _(
-    input: Tensor, reference: Tensor, norm_input: Tensor | None, **setting: Any
-) -> tuple[Tensor, Tensor]:
-    _check_together(input, reference=reference, norm_input=norm_input)
-    return _with_pixel_norms(_max_pool(input, **setting))
-
-
-@_fake("join_deviations")
-def _(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    return _with_pixel_norms(_joined(parts))
-
-
-# ---- Orders -------------------------------------------------------------------------------------
-
-
-@_fake("order_images")
-def _(images: Tensor, bands: int, copies: bool) -> tuple[Tensor, Tensor, Tensor]:
-    order = images.new_empty(images.shape[:1], dtype=torch.int64)
-    ordered = torch.empty_like(images) if copies else images.new_empty(0)
-    return ordered, order, torch.empty_like(order)

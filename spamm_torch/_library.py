@@ -72,7 +72,7 @@ def cmake_prefix_path() -> Path:
 
 
 def build_info() -> dict[str, Any]:
-    """How the library was built.
+    """The record of the library's build.
 
     Returns a dict. In a CPU-only build ``cuda`` and ``nvcc_flags`` are ``None``:
 

@@ -1,4 +1,4 @@
-"""How far a result may lie from what it stands for, rounding included.
+"""Bounds of a result's distance from what it stands for, rounding included.
 
 docs/error_bound.md has the proof. All follows from norm maps and the norm of the result, by tensor
 operations on their device, and nothing waits for it. Numbers are 0-d float64, rounded up.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._arguments import check_integer, check_number, check_tensor, norm_dtype
+from ._arguments import norm_dtype
 
 _ops = torch.ops.spamm_torch
 
@@ -19,15 +19,16 @@ _ops = torch.ops.spamm_torch
 NEAR = {torch.float32: 1 + 2.0**-15, torch.float64: 1 + 2.0**-40}
 # Below a threshold that was found by so much, the least product that was kept is no near one.
 BELOW = {torch.float32: 1 - 2.0**-14, torch.float64: 1 - 2.0**-38}
-_SLACK = 1 + 2.0**-16  # for the rounding of norms, 2^-18, and of what is computed here
+SLACK = 1 + 2.0**-16  # for the rounding of norms, 2^-18, and of what is computed here
 
 
 # ---- How kernels round --------------------------------------------------------------------------
 
 
 class Sums(NamedTuple):
-    """How a kernel rounds a sum over n of K, in at most v block products: by at most ``fixed + each
-    * n`` units of the sum of the magnitudes, and with pieces by ``min(n, piece) + v`` units more.
+    """The rounding of a kernel's sum over n of K, in at most v block products: by at most ``fixed +
+    each * n`` units of the sum of the magnitudes, and with pieces by ``min(n, piece) + v`` units
+    more.
     """
 
     unit: float
@@ -56,7 +57,7 @@ _OF_KERNEL = {
     "sm80-simt-f32": Sums(_SINGLE, fixed=132, each=1 / 16),
     "sm80-dmma-f64": Sums(_DOUBLE, each=1),
 }
-# How a result is stored: with this relative error, or this absolute one where numbers end.
+# The rounding of a stored result: with this relative error, or this absolute one where numbers end.
 _STORED = {
     torch.float16: (2.0**-11, 2.0**-25),
     torch.bfloat16: (2.0**-8, 2.0**-126),
@@ -66,7 +67,7 @@ _STORED = {
 
 
 def sums_of(device: torch.device, dtype: torch.dtype, block: tuple[int, int, int]) -> Sums:
-    """Of the kernel of such matrices; in a graph, which outlives settings, of the worst."""
+    """The rounding of such matrices' kernel; in a graph, which outlives settings, of the worst."""
     if not torch.compiler.is_compiling() and device.type in ("cpu", "cuda"):
         return _OF_KERNEL[_ops.backend_for(device, dtype, block)]
     if dtype == torch.float64:
@@ -88,6 +89,11 @@ def norm(x: Tensor) -> Tensor:
     else:
         found = torch.linalg.vector_norm(x, dtype=torch.float64)
     return _or_inf(found)
+
+
+def rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
+    x = number.to(dtype)
+    return torch.where(x < number, torch.nextafter(x, torch.full_like(x, math.inf)), x)
 
 
 def _or_inf(x: Tensor) -> Tensor:
@@ -123,7 +129,7 @@ class Maps(NamedTuple):
 def dense_maps(
     norm_a: Tensor, norm_b: Tensor, deciding: Tensor, tau: Tensor, block: tuple[int, int, int]
 ) -> Maps:
-    """Of dense operands; ``deciding`` is what of B decides what is skipped."""
+    """The bounds of dense operands; ``deciding`` is what of B decides what is skipped."""
 
     def lost(a: Tensor, b: Tensor) -> Tensor:
         return _ops.error_bound(a, b, a.new_full((), math.inf))
@@ -139,7 +145,7 @@ def dense_maps(
 
 
 class Made(NamedTuple):
-    """How a result was made: slope-bounded function of (alpha * A B + what was added).
+    """The making of a result: a slope-bounded function of (alpha * A B + what was added).
 
     Attributes:
         dtype: of operands and result. sums: of the kernel. entries: of the result.
@@ -184,7 +190,7 @@ def conv_made(
     activation: str,
     is_torchs: bool,
 ) -> Made:
-    """How a convolution is made on a device; of ``is_torchs``, torch's own, nothing is proven."""
+    """The making of a convolution on a device; of ``is_torchs``, torch's own, nothing is proven."""
     dtype, entries = output.dtype, output.numel()
     sums = sums_of(device, dtype, (64, 64, 64))
     # In any order, as the convolutions' kernels differ.
@@ -224,10 +230,10 @@ def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bound
     if sums.piece:
         units = units + depth.clamp(max=sums.piece) + most
     gamma = torch.expm1(units * unit)
-    size = maps.size()
+    size = maps.size() if alpha else maps.norm_a.new_zeros((), dtype=torch.float64)
     added = torch.stack(made.added).sum() if made.added else torch.zeros_like(size)
     found = (alpha * gamma + min(alpha, least)) * size + math.expm1(8 * unit) * added
-    if made.dtype != torch.float16:  # whose products no kernel flushes
+    if alpha and made.dtype != torch.float16:  # whose products no kernel flushes
         found = found + alpha * maps.flushed(least)
     each = 2 * least * max(alpha, 1.0) * made.entries**0.5
     anything = (most > 0) | bool(made.added)
@@ -237,78 +243,10 @@ def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bound
     found = made.slope * (found + 1.01 * made.passes * relative * before) + made.own * before
     found = found + absolute * (1 + made.passes) * made.entries**0.5 * anything
     found = found.masked_fill(~(before < made.hides), math.inf)
-    skipping = made.slope * alpha * skipping.double()
+    skipping = made.slope * alpha * skipping.double() if alpha else torch.zeros_like(size)
 
     def complete(norm_c: Tensor) -> Bounds:
-        rounding = _or_inf((found + relative * norm_c) * (_SLACK * made.mirrored))
-        return rounding, (made.mirrored * skipping + rounding) * (1 + 2.0**-48)
+        rounding = _or_inf((found + relative * norm_c) * (SLACK * made.mirrored))
+        return rounding, _or_inf((made.mirrored * skipping + rounding) * (1 + 2.0**-48))
 
     return complete
-
-
-# ---- Estimates ----------------------------------------------------------------------------------
-
-
-def error_estimate(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    input: Tensor | None = None,
-    beta: float = 1,
-    alpha: float = 1,
-    probes: int = 20,
-    confidence: float = 0.999,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """A number that norm(c - (alpha * a @ b + beta * input)) is probably at most: no proven bound.
-
-    Method: the norm of the error times random normal vectors, in float64, over what it is at least
-    with this confidence, whatever the error (docs/error_bound.md). With 20 probes and 99.9% it is
-    about twice the error. It costs 3 products with a matrix of as many columns as probes.
-
-    Args:
-        c: (M, N), the result, however it was computed. a, b: (M, K) and (K, N).
-        input, beta, alpha: as of :func:`addmm`.
-        probes: at least 1; more make it tighter. confidence: in (0, 1).
-        generator: of the random numbers, on c's device.
-
-    Returns:
-        0-d float64 on c's device. Its own rounding, some 1e-15 of the norms, is not in it: of
-        float64 products it shows what skipping loses, not what rounding does.
-
-    Raises:
-        ValueError: no probes, or a confidence out of range. TypeError, RuntimeError: no dense
-        matrices, or shapes that do not fit.
-    """
-    check_integer(probes, "probes")
-    check_number(confidence, "confidence")
-    if probes < 1 or not 0 < confidence < 1:
-        raise ValueError(
-            "expected at least 1 of probes and a confidence between 0 and 1; got "
-            f"{probes} and {confidence}"
-        )
-    names = {"c": c, "a": a, "b": b} | ({} if input is None else {"input": input})
-    for name, x in names.items():
-        check_tensor(x, name)
-    shapes = [tuple(x.shape) for x in (c, a, b)]
-    if any(len(s) != 2 for s in shapes) or shapes[0] != (shapes[1][0], shapes[2][1]):
-        raise RuntimeError(f"expected c (M, N), a (M, K) and b (K, N); got shapes {shapes}")
-    with torch.no_grad():
-        options = {"dtype": torch.float64, "device": c.device, "generator": generator}
-        x = torch.randn(c.shape[1], probes, **options)
-        error = _times(c, x) - alpha * _times(a, _times(b, x))
-        if input is not None and beta != 0:
-            error -= beta * _times(input.expand(c.shape), x)
-        # The mean square is below t times the error's with a probability of at most
-        # (t exp(1 - t))^(probes / 2).
-        share, t = (1 - confidence) ** (2 / probes), 0.0
-        for _ in range(200):
-            t = share * math.exp(t - 1)
-        return norm(error) / math.sqrt(probes * t)
-
-
-def _times(a: Tensor, x: Tensor) -> Tensor:
-    """a @ x in float64, without a copy of all of a."""
-    parts = [part.double() @ x for part in a.split(4096)]
-    return torch.cat(parts) if parts else x.new_zeros(0, x.shape[1])

@@ -27,20 +27,11 @@ def _convolution(weight: _Shape, output: _Shape) -> int:
     return 2 * math.prod(output) * math.prod(weight[1:])
 
 
-@register_flop_formula(
-    [_ops.conv2d, _ops.dense_conv2d, _ops.conv2d_with_norms, _ops.conv2d_deviation]
-)
+@register_flop_formula([_ops.conv2d, _ops.dense_conv2d, _ops.conv2d_with_norms])
 def _conv2d(*args: Any, out_shape: Any, **given: Any) -> int:
-    """Of the output, which norms may follow."""
+    """Counts those of the output, which norms may follow."""
     output = out_shape[0] if isinstance(out_shape[0], Sequence) else out_shape
     return _convolution(given["weight"] if "weight" in given else args[1], output)
-
-
-@register_flop_formula(_ops.conv2d_shards)
-def _conv2d_shards(
-    shards: Any, weight: Sequence[_Shape], *args: Any, out_shape: Sequence[_Shape], **given: Any
-) -> int:
-    return sum(_convolution(weight[0], output) for output in out_shape)
 
 
 @register_flop_formula(_ops.conv2d_max_pool)

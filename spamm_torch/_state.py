@@ -32,7 +32,7 @@ if sys.version_info[:3] == (3, 13, 0):
 
 
 def is_own(module_name: Any) -> bool:
-    """Whether a Python module is part of a user's model: not of Python, torch or this library."""
+    """Tells whether a module is part of a user's model: not of Python, torch or this library."""
     return str(module_name).partition(".")[0] not in _FOREIGN
 
 

@@ -34,11 +34,11 @@ class Timing:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the rounds agree well enough to choose by them."""
+        """Tells whether the rounds agree well enough to choose by them."""
         return self.spread <= _STEADY
 
     def beats(self, other: "Timing", least: float = MUST_WIN) -> bool:
-        """Whether it is ``least`` times as fast, and faster by more than either of them varies."""
+        """Tells whether it is ``least`` times as fast, and faster by more than either varies."""
         return self.median * max(least, self.spread, other.spread) < other.median
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 def _cold_run(call: Call, before: Call, flushed: torch.Tensor) -> Run:
     before()
-    graph = _captured(call)
+    graph = _capture(call)
 
     def run() -> dict[str, float]:
         if graph is None:
@@ -187,7 +187,7 @@ def _queued_run(call: Marking, before: Call) -> Run:
     return run
 
 
-def _captured(call: Call) -> torch.cuda.CUDAGraph | None:
+def _capture(call: Call) -> torch.cuda.CUDAGraph | None:
     """The call as a graph; None where it cannot be one."""
     call()
     stream = torch.cuda.Stream()

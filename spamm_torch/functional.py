@@ -51,8 +51,8 @@ Common to all functions:
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +82,7 @@ from ._arguments import (
     holds_dtensor,
     norm_dtype,
 )
+from ._hints import with_hints
 from ._info import (
     NormMaps,
     SkipInfo,
@@ -280,7 +281,7 @@ def _product(
         if norm_b is None:
             norm_b = norm_a if is_one else _ops.norm_map(of_b, (k, n))
         maps = NormMaps(norm_a, norm_b, norm_b, edges)
-        complete = _counted(a, b, knob, maps, addition, (devices, out), symmetric)
+        complete = _count(a, b, knob, maps, addition, (devices, out), symmetric)
     given = (*knob.values(), edges, norm_a, norm_b, *addition, devices, symmetric)
     if out is not None:
         result = _product_into(out, a, b, given, return_norms)
@@ -293,7 +294,7 @@ def _product(
     return (*result, info) if return_norms else (result, info)
 
 
-def _counted(
+def _count(
     a: Tensor, b: Tensor, knob: Knobs, maps: NormMaps, addition: Any, place: Any, symmetric: bool
 ) -> Callable[[Tensor], SkipInfo]:
     """A function of a product that gives its :class:`SkipInfo`. ``place``: devices and out."""
@@ -418,13 +419,13 @@ def mm(
     if drop is not None or plan is not None:
         _refuse_sparse_arguments(drop)
     if not plain and holds_dtensor(a, b):
-        from . import _dtensor  # not at the top: it takes half a second
+        from .distributed import dtensor  # not at the top: it takes half a second
 
         _check_flags(return_norms, return_info, symmetric)
         more = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric, "devices": devices}
         more |= {"return_norms": return_norms, "return_info": return_info, "out": out}
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        return _dtensor.mm(a, b, knob, block, **more)
+        return dtensor.mm(a, b, knob, block, **more)
     if not plain or a.is_nested or b.is_nested or a.dim() != 2 or b.dim() != 2:
         _check_matrices("mm", a, b)
     if out is not None:
@@ -640,11 +641,11 @@ def linear(
     rows = input.unsqueeze(0) if input.dim() == 1 else input.flatten(0, -2)
     columns, shape = weight.t(), (*input.shape[:-1], weight.shape[0])
     if holds_dtensor(input, weight):
-        from . import _dtensor  # not at the top: it takes half a second
+        from .distributed import dtensor  # not at the top: it takes half a second
 
         refused = {"norm_weight": norm_weight, "return_info": return_info}
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        product = _dtensor.mm(rows, columns, knob, block, **refused)
+        product = dtensor.mm(rows, columns, knob, block, **refused)
         return (product if bias is None else product + bias).reshape(shape)
     knobs, addition = (tau, valid_ratio, max_error), (bias, 1, 1)
     try:
@@ -703,10 +704,11 @@ def _explicit_padding(
     return input, before
 
 
+@with_hints
 def conv2d(
-    input: Tensor | Sequence[Tensor],
-    weight: Tensor | Sequence[Tensor],
-    bias: Tensor | Sequence[Tensor] | None = None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     stride: int | Sequence[int] = 1,
     padding: str | int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
@@ -722,7 +724,6 @@ def conv2d(
     residual: Tensor | None = None,
     activation: str | None = None,
     relu: bool = False,
-    devices: Sequence[int | str | torch.device] | None = None,
     return_norms: bool = False,
     return_info: bool = False,
 ) -> Any:
@@ -733,7 +734,7 @@ def conv2d(
     images, tiled by pixel blocks.
 
     Args:
-        input: (N, C, H, W) or (C, H, W); or a list of shards, see below.
+        input: (N, C, H, W) or (C, H, W).
         weight, bias: (out_channels, C / groups, kh, kw), and (out_channels,) or None.
         stride, padding, dilation, groups: as torch's, string padding included.
         tau, valid_ratio, max_error: the knob.
@@ -755,8 +756,6 @@ def conv2d(
             0.01), or "none" as None. NaN stays NaN. Where the device's kernel computes bias,
             residual and activation, they are rounded once; elsewhere each is a pass of its own.
         relu: True is activation="relu".
-        devices: each gets whole pixel blocks of images, which travel in each call. Without
-            ``norm_weight``, ``norm_input``, ``residual`` and ``return_norms``.
         return_norms: add the output's norms as norm_input of the next layer, without a gradient, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)).
         return_info: for measurements: norm maps are computed apart, a pass over the input for each
@@ -768,31 +767,21 @@ def conv2d(
 
     Raises, besides what is common to all:
         ValueError: a pixel_block of other sizes, another string as padding, another activation or
-            one with ``relu=True``, ``devices`` that are none, repeated or absent, or with an
-            argument that they exclude.
+            one with ``relu=True``.
 
-    A convolution with groups and a float ``tau`` <= 0, or such a 0-d tensor on the CPU, is torch's
-    own dense convolution: blocks that the channels of a group do not fill are slow.
+    With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
+    engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
+    dtype and device alone (:func:`backend_for` names it). A ``pixel_block`` of one image keeps our
+    kernels, for torch's do not promise that an image does not depend on its batch.
 
     On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
     are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
     otherwise each call copies them, and the output back where the input is not channels-last.
-
-    **Shards**: ``input`` may be a list, the images in order, a tensor (images, C, H, W) for each
-    part; all on CUDA devices, or all on the CPU. Several may lie on one device, and a shard may be
-    empty. Each but the last must be whole pixel blocks, a multiple of pixel_block's images: by
-    default 64 (n) with a ``tau``. ``weight`` and ``bias`` are one tensor, which is copied to the
-    devices where it does not lie and gets the sum of its copies' gradients, or a list with a copy
-    beside each shard. The result is a list, a tensor beside each shard, with the bits of all images
-    on one device, if the devices are of one model. A ``valid_ratio`` or ``max_error`` computes all
-    norms twice. Nothing waits for a device. Of the arguments after ``pixel_block`` only
-    ``activation`` and ``relu`` may be given. Source: data parallelism, as in ``nn.DataParallel``,
-    but with one knob for all images.
     """
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")
         check_bool(return_info, "return_info")
-    if not isinstance(input, (list, tuple)) and has_torch_function_variadic(input, weight):
+    if has_torch_function_variadic(input, weight):
         return _overridden(conv2d, (input, weight), locals())
     more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
     for argument, value in more.items():
@@ -806,93 +795,48 @@ def conv2d(
         None if pixel_block is None else check_pixel_block(pixel_block, block),
     )
     name = as_activation(activation, relu)
-    if isinstance(input, (list, tuple)):
-        refused = {**more, "devices": devices, "return_norms": return_norms}
-        _check_alone("a list of shards", {**refused, "return_info": return_info})
-        setting = {**knobs, "block": blocks[0], "pixel_block": blocks[1], "activation": name}
-        return _conv2d_shards(input, weight, bias, (stride, padding, dilation, groups), setting)
     check_tensor(input, "input")
     check_tensor(weight, "weight")
     if bias is not None:
         check_tensor(bias, "bias")
     if isinstance(padding, str):
-        input, padding = _explicit_padding(
-            cast(Tensor, input), cast(Tensor, weight), _both(stride), padding, _both(dilation)
-        )
+        input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     else:
         check_integers(padding, "padding")
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
-    if devices is not None:
-        _check_alone("devices", {**more, "return_norms": return_norms})
-        devices = as_devices(devices)
-        result = _conv2d(*given, *more.values(), name, devices=devices)
-    else:
-        result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name)
+    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name)
     if not return_info:
         return result
-    x, w = (as_multiplied(cast(Tensor, operand)) for operand in (input, weight))
+    x, w = (as_multiplied(operand) for operand in (input, weight))
     geometry = (_both(stride), _both(padding), _both(dilation), groups)
     maps = conv2d_norm_maps(x, w, geometry, has_tau(knobs), block, pixel_block, norm_weight)
     with torch.no_grad():
         output = result[0] if return_norms else result
-        device = output.device if devices is None else torch.device("cuda", devices[0])
-        is_torchs = groups > 1 and _skips_nothing(knobs)
-        made = conv_made(output, device, (bias, residual), name, is_torchs)
+        is_torchs = _skips_nothing(knobs) and (
+            torch.compiler.is_compiling()
+            or _ops.conv2d_backend(x, w, *given[2:]) in ("cudnn", "onednn")
+        )
+        made = conv_made(output, output.device, (bias, residual), name, is_torchs)
         return result, with_bounds(skip_info(maps, knobs), maps, made)(output)
 
 
 def _skips_nothing(knobs: Any) -> bool:
-    """Whether the host knows it; True in a graph, where it may."""
+    """Tells whether the host knows it; True in a graph, where it may."""
     tau = knobs["threshold"] if knobs["tau"] is None else knobs["tau"]
     if isinstance(tau, Tensor):
         return tau.device.type == "cpu" and (torch.compiler.is_compiling() or not tau > 0)
     return tau is not None and tau <= 0
 
 
-def _check_alone(name: str, arguments: dict[str, Any]) -> None:
-    given = [key for key, value in arguments.items() if value is not None and value is not False]
-    if given:
-        raise ValueError(
-            f"{name} must be given without {', '.join(arguments)}; got {' and '.join(given)}"
-        )
-
-
-def _conv2d_shards(
-    shards: Sequence[Tensor],
-    weight: Tensor | Sequence[Tensor],
-    bias: Tensor | Sequence[Tensor] | None,
-    geometry: tuple[Any, Any, Any, int],
-    setting: dict[str, Any],
-) -> list[Tensor]:
-    """:func:`conv2d` of images that lie on several devices, with checked settings."""
-    check_tensors(shards, "input")
-    weights = _as_list(weight, "weight")
-    biases = [] if bias is None else _as_list(bias, "bias")
-    stride, padding, dilation, groups = geometry
-    if isinstance(padding, str):
-        steps = _both(stride), padding, _both(dilation)
-        both = [_explicit_padding(shard, weights[0], *steps) for shard in shards]
-        shards, padding = [shard for shard, _ in both], both[0][1] if both else 0
-    else:
-        check_integers(padding, "padding")
-    given = list(shards), weights, biases
-    return _ops.conv2d_shards(*given, stride, padding, dilation, groups, **setting)
-
-
-def _as_list(tensors: Tensor | Sequence[Tensor], name: str) -> list[Tensor]:
-    """One tensor, or several, as a list of at least one."""
-    several = [tensors] if isinstance(tensors, Tensor) else tensors
-    check_tensors(several, name)
-    if not several:
-        raise ValueError(f"{name} must be a tensor or a list of tensors; got an empty list")
-    return list(several)
-
-
 # ---- Introspection ------------------------------------------------------------------------------
 
 
 def backend_for(
-    device: torch.device | str, dtype: torch.dtype, block: int | Sequence[int] = 64
+    device: torch.device | str,
+    dtype: torch.dtype,
+    block: int | Sequence[int] = 64,
+    *,
+    convolution: Mapping[str, Any] | None = None,
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
 
@@ -902,6 +846,11 @@ def backend_for(
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
+        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
+            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
+            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
+            torch's convolution. Of the arguments, ``stride``, ``padding`` (numbers), ``dilation``,
+            ``groups``, ``tau`` or ``valid_ratio`` and ``pixel_block`` count.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -913,4 +862,18 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    return _ops.backend_for(place, dtype, check_block(block))
+    if convolution is None:
+        return _ops.backend_for(place, dtype, check_block(block))
+    counting = (
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "valid_ratio",
+        "max_error",
+        "pixel_block",
+    )
+    given = {name: convolution[name] for name in counting if name in convolution}
+    element = torch.empty(1, dtype=dtype, device=place)
+    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
+    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))

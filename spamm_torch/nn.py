@@ -77,8 +77,8 @@ class PinnedNorms:
         return cls(norms, reference, weight._version, weight.data_ptr(), memory)
 
     def are_of(self, weight: Tensor) -> bool:
-        """Whether ``weight`` is the one that was pinned, and unchanged. Compiled code guards on the
-        tensor alone; a program that is exported takes the weight as an input.
+        """Tells whether ``weight`` is the one that was pinned, and unchanged. Compiled code guards
+        on the tensor alone; a program that is exported takes the weight as an input.
         """
         pinned: Any = None if self.weight is None else self.weight()
         if pinned is not weight:
@@ -166,7 +166,7 @@ class _SpAMM(nn.Module):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether norms are pinned, and those of the weight as it is now."""
+        """Tells whether norms are pinned, and those of the weight as it is now."""
         return self._pinned is not None and self._pinned.are_of(self.weight)
 
     def unfreeze_(self: Module) -> Module:
@@ -231,7 +231,7 @@ class _SpAMM(nn.Module):
 
 
 def takes_ready_weights(input: Tensor) -> bool:
-    """Whether a call may say that a weight whose norms are pinned is ready to be read.
+    """Tells whether a call may say that a weight whose norms are pinned is ready to be read.
 
     Convolutions may then read it while kernels before them on the stream still run. Pinning waits
     for the norms, and with them for the weight. A call that is recorded to be run later does not
@@ -354,7 +354,7 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
 
     @property
     def relu(self) -> bool:
-        """Whether the activation is "relu"."""
+        """Tells whether the activation is "relu"."""
         return self.activation == "relu"
 
     @relu.setter

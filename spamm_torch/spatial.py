@@ -49,16 +49,16 @@ def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
     _check_positions(positions)
     points = positions.detach().double()
     if groups is None:
-        return _bisected(points)
+        return _bisection(points)
     _check_groups(groups, positions)
     labels, group = groups.unique(return_inverse=True)
     low, high = (_extreme(points, group, len(labels), reduce) for reduce in ("amin", "amax"))
     # The middle, unlike a mean, depends on no order of sums.
-    place = _bisected(low / 2 + high / 2).argsort()
+    place = _bisection(low / 2 + high / 2).argsort()
     return place[group].argsort(stable=True)
 
 
-def _bisected(points: Tensor) -> Tensor:
+def _bisection(points: Tensor) -> Tensor:
     """The order of finite points, all pieces of one level at a time.
 
     The sizes of the pieces follow from the number of points: nothing waits for the device.

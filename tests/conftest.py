@@ -1,4 +1,6 @@
-"""What all tests share: the devices they run on, hypothesis's profiles, times that are made up."""
+"""Parts that all tests share: the devices they run on, hypothesis's profiles, times that are made
+up.
+"""
 
 import collections
 import gc
@@ -35,7 +37,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core of its own
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items):
-    """Of a test's combinations of settings, those in which every two settings meet are enough.
+    """Keeps those of a test's combinations of settings in which every two settings meet.
 
     The others become ``thorough``. The mark ``strength`` says how many settings are to meet.
     """
@@ -72,19 +74,6 @@ def _covering(cases):
         chosen.append(max(cases, key=lambda case: len(held[case] & missing)))
         missing -= held[chosen[-1]]
     return chosen
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Skips a test that meets a block-sparse product where Hopper's kernels do not run."""
-    try:
-        return (yield)
-    except Exception as error:
-        from support import hopper_kernels_run
-
-        if "need a GPU of compute capability 9.0" in str(error) and not hopper_kernels_run():
-            pytest.skip("needs the Hopper kernels")
-        raise
 
 
 def pytest_runtest_setup(item):
@@ -195,9 +184,8 @@ def new_memory_holds_nan(monkeypatch):
 @pytest.fixture
 def computing_norms(monkeypatch):
     """Layers compute norms on the way and pass them on, as on Hopper, on every device."""
-    for module in ("networks.fused", "reference.conversion", "reference.fused"):
-        name = f"spamm_torch.{module}.computes_output_norms"
-        monkeypatch.setattr(name, lambda device, dtype: True)
+    name = "spamm_torch.networks.fused.computes_output_norms"
+    monkeypatch.setattr(name, lambda device, dtype: True)
 
 
 @pytest.fixture

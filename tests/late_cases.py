@@ -81,7 +81,7 @@ def tf32(allowed):
 
 
 def layer_norms(x):
-    """Of every (64 images, pixel, 64 channels), as one layer passes them on to the next."""
+    """Norms of every (64 images, pixel, 64 channels), as one layer passes them on to the next."""
     return spamm_torch.norm_map(x.permute(2, 3, 0, 1), 64).permute(2, 0, 1, 3).contiguous()
 
 
@@ -243,75 +243,6 @@ def network_cases(device, dtype):
     yield Case("max_pool2d, 3 x 3", {"input": pictures(8, 64, 32, 32)}, pool)
 
 
-def deviation_cases(device, dtype):
-    """The reference form: each image has a spot that deviates, and is zero elsewhere."""
-    values = Values(device)
-    setting = {"threshold": 2.0**-149, "pixel_block": (1, 8, 8), "activation": "relu"}
-    zero, minus = torch.zeros_like, torch.neg
-    pictures = functools.partial(values.pictures, dtype=dtype)
-
-    def spots(channels, size=32):
-        mask = torch.zeros(4, 1, size, size, device=device)
-        for i in range(4):
-            mask[i, :, 3 + i : 12 + i, 5:14] = 1
-        values = pictures(4, channels, size, size) * mask.to(dtype)
-        return values.contiguous(memory_format=torch.channels_last)
-
-    def norms_of(x):
-        return OPS.join_deviations([x])[1]
-
-    def one_part(input, weight, base, norm_input=None, **options):
-        options["norm_parts"] = [] if norm_input is None else [norm_input]
-        return OPS.conv2d_deviation([input], weight, base, norms=True, **options, **setting)
-
-    for name, (channels, out_channels, kernel, stride) in {
-        "strips": (64, 64, 3, 1),
-        "strips, two groups": (128, 128, 3, 1),
-        "1 x 1": (64, 128, 1, 1),
-        "stride 2": (64, 64, 3, 2),
-    }.items():
-        size = 32 // stride
-        tensors = {
-            "input": spots(channels),
-            "weight": pictures(out_channels, channels, kernel, kernel, scale=0.1),
-            "base": pictures(1, out_channels, size, size),
-            "residual": spots(out_channels, size),
-        }
-        call = functools.partial(one_part, stride=stride, padding=kernel // 2)
-        yield Case(f"deviations, {name}", tensors, call)
-        norm_weight = OPS.conv2d_weight_norm(tensors["weight"], pixel_block=(1, 8, 8))
-        given = {"norm_input": norms_of(tensors["input"]), "norm_weight": norm_weight}
-        change = {**dict.fromkeys(given, zero), "input": minus, "weight": minus}
-        tensors |= given
-        yield Case(f"deviations, norms given, {name}", tensors, call, change, tuple(given))
-
-    first, second = spots(64), spots(64)
-    norms = {"norm_0": norms_of(first), "norm_1": norms_of(second)}
-    base = pictures(1, 64, 32, 32)
-
-    def parts(part_0, norm_0, weight, base, part_1=None, norm_1=None, in_phases=False):
-        given = [x for x in (part_0, part_1) if x is not None]
-        of_given = [x for x in (norm_0, norm_1) if x is not None]
-        more = {"norm_parts": of_given, "in_phases": in_phases, "padding": 1, **setting}
-        return OPS.conv2d_deviation(given, weight, base, norms=True, **more)
-
-    tensors = {"part_0": first, "part_1": second, **norms, "base": base}
-    tensors["weight"] = pictures(64, 128, 3, 3, scale=0.1)
-    yield Case("deviations of two parts", tensors, parts, dict.fromkeys(norms, zero), tuple(norms))
-    tensors = {"part_0": first, "norm_0": norms["norm_0"], "base": pictures(1, 256, 32, 32)}
-    tensors["weight"] = pictures(256, 64, 3, 3, scale=0.1)
-    phases = functools.partial(parts, in_phases=True)
-    yield Case("deviations in phases", tensors, phases, {"norm_0": zero}, ("norm_0",))
-    both = {"first": first, "second": second}
-    yield Case("join_deviations", both, lambda **parts: OPS.join_deviations(list(parts.values())))
-    tensors = {"input": first, "reference": base}
-    pool = functools.partial(OPS.max_pool2d_deviation, kernel_size=2)
-    given = {**tensors, "norm_input": norms["norm_0"]}
-    yield Case("max_pool2d_deviation", given, pool, {"norm_input": zero}, ("norm_input",))
-    pool = functools.partial(OPS.max_pool2d_deviation, kernel_size=3, stride=2, padding=1)
-    yield Case("max_pool2d_deviation, 3 x 3", tensors, pool)
-
-
 def symmetric_cases(device, dtype):
     """Products of a symmetric matrix with entries that decay, also into given tensors."""
     values = Values(device)
@@ -345,7 +276,7 @@ def symmetric_cases(device, dtype):
 
 
 def search_cases(device):
-    """What reads norm maps, of one block and more, and images in order of likeness."""
+    """Cases of what reads norm maps, of one block and more."""
     values = Values(device)
 
     def work(norm_a, norm_b, tau):
@@ -366,16 +297,11 @@ def search_cases(device):
         tensors = {**maps, "tau": torch.full((), 0.01, device=device)}
         change["tau"] = huge
         yield Case(f"row_work {edge}", tensors, work, change)
-    images = {"images": torch.rand(256, 3, 32, 32, device=device, generator=values.generator)}
-    flip = {"images": lambda images: images.flip(0)}
-    yield Case("likeness_order", images, spamm_torch.likeness_order, flip)
-    yield Case("order_images", images, functools.partial(OPS.order_images, bands=2), flip)
 
 
 FAMILIES = {"stages": stage_cases, "layers": layer_cases, "searches": search_cases}
 for of, cases, types in (
     ("layers of networks", network_cases, HALF_TYPES),
-    ("deviations", deviation_cases, HALF_TYPES),
     ("symmetric products", symmetric_cases, (torch.float16, torch.float32, torch.float64)),
 ):
     for dtype in types:

@@ -1,4 +1,6 @@
-"""What the tests of the study share: tiny data sets, and what a benchmark's run leaves behind."""
+"""Parts that the tests of the study share: tiny data sets, and what a benchmark's run leaves
+behind.
+"""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What tests share: activations, pictures and their norms, operands, errors, the machine."""
+"""Parts that tests share: activations, pictures and their norms, operands, errors, the machine."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ def float32_precision(precision):
 
 
 def waiting_is_an_error():
-    """Where the host waits for the device, torch raises."""
+    """Lets torch raise where the host waits for the device."""
     return _changed(torch.cuda.get_sync_debug_mode, torch.cuda.set_sync_debug_mode, "error")
 
 
@@ -223,7 +223,7 @@ def linear_time(trial):
 
 
 def made_up(time_of):
-    """What measures runs of calibrate: each part takes ``time_of(trial)`` in each of its calls."""
+    """Measures runs of calibrate: each part takes ``time_of(trial)`` in each of its calls."""
 
     def times_of_parts(calls, _, before):
         found = []

@@ -27,8 +27,7 @@ struct DenseConvolution {
   at::MemoryFormat output_format;  // channels last or contiguous
 };
 
-// One that may skip. The input may be a part of a batch, cut where a pixel block ends. The size of
-// the batch then chooses the kernel, because different ones round differently.
+// One that may skip.
 struct Convolution : DenseConvolution {
   Block block = {};
   PixelBlocks blocks = {};
@@ -36,13 +35,6 @@ struct Convolution : DenseConvolution {
   std::optional<at::Tensor> norm_input = {};   // output_norms_of() the input
   bool wants_output_norms = false;
   bool weight_is_ready = false;  // see kernels/common/overlap.cuh
-  int64_t whole_images = 0;      // of the batch
-
-  PixelBlocks whole_blocks() const {
-    PixelBlocks all = blocks;
-    all.grid[0] = whole_images;
-    return all;
-  }
 
   std::array<int64_t, 4> output_sizes() const { return shape.output_sizes(); }
 };
@@ -69,12 +61,6 @@ struct ConvolutionResult {
 // The norms of the weight matrix: the precomputed ones if there are any.
 at::Tensor weight_norms(const Convolution& conv);
 
-// The norm maps of a convolution's matrices.
-struct ConvNormMaps {
-  at::Tensor weight;  // (groups, MB, KB)
-  at::Tensor pixels;  // (groups, KB, NB), in the order of the pixel blocks; not yet skip norms
-};
-
 // What a kernel with bias and ReLU alone computes of an epilogue.
 inline bool is_at_most_relu(const Convolution& conv) {
   return !conv.residual &&
@@ -84,14 +70,19 @@ inline bool is_at_most_relu(const Convolution& conv) {
 // Convolution without an im2col matrix in memory, and norms with its rounding.
 struct ConvBackend {
   Way<ConvolutionResult(const Convolution&, const Knob&)> convolve = {};  // the output is not empty
-  // The norm maps with which it searches a threshold, bit for bit. Null if it never does.
-  ConvNormMaps (*norm_maps)(const Convolution&) = nullptr;
   // Whether it computes the residual and the activation too. If not, it gets neither, and no wish
   // for output norms: all three follow in passes of their own.
   bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;
   // The norms (1, MB, KB) of a weight, where they are not norm_map's. Pinned norms must match those
   // of the convolution bit for bit.
   Way<at::Tensor(const at::Tensor& weight, int64_t groups, const Block& block)> weight_norms = {};
+};
+
+// Where nothing is skipped torch's convolution may be faster than those of ConvBackend.
+struct UnskippedBackend {
+  // Whether it is not. By the sizes of the whole batch alone, so that bits are the same in each
+  // call.
+  bool (*own_pays)(const Convolution&) = nullptr;
 };
 
 // A max pooling whose arguments have been checked.

@@ -75,13 +75,6 @@ class MatrixConvolution {
         im2col_(conv.input, conv.shape, conv.blocks, conv.block.k),
         pieces_(cut(conv.blocks.count(), im2col_budget(conv.input) / bytes_of_pixel_block())) {}
 
-  ConvNormMaps norm_maps() const {
-    std::vector<Tensor> norms;
-    norms.reserve(pieces_.size());
-    for (const Piece& piece : pieces_) norms.push_back(norms_of(im2col_.transposed(piece)));
-    return {norm_weight_, at::cat(norms, -1)};
-  }
-
   // The stages, piece by piece.
   Tensor run(const Knob& knob) const {
     const Tensor output =
@@ -93,7 +86,7 @@ class MatrixConvolution {
     OptTensor threshold = knob.tau;
     OptTensor norms;  // of all pieces, if the threshold depends on them
     if (!threshold && pieces_.size() > 1) {
-      norms = norm_maps().pixels;
+      norms = norms_of_all_pieces();
       threshold = threshold_for(*norms);
     }
     int64_t first = 0;  // the piece's first pixel block
@@ -117,6 +110,14 @@ class MatrixConvolution {
            conv_.input.element_size();
   }
 
+  // (groups, KB, NB), in the order of the pixel blocks.
+  Tensor norms_of_all_pieces() const {
+    std::vector<Tensor> norms;
+    norms.reserve(pieces_.size());
+    for (const Piece& piece : pieces_) norms.push_back(norms_of(im2col_.transposed(piece)));
+    return at::cat(norms, -1);
+  }
+
   Tensor norms_of(const Tensor& pixels) const {
     return norm_map(pixels.mT(), {conv_.block.k, conv_.block.n});
   }
@@ -125,7 +126,7 @@ class MatrixConvolution {
   Tensor multiply_piece(const Tensor& pixels, const Tensor& skip_norms, const Tensor& tau) const {
     const auto [m, k, n] = conv_.block;
     const int64_t groups = conv_.shape.groups, channels = conv_.shape.group_out_channels();
-    const int64_t all_pixels = volume(conv_.whole_blocks().count()) * n;
+    const int64_t all_pixels = volume(conv_.blocks.count()) * n;
     MultiplyOptions options = {.whole = {{all_pixels, channels}}};
     if (conv_.bias) options.input = conv_.bias->view({groups, 1, channels});
     return multiply(pixels, weights_.mT(), skip_norms.mT(), norm_weight_.mT(), tau, {n, k, m},
@@ -141,24 +142,10 @@ class MatrixConvolution {
 // The same where nothing is skipped: blocks are then no more than what is computed together, and
 // those of more images than the batch has would be mostly empty.
 Convolution in_full_blocks(Convolution conv) {
-  if (conv.whole_images < conv.blocks.edge[0]) {
-    conv.blocks.edge = default_pixel_block(/*has_tau=*/false, conv.whole_images, conv.block.n);
+  if (conv.shape.images < conv.blocks.edge[0]) {
+    conv.blocks.edge = default_pixel_block(/*has_tau=*/false, conv.shape.images, conv.block.n);
   }
   return conv;
-}
-
-// The backend for the whole batch, which supports each part too, because that is smaller. Null if
-// there is none.
-const ConvBackend* find_backend(const Convolution& conv, const Knob& knob) {
-  const auto find = [&](const Convolution& of_batch) {
-    return Backends<ConvBackend>::find(conv.input.device().type(), &ConvBackend::convolve, of_batch,
-                                       knob);
-  };
-  if (conv.whole_images == conv.shape.images) return find(conv);
-  Convolution whole = conv;  // backends look at its sizes, not at the input's pixels
-  whole.shape.images = conv.whole_images;
-  whole.blocks = conv.whole_blocks();
-  return find(whole);
 }
 
 // The backend's result, its output with the whole epilogue.
@@ -174,21 +161,26 @@ ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& con
   return {output, Tensor()};
 }
 
-}  // namespace
-
-ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob) {
-  const ConvBackend* const backend = find_backend(conv, knob);
-  return backend ? backend->norm_maps(conv) : MatrixConvolution(conv).norm_maps();
+// Whether torch's convolution takes its place. Blocks that the channels of a group do not fill are
+// slow. Pixel blocks of one image promise that an image does not depend on its batch; torch's
+// convolution does not.
+bool runs_dense(const Convolution& conv, const Knob& knob) {
+  if (!skips_nothing(knob)) return false;
+  if (conv.shape.groups > 1) return true;
+  const auto* const choice = Backends<UnskippedBackend>::find(conv.input.device().type());
+  return conv.blocks.edge[0] > 1 && choice != nullptr && !choice->own_pays(conv);
 }
+
+}  // namespace
 
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   ConvolutionResult result;
   if (c10::multiply_integers(conv.output_sizes()) == 0) {
     result.output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
-  } else if (conv.shape.groups > 1 && skips_nothing(knob)) {
-    // torch's is much faster than blocks that the channels of a group do not fill.
+  } else if (runs_dense(conv, knob)) {
     result.output = dense_convolution(conv);
-  } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
+  } else if (const ConvBackend* const backend = Backends<ConvBackend>::find(
+                 conv.input.device().type(), &ConvBackend::convolve, conv, knob)) {
     result = run_backend(*backend, conv, knob);
   } else {
     result.output = MatrixConvolution(skips_nothing(knob) ? in_full_blocks(conv) : conv).run(knob);
@@ -199,26 +191,23 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   return {result.output.contiguous(conv.output_format), result.norms};
 }
 
-Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms,
-                         std::optional<int64_t> whole_images) {
+Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms) {
   const Tensor& input = x.input;
   if (x.knob.tau) check_tau(*x.knob.tau, input.device());
   const ConvShape shape = check_convolution(x);
-  const int64_t images = whole_images.value_or(shape.images);
   const Block edges =
       conv_block(x.block, x.pixel_block, shape.group_out_channels(), shape.group_in_channels());
   const PixelBlocks blocks = {
       .grid = {shape.images, shape.output.height, shape.output.width},
       .edge = x.pixel_block ? check_pixel_block(*x.pixel_block)
-                            : default_pixel_block(x.knob.tau.has_value(), images, edges.n)};
+                            : default_pixel_block(x.knob.tau.has_value(), shape.images, edges.n)};
   const Convolution conv = {dense_arguments(x, shape, allow_tf32()),
                             edges,
                             blocks,
                             x.norm_weight,
                             x.norm_input,
                             wants_output_norms,
-                            x.weight_is_ready,
-                            images};
+                            x.weight_is_ready};
   check_norm_weight(conv);
   if (x.norm_input) {
     check_precomputed_norm_map(*x.norm_input,
@@ -237,13 +226,20 @@ ConvolutionResult check_and_convolve(ConvArguments& x, bool wants_output_norms) 
 }
 
 Tensor conv2d_op(ConvArguments& x) {
-  if (x.devices) return conv2d_on_devices(x);
   return check_and_convolve(x, /*wants_output_norms=*/false).output;
 }
 
 std::tuple<Tensor, Tensor> conv2d_with_norms_op(ConvArguments& x) {
   auto [output, norms] = check_and_convolve(x, /*wants_output_norms=*/true);
   return {output, norms};
+}
+
+std::string conv2d_backend_op(ConvArguments& x) {
+  x.knob = checked_knob(x.knob);
+  const Convolution conv = check_conv2d(x, /*wants_output_norms=*/false);
+  if (runs_dense(conv, x.knob)) return x.input.is_cuda() ? "cudnn" : "onednn";
+  return backend_for(x.input.device(), x.input.scalar_type(),
+                     {conv.block.m, conv.block.k, conv.block.n});
 }
 
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
@@ -274,6 +270,7 @@ Tensor layer_norms(const Tensor& output) {
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", boxed<&conv2d_op>());
   m.impl("conv2d_with_norms", boxed<&conv2d_with_norms_op>());
+  m.impl("conv2d_backend", boxed<&conv2d_backend_op>());
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

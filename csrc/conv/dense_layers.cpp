@@ -35,12 +35,13 @@ void activate_(Tensor output, Activation activation) {
   }
 }
 
-// Whether oneDNN's kernels of half types compute it, of which two answers are wrong in torch 2.11.
+// Tells whether oneDNN's kernels of half types compute it, of which two answers are wrong in
+// torch 2.11.
 bool is_half_on_cpu(const DenseConvolution& conv) {
   return conv.input.is_cpu() && at::isReducedFloatingType(conv.input.scalar_type());
 }
 
-// Whether no window reads a pixel, along one axis at least.
+// Tells whether no window reads a pixel, along one axis at least.
 bool reads_nothing(const ConvShape& x) {
   const auto misses = [](int64_t outputs, int64_t kernel, int64_t input, int64_t stride,
                          int64_t padding, int64_t dilation) {
@@ -173,6 +174,9 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
+namespace {
+
+// torch's max pool of a batch, in the input's memory format.
 Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {
   // torch 2.11's kernel for channels-last float64 on CUDA writes beyond its shared memory. Strides
   // of one channel may say both; those of a view of one dimension say contiguous.
@@ -183,8 +187,6 @@ Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {
   if (!copies) return output;
   return at::empty(output.sizes(), output.options(), input.suggest_memory_format()).copy_(output);
 }
-
-namespace {
 
 // The result's norms are undefined unless they are wanted.
 ConvolutionResult max_pool(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {

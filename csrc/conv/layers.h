@@ -4,20 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 #include "arguments.h"
 #include "conv/backend.h"
 
 namespace spamm {
 
-// `x.knob` has been checked. whole_images: if the input is a part of a batch, the images of the
-// batch. They also choose the default pixel block.
-Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms,
-                         std::optional<int64_t> whole_images = std::nullopt);
-
-// The norm maps with which convolve() would search a threshold. The output must not be empty.
-ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob);
+// `x.knob` has been checked.
+Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms);
 
 // The output is a batch, in conv.output_format. The result's norms are undefined unless
 // conv.wants_output_norms.
@@ -41,11 +34,5 @@ at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight);
 // Checks the arguments as torch does, and computes the output's size.
 MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                    IntArrayRef dilation, bool ceil_mode);
-
-// conv2d with `devices`. Composed of differentiable ops, so it has their gradients.
-Tensor conv2d_on_devices(const ConvArguments& x);
-
-// torch's max pool of a batch, in the input's memory format.
-Tensor pool_by_torch(const Tensor& input, const MaxPool& pool);
 
 }  // namespace spamm

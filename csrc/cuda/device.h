@@ -1,5 +1,5 @@
 // Every CUDA op first makes the tensor's device current and refuses a device that is too old.
-// Whether the Hopper kernels may run on it.
+// Tells whether the Hopper kernels may run on it.
 //
 // Environment variable SPAMM_TORCH_FORCE_SM80: `1` disables these, so that tests can run the
 // portable kernels on any chip. Read once per process.
@@ -46,7 +46,7 @@ class OnDevice {
   const cudaDeviceProp& properties_;
 };
 
-// Whether the current stream is captured for a CUDA graph, so that the host must not wait.
+// Tells whether the current stream is captured for a CUDA graph, so that the host must not wait.
 inline bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }

@@ -24,16 +24,19 @@ inline std::optional<int> forced_segments() {
   return value[0] - '0';
 }
 
-// SPAMM_TORCH_TILE: `small` or `large` forces that tile in all products and
-// convolutions whose kernel has it. scripts/bench.py times either, and scripts/sanitize.py runs
-// both. Read once per process.
+// SPAMM_TORCH_TILE: `small`, `large`, `medium` or `square` forces that tile in all products and
+// convolutions whose kernel has it; the small one elsewhere. scripts/bench.py times either, and
+// scripts/sanitize.py runs both. Read once per process.
 inline std::optional<TileSize> forced_tile() {
   static const std::optional<TileSize> forced = []() -> std::optional<TileSize> {
     const std::string value = environment("SPAMM_TORCH_TILE");
-    TORCH_CHECK_VALUE(value.empty() || value == "small" || value == "large",
-                      "SPAMM_TORCH_TILE must be small or large; got ", value);
     if (value.empty()) return std::nullopt;
-    return value == "small" ? TileSize::kSmall : TileSize::kLarge;
+    if (value == "small") return TileSize::kSmall;
+    if (value == "large") return TileSize::kLarge;
+    if (value == "medium") return TileSize::kMedium;
+    if (value == "square") return TileSize::kSquare;
+    TORCH_CHECK_VALUE(false, "SPAMM_TORCH_TILE must be small, large, medium or square; got ",
+                      value);
   }();
   return forced;
 }

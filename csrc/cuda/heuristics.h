@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "block.h"
 #include "cuda/tiles.h"
@@ -123,30 +124,124 @@ bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int 
   return large != nullptr && static_cast<double>(areas) >= large->pays_from * multiprocessors;
 }
 
-// `upper_only`: only the upper triangle of a square C is computed. It changes the tile of float64
-// alone, whose tiles all round alike: what is computed has the bits of the whole product.
-inline TileSize choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
-                            std::optional<TileSize> forced = std::nullopt,
-                            bool upper_only = false) {
-  const bool counts_triangle = upper_only && kernel == Kernel::kSm90F64;
-  return pick_tile(kernel, large_tile_pays(kernel, batch, m, n, multiprocessors, counts_triangle),
-                   forced);
+// The time of a product with nothing skipped by Hopper's kernels of half types and float32, in us.
+// Thread blocks take turns of a tile or a segment each; tiles that lie outside C for the most part
+// come last and take half a turn. Fitted to an H200.
+// `upper_only`: of tiles on and above the diagonal alone.
+inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, int segments,
+                           int multiprocessors, bool upper_only = false) {
+  constexpr double kLight = 0.5;
+  constexpr double kStart = 3.5;                     // launch, the first norms and loads
+  constexpr double kJoin = 0.8, kJoinSegment = 0.1;  // of the segments of a tile
+  // Of a step of 64, and of the end of a tile: the result, and what loads wait for.
+  const auto [step, end] = [&]() -> std::pair<double, double> {
+    const bool is_large = row.size == TileSize::kLarge;
+    if (row.kernel == Kernel::kSm90F32x3) return {is_large ? 1.27 : 1.06, 1.5};
+    switch (row.size) {
+      case TileSize::kLarge:
+        return {0.658, 2.5};
+      case TileSize::kMedium:
+        return {0.4, 1.3};
+      case TileSize::kSquare:
+        return {0.74, 2.7};
+      default:
+        return {0.294, 0.9};
+    }
+  }();
+  const auto inner = [](int64_t extent, int edge) {
+    const int64_t tiles = blocks_of(extent, edge), rest = extent % edge;
+    return tiles - (tiles > 1 && rest > 0 && 2 * rest <= edge ? 1 : 0);
+  };
+  const TileConfig& tile = row.config;
+  int64_t all = blocks_of(size.m, tile.rows) * blocks_of(size.n, tile.columns);
+  int64_t whole = inner(size.m, tile.rows) * inner(size.n, tile.columns);
+  if (upper_only) {
+    all = 0;
+    for (int64_t row_of = 0; row_of < size.m; row_of += tile.rows) {
+      all += blocks_of(size.n, tile.columns) - row_of / tile.columns;
+    }
+    whole = all;
+  }
+  all *= size.batch * segments, whole *= size.batch * segments;
+  const int64_t turns = blocks_of(whole, multiprocessors);
+  const int64_t light = all - whole - 2 * (turns * multiprocessors - whole);
+  const double all_turns =
+      static_cast<double>(turns) +
+      kLight * static_cast<double>(blocks_of(std::max<int64_t>(light, 0), multiprocessors));
+  const auto steps = static_cast<double>(blocks_of(blocks_of(size.k, 64), segments));
+  const double joins = segments == 1 ? 0 : kJoin + kJoinSegment * segments;
+  return kStart + all_turns * (steps * step + end) + joins;
 }
 
-// Whether Hopper's product of float64 cuts the steps of each tile into two segments, so that two
-// thread blocks share them: 1 or 2. Segments round differently, so this follows from the size of
-// the whole product and the device's number of multiprocessors alone: the same for its parts on
-// devices of one model, and for a product of which only the upper triangle is asked for. It is what
-// an estimate of the time finds best.
+// Whether product_time() speaks of a kernel.
+inline bool has_product_time(Kernel kernel) { return kernel <= Kernel::kSm90F32x3; }
+
+// `upper_only`: only the upper triangle of a square C is computed. It changes the tile of float64
+// alone, whose tiles all round alike: what is computed has the bits of the whole product.
+// `has_all`: not only the small and the large one exist, which is so in dense storage and blocks of
+// 64 and more.
+//
+// The tile of least time. Those of float64, of other chips, and of float32 at full accuracy, whose
+// large tile would be less accurate for a small C, follow from the table's limit.
+inline TileSize choose_tile(Kernel kernel, const ProductSize& size, int multiprocessors,
+                            std::optional<TileSize> forced = std::nullopt, bool upper_only = false,
+                            bool has_all = true) {
+  const auto exists = [&](const TileRow<Kernel>& row) {
+    return row.kernel == kernel &&
+           (has_all || row.size == TileSize::kSmall || row.size == TileSize::kLarge);
+  };
+  if (forced) {
+    const TileRow<Kernel>* const row = find_tile(kernel, *forced);
+    return row != nullptr && exists(*row) ? *forced : TileSize::kSmall;
+  }
+  if (!has_product_time(kernel) || kernel == Kernel::kSm90F32x3) {
+    const bool counts_triangle = upper_only && kernel == Kernel::kSm90F64;
+    return pick_tile(
+        kernel,
+        large_tile_pays(kernel, size.batch, size.m, size.n, multiprocessors, counts_triangle),
+        std::nullopt);
+  }
+  TileSize best = TileSize::kSmall;
+  double least = std::numeric_limits<double>::infinity();
+  for (const TileRow<Kernel>& row : kTiles) {
+    if (!exists(row)) continue;
+    const double time = product_time(row, size, 1, multiprocessors);
+    if (time < least) best = row.size, least = time;
+  }
+  return best;
+}
+
+// The number of segments into which Hopper's products cut the steps of each small tile, so that as
+// many thread blocks share them; a power of two. Segments round differently, so this follows from
+// the size of the whole product and the device's number of multiprocessors alone: the same for its
+// parts on devices of one model, and for a product of which only the upper triangle is asked for.
+// It is what an estimate of the time finds best.
 inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
-                                   std::optional<int> forced = std::nullopt) {
-  if (kernel != Kernel::kSm90F64) return 1;
-  if (large_tile_pays(kernel, size.batch, size.m, size.n, multiprocessors)) return 1;
-  if (forced) return std::min(*forced, 2);
-  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a small tile, and of a segment
-  constexpr double kJoin = 3.5;                   // the time of joining two segments, in steps
+                                   std::optional<int> forced = std::nullopt, bool has_all = true) {
+  constexpr int kMostSegments = 32;
+  if (!has_product_time(kernel) && kernel != Kernel::kSm90F64) return 1;
+  const TileSize tile = choose_tile(kernel, size, multiprocessors, std::nullopt, false, has_all);
+  if (tile != TileSize::kSmall) return 1;
+  const bool is_double = kernel == Kernel::kSm90F64;
+  if (forced) return std::min(*forced, is_double ? 2 : kMostSegments);
+  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a float64 tile, and of a segment
+  const int64_t steps = blocks_of(size.k, kEdge);
+  if (!is_double) {
+    // They pay where they save a fifth, beside norms and launches that the estimate leaves out.
+    constexpr double kPays = 0.8;
+    const TileRow<Kernel>& row = *find_tile(kernel, TileSize::kSmall);
+    int best = 1;
+    double least = kPays * product_time(row, size, 1, multiprocessors);
+    for (int segments = 2; segments <= kMostSegments && steps >= segments * kLeastSteps;
+         segments *= 2) {
+      const double time = product_time(row, size, segments, multiprocessors);
+      if (time < least) best = segments, least = time;
+    }
+    return best;
+  }
+  constexpr double kJoin = 3.5;  // the time of joining two segments, in steps
   const int64_t tiles = size.batch * blocks_of(size.m, kEdge) * blocks_of(size.n, kEdge);
-  const int64_t steps = blocks_of(size.k, kEdge), places = 2 * multiprocessors;
+  const int64_t places = 2 * multiprocessors;
   // Measured on an H200, N = 512 to 1792, within 7%: the time is that of the multiprocessor with
   // most steps. Two tiles on one take twice as long as one alone. The two of a first turn end
   // together, so that both find another; later they end one by one.
@@ -157,6 +252,25 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
     return static_cast<double>(of_one * steps) / static_cast<double>(segments);
   };
   return steps >= 2 * kLeastSteps && most_steps(2) + kJoin < most_steps(1) ? 2 : 1;
+}
+
+// Whether half of a symmetric product and a pass that mirrors it take less time than the whole, by
+// these estimates. `bytes`: of the result.
+inline bool mirroring_pays(const TileRow<Kernel>& row, const ProductSize& size, int64_t bytes,
+                           int multiprocessors) {
+  const double mirror = 2.5 + static_cast<double>(bytes) / 3e6;
+  return product_time(row, size, 1, multiprocessors, true) + mirror <
+         product_time(row, size, 1, multiprocessors);
+}
+
+// Whether it pays to copy one operand of a half type where lines of both begin between the cache's
+// sectors of 32 bytes, so that each 128 bytes take five. Measured: both cost a quarter of the time,
+// one alone 1 to 7%. The norm pass writes the copy on the way, or, where there is none (`is_read`),
+// reads the operand for it.
+inline bool line_copy_pays(double product_us, int64_t bytes, bool is_read) {
+  constexpr double kLoss = 0.18;  // the part of the product's time
+  const double copied = 1 + static_cast<double>(bytes) * (is_read ? 2 : 1) / 3.3e6;
+  return copied + (is_read ? 2 : 0) < kLoss * product_us;
 }
 
 // How a product is computed. Found once a call.
@@ -177,24 +291,24 @@ struct Chip {
 };
 
 inline Choice choose_segments(Kernel kernel, TileSize tile, const ProductSize& size,
-                              const Chip& chip) {
+                              const Chip& chip, bool has_all = true) {
   // Large tiles have no segments; only SPAMM_TORCH_TILE takes them where small ones would have.
-  const int segments =
-      tile == TileSize::kSmall
-          ? choose_product_segments(kernel, size, chip.multiprocessors, chip.forced_segments)
-          : 1;
+  const int segments = tile == TileSize::kSmall
+                           ? choose_product_segments(kernel, size, chip.multiprocessors,
+                                                     chip.forced_segments, has_all)
+                           : 1;
   const TileConfig& config = find_tile(kernel, tile)->config;
   const int64_t tiles =
       size.batch * blocks_of(size.m, config.rows) * blocks_of(size.n, config.columns);
-  const int64_t meetings = segments == 1 ? 0 : tiles * kernels::pieces_of_tile(config.rows);
+  const int64_t meetings = segments == 1 ? 0 : tiles * kernels::pieces_of_tile(config);
   return {kernel, tile, config, segments, meetings};
 }
 
 inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& chip,
-                           bool upper_only = false) {
-  const TileSize tile = choose_tile(kernel, size.batch, size.m, size.n, chip.multiprocessors,
-                                    chip.forced_tile, upper_only);
-  return choose_segments(kernel, tile, size, chip);
+                           bool upper_only = false, bool has_all = true) {
+  const TileSize tile =
+      choose_tile(kernel, size, chip.multiprocessors, chip.forced_tile, upper_only, has_all);
+  return choose_segments(kernel, tile, size, chip, has_all);
 }
 
 // Whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once pays
@@ -219,7 +333,8 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
                         4 * areas >= 3 * chip.multiprocessors &&
                         one_pass_pays(kernel, block, size.m, size.n, chip.multiprocessors);
   return one_pass ? choose_segments(kernel, TileSize::kLarge, size, chip)
-                  : choose_tiles(kernel, size, chip, upper_only);
+                  : choose_tiles(kernel, size, chip, upper_only,
+                                 std::min({block.m, block.k, block.n}) >= 64);
 }
 
 // The number of tile rows that a Hopper product computes together, so that they share columns of B
@@ -372,10 +487,9 @@ bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, in
 
 // Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
 // that computes norms also sets the counter to zero. If all norms are precomputed, the counter
-// costs a launch of its own, which pays only for large tiles, and for tiles of which many have no
-// step at all (`differ`).
-inline bool claims_conv_tiles(TileSize tile, bool computes_norms, bool differ = false) {
-  return computes_norms || differ || tile == TileSize::kLarge;
+// costs a launch of its own, which pays only for large tiles.
+inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
+  return computes_norms || tile == TileSize::kLarge;
 }
 
 // A convolution of Hopper's kernel of boxes.
@@ -388,7 +502,7 @@ struct ConvWork {
   bool by_pixel;      // each pixel of a box is judged by itself
   bool has_segments;  // it may have several
   bool skips_nothing;
-  bool computes_norms, tiles_differ;  // see claims_conv_tiles()
+  bool computes_norms;  // see claims_conv_tiles()
 };
 
 struct ConvChoice {
@@ -409,14 +523,61 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
                              : choose_conv_tile_sm90(
                                    work.kernel, work.out_channels, work.boxes, multiprocessors,
                                    work.skips_nothing && found.segments == 1, forced_tile);
-  found.claims_tiles =
-      !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms, work.tiles_differ);
+  found.claims_tiles = !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms);
   return found;
 }
 
 // Whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in blocks
 // of 64 images x 64 channels; with fewer than 32 channels, most of a block is padding.
 inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }
+
+// A convolution where nothing is skipped, by the sizes of the whole batch.
+struct UnskippedConv {
+  int64_t images, in_channels, out_channels, positions;  // positions: of the kernel
+  int64_t in_pixels, out_pixels;                         // of an image
+};
+
+// Estimates of the time of one of float32 at full accuracy on Hopper, in us: by split parts of 64
+// images x 64 channels of each pixel, by an im2col matrix, and by cuDNN. Launches, bytes and
+// products; rates are those measured on an H200. cuDNN's is that of float32's own units, but for
+// large layers of many channels, where it has fewer products to compute.
+struct UnskippedConvTimes {
+  double split, matrix, cudnn;
+};
+
+inline UnskippedConvTimes unskipped_f32_times(const UnskippedConv& x) {
+  const auto whole = [](int64_t size) { return blocks_of(size, 64) * 64; };
+  const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
+  const auto flops = [&](int64_t images, int64_t in, int64_t out) {
+    return 2 * product(images, x.out_pixels, x.positions, in, out);
+  };
+  const int64_t images = whole(x.images), in = whole(x.in_channels), out = whole(x.out_channels);
+  const double own = flops(x.images, x.in_channels, x.out_channels);
+  const double split_bytes =
+      4 * product(images, x.in_pixels, in) + 4 * product(x.images, x.in_pixels, x.in_channels);
+  // Written and read as float32, then as split parts.
+  const double matrix_bytes = 16 * product(x.images, x.out_pixels, x.positions, in);
+  const bool transforms =
+      x.positions == 9 && x.in_channels >= 512 && x.images * x.out_pixels >= 1 << 14;
+  return {.split = 6 + split_bytes / 3.5e6 + flops(images, in, out) / 180e6,
+          .matrix = 20 + matrix_bytes / 3e6 + flops(x.images, in, out) / 150e6,
+          .cudnn = 4 + own / (transforms ? 110e6 : 50e6)};
+}
+
+// Whether our convolution is faster than cuDNN's where nothing is skipped. cuDNN computes float64
+// without tensor cores. Hopper's kernels of half types read channels in units of 16 bytes, or few.
+inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
+                                    const UnskippedConv& x) {
+  if (dtype == c10::ScalarType::Double) return true;
+  if (!hopper) return false;
+  if (dtype != c10::ScalarType::Float) {
+    return x.out_channels % 8 == 0 && (x.in_channels % 8 == 0 || x.in_channels < 8);
+  }
+  constexpr double kMargin = 1.1;
+  const UnskippedConvTimes times = unskipped_f32_times(x);
+  return !allow_tf32 && split_conv_pays(x.in_channels) &&
+         kMargin * std::min(times.split, times.matrix) < times.cudnn;
+}
 
 // Whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of split
 // parts are so much faster, in blocks of 64 and more, and not if most of the matrix is padding of

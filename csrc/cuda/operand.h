@@ -17,8 +17,8 @@ namespace spamm::cuda {
 // A matrix as a batch of one.
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 
-// Whether kernels can read x with dimension `contiguous` as the contiguous one: the address and all
-// other strides are multiples of 16 bytes. `leading` is the other one of rows and columns.
+// Tells whether kernels can read x with dimension `contiguous` as the contiguous one: the address
+// and all other strides are multiples of 16 bytes. `leading` is the other one of rows and columns.
 inline bool reads_along(const Matrices& x, int64_t contiguous, int64_t leading) {
   const auto aligned = [&](int64_t stride) { return stride * x.element_size() % kAlignment == 0; };
   return (x.size(contiguous) <= 1 || x.stride(contiguous) == 1) && aligned(step(x, leading)) &&

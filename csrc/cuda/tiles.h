@@ -53,9 +53,12 @@ struct TileRow {
 constexpr TileRow<Kernel> kTiles[] = {
     {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
     {Kernel::kSm90Bf16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
-    // 0.5 is one wave of small tiles, which cover half an area each.
     {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
     {Kernel::kSm90Bf16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
+    {Kernel::kSm90F16, TileSize::kMedium, {128, 128, 64, 128, 6, 1}, 0},
+    {Kernel::kSm90Bf16, TileSize::kMedium, {128, 128, 64, 128, 6, 1}, 0},
+    {Kernel::kSm90F16, TileSize::kSquare, {192, 192, 64, 192, 4, 1}, 0},
+    {Kernel::kSm90Bf16, TileSize::kSquare, {192, 192, 64, 192, 4, 1}, 0},
     {Kernel::kSm90F32x1, TileSize::kSmall, {128, 64, 64, 64, 6, 1}, 0},
     {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
     // Smaller tiles suffice, because each loaded operand block is used in three products. Below
@@ -127,7 +130,8 @@ constexpr kernels::Tiles kTilesOf = [] {
     return row == nullptr ? TileConfig{} : row->config;
   };
   return kernels::Tiles{config(TileSize::kSmall), config(TileSize::kLarge),
-                        config(TileSize::kNarrow)};
+                        config(TileSize::kNarrow), config(TileSize::kMedium),
+                        config(TileSize::kSquare)};
 }();
 
 }  // namespace spamm::cuda

@@ -1,5 +1,5 @@
-// How the library was built, for Python. It links no torch. The facts come from the compiler and
-// from macros that setup.py defines.
+// The record of the library's build, for Python. It links no torch. The facts come from the
+// compiler and from macros that setup.py defines.
 #include <pybind11/pybind11.h>
 
 namespace py = pybind11;

@@ -71,7 +71,7 @@ class Lane {
     return mark;
   }
 
-  // What is enqueued from now on starts after `mark`.
+  // Lets what is enqueued from now on start after `mark`.
   void wait_for(const Mark& mark) const {
     if (mark && !device().is_cpu()) mark->block(stream_);
   }
@@ -119,7 +119,7 @@ class Lanes {
   const Lane& send() const { return lanes_[1 + kSendLane]; }
   const Lane& read() const { return lanes_[1 + kReadLane]; }
 
-  // What is enqueued from now on starts after what the current stream has.
+  // Lets what is enqueued from now on start after what the current stream has.
   void start() const {
     for (const Lane& lane : lanes_) lane.wait_for(own());
   }

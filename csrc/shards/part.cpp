@@ -127,7 +127,7 @@ void Part::pull(int64_t turn, int64_t stage, std::span<const bool> need) const {
 }
 
 void Part::multiply(int64_t turn, int64_t stage) {
-  // Where nothing is skipped thread blocks keep pace (kernels/multiply/sm90/list.cuh), which two
+  // Thread blocks that skip nothing keep pace (kernels/multiply/sm90/list.cuh), which two
   // multiplies at a time would not let them.
   const Lane& lane = lanes_.multiply(skips_nothing(tau_) ? 0 : turn);
   const Tensor b = buffer(turn, stage);

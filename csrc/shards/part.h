@@ -19,7 +19,7 @@ namespace spamm::shards {
 inline int64_t aligned(int64_t columns) { return blocks_of(columns, 64) * 64; }
 
 struct WholeProduct {
-  // Of A (M, K) and B (K, N).
+  // The product of A (M, K) and B (K, N).
   WholeProduct(const at::Tensor& a, int64_t m, const at::Tensor& b, const Block& block);
 
   int64_t m, k, n;

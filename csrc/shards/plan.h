@@ -18,7 +18,7 @@ namespace spamm::shards {
 // part has no more tiles that stick out than the whole has. A multiple of every block's edge.
 inline constexpr int64_t kCutRows = 128;
 
-// Where part `part` of equal parts begins, at a multiple of `edge`; with part = parts, the number
+// The begin of part `part` of equal parts, at a multiple of `edge`; with part = parts, the number
 // of all rows.
 inline int64_t equal_cut(int64_t rows, int64_t edge, int64_t part, int64_t parts) {
   return std::min(rows, blocks_of(rows, edge) * part / parts * edge);
@@ -47,7 +47,7 @@ int64_t stage_blocks(int64_t block_columns, int64_t block_n);
 
 // ---- Cuts of operands on one device: the others must fetch what they multiply, and get fewer rows
 
-// What a group of rows of A costs, in one unit of time.
+// The cost of a group of rows of A, in one unit of time.
 struct GroupCost {
   int64_t multiply;
   int64_t fetch_a;

@@ -29,7 +29,7 @@ struct RowCopy {
   // Runs on the current stream of the current device, which is a side lane if there are several
   // blocks: CUDA refuses batches of copies on its default stream.
   void (*copy)(at::Device to, at::Device from, std::span<const RowBlock> blocks);
-  // Whether the current stream is being captured into a graph.
+  // Tells whether the current stream is being captured into a graph.
   bool (*is_capturing)();
 };
 

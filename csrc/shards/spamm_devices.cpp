@@ -13,6 +13,7 @@
 
 #include "arguments.h"
 #include "checks.h"
+#include "environment.h"
 #include "shards/part.h"
 #include "shards/plan.h"
 #include "threshold.h"
@@ -22,16 +23,16 @@ namespace {
 
 constexpr int64_t kDelayNs = 150000;  // from the home part's first launch to a remote part's
 
-// What a product takes one device at least if several are faster. With a tau or a bound nobody
+// The least time of a product on one device if several are faster. With a tau or a bound nobody
 // knows beforehand how little is valid, and from kLeastNs on a twentieth is enough: 27,000 rows of
 // half types. Float32 needs more, since each device splits the whole of B.
 constexpr double kLeastNs = 5e7, kLeastValidNs = 4e6, kLeastOfSplit = 3;
 constexpr int64_t kWiderOfSplit = 4;  // stages of float32, whose rows of A are split in each
 
-// Whether each launch splits its operands anew, so that few launches are better.
+// Tells whether each launch splits its operands anew, so that few launches are better.
 bool splits(const Tensor& a) { return a.scalar_type() == at::kFloat; }
 
-// What kCutRows rows of A need. Rows of C are cut between such groups.
+// The needs of kCutRows rows of A. Rows of C are cut between such groups.
 struct Group {
   int64_t work;              // as of row_work
   int64_t units, new_units;  // of B; and those that the group before does not need
@@ -103,7 +104,7 @@ class RemotePart : public Part {
   }
 
  private:
-  // Which block rows of B some group needs: bool (stages, KB).
+  // The block rows of B that some group needs: bool (stages, KB).
   Tensor in_stages_of(const int32_t* needed, int64_t groups) const {
     const int64_t blocks = norm_a_.size(1);
     std::vector<int32_t> any(blocks);
@@ -127,8 +128,9 @@ double ns_per_product(const WholeProduct& whole) {
   return 0.69 * volume * static_cast<double>(whole.entry_bytes * whole.entry_bytes) / 4;
 }
 
-// By what one device takes at most. A valid ratio and a tau of 0 say how many products there are;
-// any other knob may leave all.
+// By what one device takes at most: below that, the host takes longer to share the work than a
+// device to do it. SPAMM_TORCH_ALL_DEVICES=1 shares all the same, for tests. A valid ratio and a
+// tau of 0 say how many products there are; any other knob may leave all.
 bool pays_to_share(const WholeProduct& whole, const ProductArguments& product) {
   const auto [m, k, n] = whole.block;
   const int64_t products = blocks_of(whole.m, m) * blocks_of(whole.k, k) * blocks_of(whole.n, n);
@@ -138,7 +140,7 @@ bool pays_to_share(const WholeProduct& whole, const ProductArguments& product) {
       knob.valid_ratio.value_or(1) * static_cast<double>(products) * ns_per_product(whole);
   const double least =
       (is_known ? kLeastValidNs : kLeastNs) * (splits(product.a) ? kLeastOfSplit : 1);
-  return spamm::pays_to_share(ns, least, /*bytes=*/0);
+  return is_set("SPAMM_TORCH_ALL_DEVICES") || ns >= least;
 }
 
 // In ns.

@@ -18,7 +18,7 @@ namespace spamm::shards {
 // waits for it once, to read the plan. A threshold in the knob becomes a tau.
 OptTensor spamm_on_devices(ProductArguments& product);
 
-// How operands in host memory travel. What is absent is chosen.
+// Sizes by which operands in host memory travel. An absent one is chosen.
 struct HostSizes {
   std::optional<int64_t> stage_blocks;  // block columns of a stage
   int64_t panels = 1;                   // passes over B, at least

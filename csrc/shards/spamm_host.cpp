@@ -33,7 +33,7 @@ struct HostMatrix {
   bool is_pinned;  // else a copy of it to a device would make the host wait
 };
 
-// What all parts share.
+// State that all parts share.
 struct HostProduct {
   WholeProduct whole;
   HostMatrix a, b;
@@ -77,7 +77,7 @@ class HostPart : public Part {
     rows_.a = a_.narrow(0, 0, rows);
     read(rows_.a, product_.a, row, 0);
   }
-  // Of the rows that have been read.
+  // The norms of the rows that have been read.
   Tensor norms_of_panel() const {
     const auto on_lane = lanes_.own().use();
     lanes_.own().wait_for(lanes_.read());
@@ -110,7 +110,7 @@ class HostPart : public Part {
     read(own_rows(buffer(turn, stage)), product_.b, first_row(number_), whole_.first_column(stage));
     read_[slot(turn)] = lanes_.read().mark();
   }
-  // Of the rows of the stage that have been read.
+  // The norms of the stage's rows that have been read.
   Tensor norms_of_stage(int64_t turn, int64_t stage) {
     const auto on_lane = lanes_.own().use();
     lanes_.own().wait_for(read_[slot(turn)]);
@@ -208,7 +208,7 @@ void run(HostProduct& product, const std::vector<at::Device>& devices, const Kno
     }
   };
   each([&](HostPart& part) { part.take_memory(most_rows); });
-  // Where the host copies, it does so for all devices at once.
+  // The host copies, where it does, for all devices at once.
   const auto read = [&](const auto& part) {
     if (product.ring_entries > 0) return for_each_part(product.parts, devices, part);
     for (int64_t p = 0; p < product.parts; ++p) part(p);

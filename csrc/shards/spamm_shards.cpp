@@ -51,7 +51,7 @@ void check_shard(const Tensor& shard, const Tensor& first, const char* name) {
               shard.device());
 }
 
-// Whether each device has the whole of B, and not one shard of its rows.
+// Tells whether each device has the whole of B, and not one shard of its rows.
 bool is_whole_everywhere(TensorList b, int64_t k) {
   return std::all_of(b.begin(), b.end(), [&](const Tensor& x) { return x.size(0) == k; });
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -74,7 +75,16 @@ struct BsrDropArguments {
   }
 };
 
-// What ops return that return many tensors.
+// A pattern of so many block columns, of the matrix that messages call `name`.
+struct BsrCheckArguments {
+  Tensor crow = {}, col = {};
+  int64_t columns = 0;
+  std::string name = {};
+
+  static auto members(auto& x) { return std::tie(x.crow, x.col, x.columns, x.name); }
+};
+
+// Results of ops that return many tensors.
 template <size_t size>
 struct BsrResults : std::array<Tensor, size> {};
 using BsrPlan = BsrResults<5>;  // crow, col, first, slots_a, slots_b
@@ -101,7 +111,7 @@ struct BsrMultiplyArguments {
                     x.beta, x.alpha, x.symmetric, x.norms);
   }
 
-  // Of a result with so many blocks.
+  // Memory for a result with so many blocks.
   Tensor empty_norms(int64_t stored) const {
     return at::empty({norms ? stored : 0},
                      values_a.options().dtype(norm_dtype(values_a.scalar_type())));

@@ -11,7 +11,7 @@
 
 namespace spamm {
 
-// What needs no look at the indices.
+// Checks what needs no look at the indices.
 inline void check_indices(const BsrMaps& x) {
   check_indices(x.crow_a, x.col_a, "a");
   check_indices(x.crow_b, x.col_b, "b");

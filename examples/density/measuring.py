@@ -57,7 +57,7 @@ class Method:
 
     @property
     def max_error(self) -> float | None:
-        """Of the last iterations; None where nothing is skipped."""
+        """The error of the last iterations; None where nothing is skipped."""
         return self.schedule.last.max_error or None if self.schedule else None
 
     def described(self) -> dict:
@@ -154,7 +154,7 @@ def _purified(
 
 
 def _result(run: Result, fock: Tensor, problem: Problem) -> dict:
-    """What a run gave, all in float64. The energy is that of independent electrons, 2 tr(X F)."""
+    """The figures of a run, in float64. The energy is that of independent electrons, 2 tr(X F)."""
     x = run.matrix
     last = [(each.dtype, each.max_error) for each in run.iterations[-1:]]
     return {
@@ -218,7 +218,7 @@ def tables(problem: str, rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def said(rows: list[dict]) -> str:
-    """What the tables say in one line: the fastest method that is accurate enough."""
+    """The tables in one line: the fastest method that is accurate enough."""
     ours = [row for row in rows if row["series"] not in (EIGH, DENSE, STORED)]
     enough = [row for row in ours if abs(row["energy_error"]) <= _GOAL] or ours[:1]
     best = min(enough, key=lambda row: row["seconds"])

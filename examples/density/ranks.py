@@ -17,12 +17,12 @@ from spamm_torch.sparse.blocks import Blocks, is_sparse, read
 
 
 def started() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def is_first() -> bool:
-    """Whether this process writes the results."""
+    """Tells whether this process writes the results."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -48,7 +48,7 @@ def group(a: Tensor) -> dist.ProcessGroup | None:
 
 
 def part(length: int, multiple: int = 1) -> slice:
-    """What of a length is for this process, cut at multiples."""
+    """The part of a length that is for this process, cut at multiples."""
     each = -(-length // (multiple * started())) * multiple
     begin = min(length, int(os.environ.get("RANK", "0")) * each)
     return slice(begin, min(length, begin + each))

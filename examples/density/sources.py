@@ -1,4 +1,4 @@
-"""Where F and S come from: a chain, a file, data/ergo, or a model of a water cluster."""
+"""Sources of F and S: a chain, a file, data/ergo, or a model of a water cluster."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

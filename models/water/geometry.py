@@ -1,4 +1,4 @@
-"""Where the atoms of a cluster of water molecules are."""
+"""Places of the atoms of a cluster of water molecules."""
 
 import itertools
 from dataclasses import dataclass

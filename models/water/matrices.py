@@ -26,7 +26,7 @@ FILES = {  # by name
 
 @dataclass(frozen=True)
 class ErgoMatrices:
-    """What ergo computed for a water cluster, in atomic units and in spatial order.
+    """Results of ergo for a water cluster, in atomic units and in spatial order.
 
     Functions stand molecule by molecule, and those in the order of ``spamm_torch.spatial_order``.
 
@@ -64,7 +64,7 @@ class ErgoMatrices:
 
     @property
     def atoms(self):
-        """How many atoms there are."""
+        """The number of atoms."""
         return len(self.cluster.positions)
 
     @property

@@ -87,7 +87,7 @@ HARMONICS = (
 
 
 def functions_of(symbol, basis):
-    """How many functions an atom has."""
+    """The number of an atom's functions."""
     return sum(shell.functions for shell in BASES[basis][symbol])
 
 

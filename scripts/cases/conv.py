@@ -174,7 +174,7 @@ class Case:
         return tau, (ordered >= tau).double().mean().item()
 
     def error(self, output, tau):
-        """Of one row of the picture in the first block of images, against float64."""
+        """The error of one row of the picture in the first block of images, against float64."""
         layer, (m, k, n) = self.layer, self.block
         row = layer.output_size // 2
         images = min(n, len(self.input))

@@ -25,8 +25,8 @@ CANDIDATES = ("ours", "dense_conv2d", "separate", "compiled")
 TITLE = "ResNet-50's convolutions fused, nothing skipped"
 MODE = torch.no_grad
 DEFAULTS = {"cpu": {"batches": (16,), "repeats": 7}, "cuda": {"batches": (64,), "repeats": 9}}
-# What one H200 sustains: the bytes of a kernel that streams, the operations of cuDNN's fastest
-# convolution in a half type.
+# Rates that one H200 sustains: the bytes of a kernel that streams, the operations of cuDNN's
+# fastest convolution in a half type.
 BYTES_PER_S = 4.0e12
 FLOPS = 690e12
 _BYTES = 2  # an entry of a half type
@@ -183,7 +183,7 @@ class LayerCase:
         return output.relu_() if self.layer.relu else output
 
     def error(self, output):
-        """Of the first image, against float64."""
+        """The error of the first image, against float64."""
         expected = F.conv2d(
             self.input[:1].double(), self.weight.double(), self.bias.double(), **self._window
         )

@@ -1,10 +1,9 @@
-"""mm and conv2d on several devices against one, and other libraries' products.
+"""mm on several devices against one, and other libraries' products.
 
-Layouts of products: R, rows of A on each device and the whole of B on each; S, rows of A and of B
+Layouts: R, rows of A on each device and the whole of B on each; S, rows of A and of B
 on each; 0, operands and result on the first device; H, in pinned host memory; ranks, as S with one
-process a device. Layers: the ten convolutions of VGG13 on 32 x 32 pictures, of a batch cut into
-parts. Each result must have the bits of one device's. A cell that cannot be measured is a row that
-says why: on a CPU, where the parts share it, those that need GPUs.
+process a device. Each result must have the bits of one device's. A cell that cannot be measured is
+a row that says why: on a CPU, where the parts share it, those that need GPUs.
 """
 
 import functools
@@ -12,15 +11,10 @@ import itertools
 
 import torch
 
-import spamm_torch
 from cases import ranks, shards
-from cases.conv import GROUPS, Case
-from cases.networks import PRECISION
 from common import options as cli
-from common.machine import use_precision
 from common.measuring import cell
 from common.operands import DATA
-from common.timing import by_clock
 from models.files import UserError
 
 LAYOUTS = ("R", "S", "0", "H", "ranks")
@@ -28,19 +22,17 @@ PEERS = {"R": "torch.mm", "ranks": "DTensor"}  # dense products of operands that
 NEED_CUDA = ("0", "H")
 # The other layouts: at the largest size, with the first data set.
 _EVERYWHERE = {"cpu": ("R", "S"), "cuda": ("R", "S", "0")}
-LAYERS = {layer.name: layer for layer in GROUPS["vgg13"]}
-TITLE = "mm and conv2d on several devices against one"
+TITLE = "mm on several devices against one"
 STORED_PRECISIONS = ("float32", "float64")
 MODE = torch.inference_mode
 RATIOS = (0.05, 0.3, 1.0)
-LAYER_RATIOS = (0.5, 1.0)
 _SWEEP = (1024, 2048, 3072, 4096, 6144, 12288)  # at the smallest ratio only
 DEFAULTS = {
-    "cpu": {"sizes": (256, 512), "sweep": (), "data": ("decay", "normal"), "batches": (128, 256)},
+    "cpu": {"sizes": (256, 512), "sweep": (), "data": ("decay", "normal")},
     "cuda": {"sizes": (8192, 16384, 32768), "sweep": _SWEEP, "data": DATA},
 }
 DEFAULTS["cpu"]["repeats"] = 3
-DEFAULTS["cuda"] |= {"batches": (128, 512, 2048, 8192), "repeats": 5}
+DEFAULTS["cuda"]["repeats"] = 5
 _TINY = {"data": "decay", "precision": "float16"}  # of 256 rows it takes next to no time by itself
 
 
@@ -61,18 +53,11 @@ def add_options(parser):
     some = {"nargs": "*"}
     cli.add_choices(parser, "--layouts", "where operands lie", LAYOUTS, LAYOUTS, **some)
     cli.add_ratios_option(parser, RATIOS)
-    what = "some of the layers"
-    cli.add_choices(parser, "--layers", what, tuple(LAYERS), LAYERS, metavar="LAYER", **some)
-    cli.add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
     kind = {"metavar": "COUNT", "type": cli.natural_number, "nargs": "+"}
     what = "waters of clusters whose block-sparse S is squared by ranks; 0: none"
     cli.add(parser, "--waters", what, (0,), **kind)
     cli.add(parser, "--density", "waters of those that ranks purify; 0: none", (0,), **kind)
     cli.add_repeats_option(parser, DEFAULTS)
-
-
-def header(options):
-    return {"layers' type": PRECISION[options.device.type]}
 
 
 # ---- Measuring ----------------------------------------------------------------------------------
@@ -117,10 +102,6 @@ def cells(options):
     for layout in [layout for layout in slabs if layout != "0"]:
         call = cell("several devices, overheads", bench.overhead, layout=layout, n=256)
         found[f"overhead {layout}"] = call
-    for layer, batch, ratio in itertools.product(options.layers, options.batches, LAYER_RATIOS):
-        place = {"layer": layer, "batch": batch, "ratio": ratio}
-        call = cell("several devices, layers", bench.layer, **place)
-        found[f"{layer} {batch} {ratio}"] = call
     return found
 
 
@@ -170,22 +151,3 @@ class _Bench:
     def overhead(self, layout, n):
         """The host's time for a product that is next to none."""
         return [shards.overhead(layout, self._product(**_TINY, n=n))]
-
-    def layer(self, layer, batch, ratio):
-        """The row of a convolution, by its name."""
-        devices, block = self._devices, (64, 64, 64)
-        dtype = use_precision(PRECISION[devices[0].type])
-        case = Case(LAYERS[layer], batch, dtype, "even", block, devices[0])
-        tau, valid = case.threshold(ratio)
-        conv2d = functools.partial(spamm_torch.conv2d, **case.shape, **case.setting, tau=float(tau))
-        cuts = shards.equal_cuts(batch, len(devices), block[2])
-        pictures = shards.split(case.input, cuts, devices)
-        weights = [case.weight.to(device) for device in devices]
-        calls = {
-            "one": functools.partial(conv2d, case.input, case.weight),
-            "all": functools.partial(conv2d, pictures, weights),
-        }
-        results = torch.cat([result.to(devices[0]) for result in calls["all"]()])
-        equal = torch.equal(results, calls["one"]())
-        times = by_clock(calls, self._repeats, devices)
-        return same_as_one([shards.figures(valid, times, equal)])

@@ -32,7 +32,7 @@ from models.files import UserError, first_line
 from models.unet import UNet
 from models.vgg13 import VGG13
 
-# Of torch.compile's modes the one without CUDA graphs: all candidates are captured by the same
+# torch.compile's mode without CUDA graphs: all candidates are captured by the same
 # code, so that their times mean the same.
 _MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 HELD_TAU = 1e-30  # skips blocks of zeros at most

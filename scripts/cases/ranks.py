@@ -23,8 +23,8 @@ _TIMEOUT = datetime.timedelta(seconds=180)  # of a collective that a rank does n
 
 
 def run(job, devices, *arguments):
-    """What the first rank returns from a job, a function of this module, that all do, one on each
-    device; RuntimeError: a rank failed or ended.
+    """Returns what the first rank returns from a job, a function of this module, that all do, one
+    on each device; RuntimeError: a rank failed or ended.
     """
     answers = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:

@@ -129,8 +129,8 @@ def figures(valid_ratio, times, equal, **traffic):
 
 
 def sent(norm_a, norm_b, tau, cuts):
-    """How much of B travels, by the library's own plan: a share of what would without skipping; and
-    the largest part's work over the mean. ``cuts``: of the rows of A, and of B.
+    """The share of B that travels, by the library's own plan: a share of what would without
+    skipping; and the largest part's work over the mean. ``cuts``: of the rows of A, and of B.
     """
     from spamm_torch import distributed
 
@@ -139,7 +139,7 @@ def sent(norm_a, norm_b, tau, cuts):
 
 
 def is_same(product, ratio, result):
-    """Whether C, or its rows in shards, are what one device gives, bit for bit."""
+    """Tells whether C, or its rows in shards, are what one device gives, bit for bit."""
     expected = spamm_torch.mm(product.a, product.b, tau=product.tau(ratio))
     shards = result if isinstance(result, (list, tuple)) else [result]
     expected_shards = expected.split([len(shard) for shard in shards])

@@ -1,4 +1,4 @@
-"""What all scripts share. Knows nothing of the study or of a benchmark.
+"""Parts that all scripts share. Knows nothing of the study or of a benchmark.
 
 A script is started as ``python scripts/NAME.py``, so Python looks for modules in scripts/.
 Importing this package adds the repository's root behind everything else: models/ is then found, and

@@ -1,4 +1,4 @@
-"""What the scripts show: bars on a terminal, plain lines elsewhere. rich is imported where used."""
+"""Output of the scripts: bars on a terminal, plain lines elsewhere. rich is imported where used."""
 
 import os
 import sys

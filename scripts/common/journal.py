@@ -89,7 +89,9 @@ class Journal:
 
 
 def run_settings(header, **options):
-    """What decides a measurement: the header's machine and versions, the library, the options."""
+    """The settings that decide a measurement: the header's machine and versions, the library, the
+    options.
+    """
     kept = ("device", "torch", "spamm_torch")
     return {
         **{name: header[name] for name in kept},

@@ -1,4 +1,4 @@
-"""How cells are measured: each by itself, once, and whatever happens to the others."""
+"""Measures cells: each by itself, once, and whatever happens to the others."""
 
 import copy
 import functools
@@ -29,7 +29,7 @@ def tables_of(cells, journal, steps):
 
 
 def may_pass(error):
-    """Whether what raised this error may succeed another time, as when others left no memory."""
+    """Tells whether what raised this may succeed another time, as when others left no memory."""
     passing = (torch.OutOfMemoryError, MemoryError, torch.AcceleratorError, OSError)
     signs = ("CUDA error", "out of memory", "allocate memory")  # what a RuntimeError says then
     return isinstance(error, passing) or any(sign in first_line(error) for sign in signs)
@@ -77,7 +77,7 @@ def close(journal, tables, console):
 
 
 def failed(tables):
-    """How many rows another try may fill."""
+    """The number of rows that another try may fill."""
     return sum(row.get("may_pass", False) for rows in tables.values() for row in rows)
 
 

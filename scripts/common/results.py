@@ -30,7 +30,7 @@ _APART = ("device", "date", "command")  # of a header: columns of their own
 
 
 def run_header(machine, script, arguments, folder="scripts"):
-    """What every result opens with: the machine, as from describe_machine, the date, and the
+    """The header of every result: the machine, as from describe_machine, the date, and the
     command, in which absolute paths, which belong to one machine, are recorded by their last part.
     """
     said = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
@@ -227,7 +227,9 @@ def _differing(kind, rows):
 
 
 def _markdown(page, name):
-    """What was found, a table of each kind for all runs that the page shows, and the runs."""
+    """The page of what was found, a table of each kind for all runs that the page shows, and the
+    runs.
+    """
     lines = [f"# {page['title']}", "", *_wrapped(page["notes"])]
     if _shown(page) is not None:
         lines += [f"![{page['title']}]({name}.png)", ""]

@@ -1,4 +1,4 @@
-"""How pages of results show each kind of table: what tells its rows apart, its view, its picture.
+"""Kinds of tables on pages of results: what tells their rows apart, their views and pictures.
 
 A value of a view is "column", "column|format" or "column|format|title"; a ">" before it says that
 it has a column of its own, from the first row of a line, in a view with columns ``across``. Formats
@@ -60,7 +60,8 @@ class Picture(NamedTuple):
 
 
 class Kind:
-    """What tells rows apart, and how they are shown; without a title they are shown nowhere.
+    """A kind of table: what tells rows apart, and how they are shown; without a title they are
+    shown nowhere.
 
     A table has a line for each value of the columns ``index``, a column for each of ``across``.
 
@@ -97,6 +98,14 @@ KINDS: dict[str, Kind] = {
         "layer batch precision data",
         ">dense_ms|us|dense; speedup|.2f; speedup_chained|/ {:.2f}", "ratio", batch=(64, 128),
         picture=Picture("ratio", "speedup", "layer", "precision", {"batch": None})),
+    "shapes, shares": Kind("op precision kept",
+        "Median over torch's call, and the share of shapes below three limits, by what is kept:",
+        "op precision shapes",
+        "speedup; below 0.6|{:.0%}; below 0.8|/ {:.0%}; below 0.95|/ {:.0%}", "kept"),
+    "shapes, slowest": Kind("op precision kept shape",
+        "The slowest, with torch's time in us:",
+        "op precision kept shape", "torch_ms|us|torch; speedup"),
+    "shapes": Kind("op precision shape"),
     # ---- Networks
     "networks": Kind("network batch mode candidate",
         "us of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
@@ -122,12 +131,6 @@ KINDS: dict[str, Kind] = {
         "valid_ratio|.1%|valid; tau; dense_us|.1f|dense; chosen_us|.1f|chosen; error|.2%"),
     "calibrated": Kind("case form", "The whole model:",
         "form", "ms|us|us; speedup||over compiled"),
-    "canvases": Kind("canvas form",
-        "Time of a batch in ms, the speed over torch.compile, and how many pixels change:",
-        "canvas", "ms; speedup|({:.2f}x); changed|{}", "form",
-        picture=Picture("form", "speedup", "canvas")),
-    "quality": Kind("form", "Quality of the labels:",
-        "form", "mean_iou|.3f|mean IoU; found|.1%|digits found"),
     # ---- The paper's tables
     "thresholds": Kind("n ratio",
         "Table 1: tau by valid ratio and N, and the difference from the paper's:",

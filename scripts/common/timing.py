@@ -30,7 +30,7 @@ class Timing:
     spread: float
 
     def over(self, peer):
-        """What a row says of it: the time, the speed over a peer's, if any, and the spread."""
+        """The figures of a row: the time, the speed over a peer's, if any, and the spread."""
         speedup = None if peer is None else peer.median / self.median
         return {"ms": self.median, "speedup": speedup, "spread": self.spread / self.median}
 

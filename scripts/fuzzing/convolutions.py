@@ -1,4 +1,4 @@
-"""Cases of convolutions with every epilogue, of deviations from a reference, and of max pools."""
+"""Cases of convolutions with every epilogue, and of max pools."""
 
 import copy
 import functools
@@ -46,7 +46,7 @@ CONVOLUTION |= {"block": (None, None, 64, 32, 128, (64, 32, 64), (128, 64, 128))
 PIXEL_BLOCKS = ((1, 8, 8), (64, 1, 1), (4, 4, 4), (1, 4, 8), (2, 8, 8), (8, 1, 8), (16, 2, 2))
 PIXEL_BLOCKS += ((128, 1, 1), (32, 1, 1), (32, 1, 2), (8, 16, 1), (4, 2, 8), (2, 4, 4), (1, 1, 64))
 CONVOLUTION |= {"pixel_block": (None, None, *PIXEL_BLOCKS)}
-FORMS = ("conv", "norms", "chain", "shards", "weight norms", "valid_ratio", "max_error", "dense")
+FORMS = ("conv", "norms", "chain", "weight norms", "valid_ratio", "max_error", "dense")
 FORMS += ("info",)
 CONVOLUTION |= {"form": FORMS}
 MOST = 80_000  # numbers in the matrices of a case, so that it takes milliseconds
@@ -97,7 +97,7 @@ def expect_near(found, wanted, bare, size, inner, activation="none", passes=0, l
 
 
 def norms_of(images, together=1):
-    """Of 64 channels of each pixel, or of so many images: (blocks, rows, columns, blocks)."""
+    """Norms of 64 channels of each pixel, or of so many images: (blocks, rows, columns, blocks)."""
     sides = (0,) * 5 + (-images.shape[1] % 64, 0, -len(images) % together)
     wide = F.pad(images.cpu().double(), sides).numpy().astype(np.longdouble)  # holds every square
     parts = wide.reshape(-1, together, wide.shape[1] // 64, 64, *wide.shape[2:])
@@ -155,7 +155,7 @@ def convolution(case, device):
         bias = values((len(w),), "patchy", dtype, seed + 2)
         sums, size = sums + bias.double()[:, None, None], size + bias.double().abs()[:, None, None]
         bias, bare = bias.to(device), sums
-    if case["residual"] and form != "shards":
+    if case["residual"]:
         numbers = values(tuple(sums.shape), "patchy", dtype, seed + 3)
         numbers, residual = space.laid_out(LAYOUTS, case["residual"], numbers, device)
         sums, size = sums + numbers.double(), size + numbers.double().abs()
@@ -169,10 +169,6 @@ def convolution(case, device):
     elif form == "weight norms":
         given = OPS.conv2d_weight_norm(w, geometry["groups"], **blocks)
         found = call(tau=tau, norm_weight=given)
-    elif form == "shards":
-        together, rest = oracle.pixel_block[0], {"activation": case["activation"], "tau": tau}
-        parts = [x[:together], x[together:]]
-        found = torch.cat(spamm_torch.conv2d(parts, w, bias, **geometry, **blocks, **rest))
     elif form == "conv":
         found = call(tau=tau)
     elif form == "info":
@@ -187,7 +183,7 @@ def convolution(case, device):
         found, norms = call(tau=tau, return_norms=True)
     got = f"{found.dtype} on {found.device}"
     expect(found.dtype == dtype and found.device.type == device.type, got)
-    if again is not None and (device.type == "cpu" or form == "shards"):
+    if again is not None and device.type == "cpu":
         expect_bits(again, found, f"the same convolution without {form}")
     if norms is not None:
         space.expect_norms(norms, norms_of(found, 64), "norms of the output", 2e-5)
@@ -207,73 +203,7 @@ def convolution(case, device):
         expect_bits(layer(norm_input=norms), layer(), "a layer that gets norms")
 
 
-# ---- Deviations and pools -----------------------------------------------------------------------
-
-DEVIATION = {"images": (1, 2, 3, 5, 17, 0), **GEOMETRY, "differs": (0.3, 0.0, 0.02, 1.0)}
-DEVIATION |= {"height": (1, 3, 8, 9, 17, 20, 37), "width": (1, 3, 8, 9, 16, 24)}
-DEVIATION |= {"residual": (False, True), "norms": (False, True), "parts": (False, False, True)}
-ENGINES = {"dense": {}, "blocks": {"threshold": 0.0}}
-ENGINES |= {"zeros": {"threshold": 2.0**-149, "pixel_block": (1, 8, 8)}}
-ENGINES |= {"small": {"threshold": 1e-30, "pixel_block": (1, 8, 8)}}
-ENGINES |= {"images": {"threshold": 1e-30, "pixel_block": (64, 1, 1)}}
-ENGINES |= {"wide": {"threshold": 2.0**-149, "pixel_block": (1, 2, 32)}}
-ENGINES |= {"high": {"threshold": 2.0**-149, "pixel_block": (1, 16, 8)}}
-DEVIATION |= {"engine": tuple(ENGINES), "pool": (None, (2, 2, 0), (3, 2, 1))}
-DEVIATION["pool"] += ((3, 1, 1, 2), (2, 2, 0, 1, True))
-
-
-def deviation(case, device):
-    """What a convolution makes of deviations from a reference, in float64, and pools of that."""
-    exactly()
-    shape, weight_shape, geometry = geometry_of(case | {"groups": 1} if case["parts"] else case)
-    dtype, seed, activation = DTYPES[case["dtype"]], case["seed"], case["activation"]
-
-    def sparse(shape, seed):
-        generator = torch.Generator().manual_seed(seed)
-        mask = torch.rand(shape[0], 1, *shape[2:], generator=generator) < case["differs"]
-        return values(shape, "normal", dtype, seed) * mask
-
-    layouts = LAYOUTS | {"one pixel": LAYOUTS["contiguous"]}
-    host_x, x = space.laid_out(layouts, case["layout"], sparse(shape, seed), device)
-    inner = math.prod(weight_shape[1:])
-    host_w = values(weight_shape, "normal", dtype, seed + 1) / inner**0.5
-    host_w, w = space.laid_out(LAYOUTS, case["layout_weight"], host_w, device)
-    sums = F.conv2d(host_x.double(), host_w.double(), **geometry)
-    size = F.conv2d(host_x.double().abs(), host_w.double().abs(), **geometry)
-    host_base = values((1, *sums.shape[1:]), "normal", dtype, seed + 2)
-    base, lone = host_base.to(device), host_base.double()
-    names = ("stride", "padding", "dilation")
-    where = [list(reference.pair(geometry[name])) for name in names]
-    options = {"activation": activation, **ENGINES[case["engine"]]}
-    parts = [x]
-    if case["parts"] and shape[1] > 1:
-        parts = [x[:, : shape[1] // 2], x[:, shape[1] // 2 :]]
-    if case["residual"]:
-        addend = sparse(tuple(sums.shape), seed + 3)
-        sums, size = sums + addend.double(), size + addend.double().abs()
-        options["residual"] = addend.to(device)
-    if case["norms"]:
-        options["norm_parts"] = [OPS.join_deviations([part])[1] for part in parts]
-    place = (*where, geometry["groups"])
-    found, norms = OPS.conv2d_deviation(parts, w, base, *place, norms=True, **options)
-    activate = support.ACTIVATIONS[activation]
-    wanted = activate(sums + lone) - activate(lone)
-    expect_near(found, wanted, sums, size + 2 * lone.abs(), inner, activation, passes=4)
-    if case["engine"] != "dense":
-        expect(not found.cpu()[size == 0].any(), "not zero where nothing differs")
-    space.expect_norms(norms, norms_of(found), "norms of the output", 2e-5)
-    if case["pool"] and found.numel() and min(found.shape[2:]) >= case["pool"][0]:
-        given = {"norm_input": norms} if case["norms"] else {}
-        pooled, norms = OPS.max_pool2d_deviation(found, base, *case["pool"], **given)
-        pool, both = (
-            functools.partial(F.max_pool2d, **_pool(case["pool"])),
-            found.cpu().double() + lone,
-        )
-        nothing = pool(found.cpu().abs()) == 0
-        expect(not pooled.cpu()[nothing].any(), "a pool is not zero where nothing differs")
-        most = pool(both.abs() + lone.abs())
-        expect_near(pooled, pool(both) - pool(lone), most, most, 1, passes=2)
-        space.expect_norms(norms, norms_of(pooled), "norms of the pool", 2e-5)
+# ---- Pools --------------------------------------------------------------------------------------
 
 
 def _pool(numbers):

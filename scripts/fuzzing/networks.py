@@ -1,4 +1,4 @@
-"""Cases of whole networks: converted, with a reference or a threshold, and put back."""
+"""Cases of whole networks: converted, with a threshold too, and put back."""
 
 import copy
 import random
@@ -13,7 +13,7 @@ from .space import DTYPES, expect
 NETWORK = {"dtype": ("float32", "float64", "float16", "bfloat16"), "layers": (1, 2, 3, 5, 8)}
 NETWORK |= {"channels": (8, 16, 33, 64, 72), "images": (1, 2, 5, 64, 65), "size": (4, 7, 8, 12)}
 NETWORK |= {"last": (False, True), "seed": tuple(range(10000))}
-NETWORK |= {"form": ("plain", "reference", "tau", "fresh weights")}
+NETWORK |= {"form": ("plain", "tau", "fresh weights")}
 
 
 ACTIVATIONS = (nn.Identity, nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.LeakyReLU)
@@ -78,8 +78,7 @@ def network(case, device):
     with torch.no_grad():
         before = model(x)
         config = spamm_torch.SpAMMConfig(tau=0.0) if case["form"] == "tau" else None
-        given = {"reference": x[:1].clone()} if case["form"] == "reference" else {}
-        spamm_torch.convert_(model, config, **given)
+        spamm_torch.convert_(model, config)
         found = model(x)
         _expect_close(found, twin(x.double()), before, "the converted network")
         if case["form"] == "fresh weights":  # which folded weights must follow

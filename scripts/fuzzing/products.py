@@ -195,7 +195,7 @@ def dense(case, device):
 
 # ---- Block-sparse -------------------------------------------------------------------------------
 
-SPARSE = {"form": ("mm", "addmm", "dense b", "symmetric", "drop"), "edge": (32, 64, 128)}
+SPARSE = {"form": ("mm", "addmm", "dense b", "symmetric", "drop", "plan"), "edge": (32, 64, 128)}
 SPARSE |= {"m": (1, 2, 3, 5, 0), "k": (1, 2, 4, 7, 0), "n": (1, 2, 3, 5, 0), "knob": KNOBS}
 SPARSE |= {"stored": (0.5, 1.0, 0.1, 0.0), "stored_b": (0.5, 1.0, 0.1, 0.0)}
 SPARSE |= {"index": ("int64", "int32"), **COMMON}
@@ -239,12 +239,18 @@ def sparse(case, device):
         share = 1.0 if is_dense else case["stored_b"]
         mask_b, host_b = _blocks(k, n, share, case, pattern_b, seed + 1)
         b = _matrix(mask_b, host_b, case, device)
-    host = [spamm_torch.norm_map(x.to(device), edge).cpu() for x in (host_a, host_b)]
+    decides, of_plan = host_a, a
+    if form == "plan":  # made from other values than it is used for
+        even = (torch.arange(m)[:, None] + torch.arange(k)) % 2 == 0
+        even = even.repeat_interleave(edge, 0).repeat_interleave(edge, 1)
+        decides = torch.where(even, host_a, host_a * 2**-6)
+        of_plan = _matrix(mask_a, decides, case, device)
+    host = [spamm_torch.norm_map(x.to(device), edge).cpu() for x in (decides, host_b)]
     knob = knob_of(case, host, device)
     tau = knob.get("tau")
     if tau is None:  # searched among the products of stored blocks alone
         share = 1 - TO_DROP if form == "drop" else 1
-        norms = [spamm_torch.norm_map(x, edge) for x in (a, b)]
+        norms = [spamm_torch.norm_map(x, edge) for x in (of_plan, b)]
         tau = spamm_torch.find_tau(*norms, max_error=knob["max_error"] * share)
     tau = tau.cpu() if isinstance(tau, torch.Tensor) else tau
     options = {**knob, "return_norms": True, "symmetric": is_symmetric}
@@ -259,6 +265,9 @@ def sparse(case, device):
         scaling["input"] = added
     elif is_dense:
         found, norms = spamm_torch.mm(a, host_b.to(device), **options)
+    elif form == "plan":
+        plan = spamm_torch.sparse.plan(of_plan, b, **knob)
+        found, _, info = spamm_torch.mm(a, b, plan=plan, return_norms=True, return_info=True)
     else:
         found, norms, info = spamm_torch.mm(a, b, **options, **drop, return_info=True)
     if is_dense:
@@ -288,3 +297,17 @@ def sparse(case, device):
         # Else the oracle multiplies a NaN by blocks that are not stored, the library does not.
         more = scaling | drop
         compare([found], host_a, host_b, host, tau, case, device, is_symmetric, **more)
+        if info is not None and bool(found.isfinite().all()):
+            expect_bound(found, host_a, host_b, info.total_bound.item(), case)
+
+
+def expect_bound(found, a, b, bound, case):
+    """The whole error is within ``total_bound``, but for the rounding of the oracle's own sums."""
+    every = (torch.ones(len(a) // case["edge"], a.shape[1] // case["edge"]),)
+    every += (torch.ones(every[0].shape[1], b.shape[1] // case["edge"]), 0.0, case["block"])
+    exact, size = (oracle.multiply(*of, *every) for of in ((a, b), (a.abs(), b.abs())))
+    with np.errstate(all="ignore"):
+        off = found.cpu().double().numpy().astype(np.longdouble) - exact
+        own = (a.shape[1] + 1) * 2.0**-53 * np.sqrt(np.sum(size.astype(np.longdouble) ** 2))
+        off = np.sqrt(np.sum(off**2))
+    expect(not off > bound + own, f"total_bound {bound}, the error {off}")

@@ -1,4 +1,4 @@
-"""What a case is, the numbers in its operands, and how an answer is compared with the oracle's."""
+"""Cases, the numbers in their operands, and how an answer is compared with the oracle's."""
 
 import math
 import random
@@ -31,7 +31,7 @@ seen = None  # a checksum of all results that were compared, once it is a number
 
 
 class Mismatch(AssertionError):
-    """What differed, in one line."""
+    """A difference, in one line."""
 
 
 def expect(holds, what):
@@ -120,7 +120,8 @@ def expect_norms(found, oracle, what="norm map", digits=1e-5):
 
 
 def rounding(exact, size, inner, sums, dtype, *, alpha=1.0, slope=1.0, own=0.0, passes=0):
-    """How far an entry may be off, as docs/error_bound.md proves of entries what it says of norms.
+    """The most that an entry may be off, as docs/error_bound.md proves of entries what it says of
+    norms.
 
     sums: of the kernel, None where they are exact. size: the magnitudes that an entry adds. inner:
     how many products. slope, own and passes: of what follows the sum (_rounding.Made). The oracle's
@@ -141,14 +142,15 @@ def rounding(exact, size, inner, sums, dtype, *, alpha=1.0, slope=1.0, own=0.0, 
     return bound + absolute * (1 + passes) + relative * (np.abs(exact) + bound)
 
 
-# What an entry of float32 may lose on CUDA where 64 x 64 numbers share a power of two, of the
-# product of their norms. float16 ends 2^-39 below the largest number, with one split part 2^-36: so
-# much is lost of either operand for each k. Magnitudes of 128 sum to at most 2^3.5 of a norm.
+# The share that an entry of float32 may lose on CUDA where 64 x 64 numbers share a power of two, of
+# the product of their norms. float16 ends 2^-39 below the largest number, with one split part
+# 2^-36: so much is lost of either operand for each k. Magnitudes of 128 sum to at most 2^3.5 of a
+# norm.
 LOST_OF_SPLIT, LOST_OF_TF32 = 2.0**-34, 2.0**-31
 
 
 def flushed(multiply, a, b, least):
-    """What is lost at most where each entry may be off by ``least``, or count as 0."""
+    """The most that is lost where each entry may be off by ``least``, or count as 0."""
     a, b = a.abs(), b.abs()
     return multiply(a.clamp(max=least), b) + multiply(a, b.clamp(max=least))
 

@@ -42,7 +42,7 @@ def _rows(device, n):
 
 
 def _norm_map(n, device):
-    """Of the paper's matrix, which stands on both sides of the product."""
+    """The error of the square of the paper's matrix, which stands on both sides of the product."""
     strips = range(0, n, _STRIP)
     maps = [
         spamm_torch.norm_map(decay_rows("decay", n, at, min(n, at + _STRIP), device), BLOCK)

@@ -37,7 +37,7 @@ def settings(run):
 
 
 def cells(run):
-    """Of each size the least work first: what a run is too short for is the slowest."""
+    """The cells, of each size the least work first: what a run is too short for is the slowest."""
     return {
         f"N = {n}, {share:.2%} nonzero": cell(
             "at equal error", partial(_rows, run), n=n, share=share
@@ -225,7 +225,7 @@ def to_csr(matrix):
 
 
 def count_products(csr):
-    """How many products of two entries the square of a matrix sums up."""
+    """The number of products of two entries that the square of a matrix sums up."""
     return _products_before_rows(csr)[-1].item()
 
 

@@ -72,7 +72,7 @@ class Source:
 
 
 def sources(device):
-    """What is measured on a device, before anything is computed."""
+    """The cells of a device, before anything is computed."""
     embedded = load()
     return [
         Source("embedded", embedded.atoms // 3, embedded.basis),

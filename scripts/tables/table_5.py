@@ -71,7 +71,7 @@ def im2col_operands(conv, x):
 
 TITLE = "VGG13 on MNIST"
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
-_BY_POSITION = LAYOUTS[2]
+_PAPERS = LAYOUTS[0]
 _ALL = "conv12 to conv52"  # the group of the conclusion
 _MOST_LOST = 0.5  # points: the accuracy that the conclusion is ready to lose
 _SHIFT_SEED = 1
@@ -182,7 +182,9 @@ class _Study:
 
     @torch.inference_mode()
     def several(self, title, precision, gpus, images):
-        """One convolution by position on some GPUs against torch's on one; all is on the first."""
+        """One convolution as the paper's product on some GPUs against torch's on one; all is on the
+        first.
+        """
         devices = first_gpus(self._run, gpus)
         model = self._model(precision)
         pictures, _ = next(validation_pictures(self._validation[: self._batch], self._batch))
@@ -204,12 +206,10 @@ def on_devices(conv, x, ratios, devices, run):
     """A row for each valid ratio: time on several devices over torch's on one, norms included, of a
     3 x 3 layer with padding 1 and a batch.
     """
-    layout = _BY_POSITION
-    setting = {"padding": 1, "block": layout.block, "pixel_block": layout.pixel_block}
     calls = {"dense": partial(conv, x)}
     for ratio in ratios:
-        tau = layout.held(conv, x, ratio)[1].tau.item()
-        one = partial(spamm_torch.conv2d, x, conv.weight, conv.bias, tau=tau, **setting)
+        tau = _PAPERS.held(conv, x, ratio)[1].tau.item()
+        one = partial(_PAPERS.run, conv, x, tau=tau)
         calls[ratio] = partial(one, devices=devices)
         if not torch.equal(calls[ratio](), one()):
             raise UserError(
@@ -300,7 +300,7 @@ class HeldRatio(nn.Module):
 
 
 def valid_share(layers):
-    """Of all multiplications of all HeldRatios and batches."""
+    """The valid share of all multiplications of all HeldRatios and batches."""
     return float(sum(of.valid for of in layers)) / sum(of.total for of in layers)
 
 

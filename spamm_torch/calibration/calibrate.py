@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .._arguments import check_bool, check_integer, check_module, check_number
+from .._hints import with_hints
 from .._output import Progress
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
@@ -24,6 +25,7 @@ _LEAST_SHARE = 0.05  # of the products: skipping fewer does not make a model 3% 
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
 
 
+@with_hints
 def calibrate(
     model: nn.Module,
     loader: Iterable[Any],

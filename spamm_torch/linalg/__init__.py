@@ -18,13 +18,20 @@ for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration 
 its end.
 """
 
-from .._rounding import error_estimate
-from .functions import in_basis, inverse_sqrt, matrix_power, sign
+from typing import TYPE_CHECKING
+
+from .._estimate import error_estimate
+from .._hints import hints_of
+from .density import Density, DensitySolver
+from .functions import in_basis, matrix_power, sign
+from .inverses import inverse_factor, inverse_sqrt
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
 
 __all__ = [
     "Budget",
+    "Density",
+    "DensitySolver",
     "Iteration",
     "NotConverged",
     "Result",
@@ -33,9 +40,13 @@ __all__ = [
     "error_estimate",
     "gershgorin",
     "in_basis",
+    "inverse_factor",
     "inverse_sqrt",
     "loose_then_tight",
     "matrix_power",
     "purify",
     "sign",
 ]
+
+if not TYPE_CHECKING:  # else any name would pass
+    __getattr__ = hints_of(__name__)

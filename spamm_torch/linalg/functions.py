@@ -1,7 +1,6 @@
-"""The inverse square root and the sign by Newton-Schulz iterations, and powers by squaring."""
+"""The sign by Newton-Schulz iterations, matrices in another basis, and powers by squaring."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,46 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of
-
-
-def inverse_sqrt(
-    s: Tensor,
-    *,
-    max_error: float,
-    block: int = 64,
-    size: int | None = None,
-    most_iterations: int = 100,
-    callback: Callback | None = None,
-    group: dist.ProcessGroup | None = None,
-) -> Result:
-    """S^(-1/2) of a symmetric positive definite matrix, symmetric.
-
-    Method: the coupled Newton-Schulz iteration for the square root and its inverse (N. J. Higham,
-    "Functions of Matrices", SIAM 2008, section 6.3). Three products an iteration.
-
-    Args:
-        s: (N, N), symmetric. Padding of ``size`` stays zero.
-        most_iterations: a condition number of 1e15 needs no more than 100.
-        max_error, block, size, callback, group: see above.
-
-    Raises:
-        NotConverged: as where ``s`` is not positive definite.
-    """
-    alike = {"max_error": max_error, "most_iterations": most_iterations}
-    of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, group=group, alike=alike)
-    _, highest = of.gershgorin(s) if of.size else (1.0, 1.0)
-    one, scaled = of.identity(s), [s * (1 / highest)]
-    del s  # its memory, where the caller does not hold it
-    steps = ("1 - Z Y", "Y + Y R / 2", "Z + R Z / 2")
-    most = most_iterations if highest > 0 else 0
-    z, error = _newton_schulz(of, steps, one, scaled.pop(), one, max_error, most)
-    if z is not None:
-        return of.result(of.symmetric_part(z * highest**-0.5), error)
-    raise NotConverged(
-        "expected a positive definite matrix that is far from singular; got one for which "
-        f"S^(-1/2) has not converged after {len(of.steps)} products (residual {error:.2g})"
-    )
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative
 
 
 def sign(
@@ -69,8 +29,14 @@ def sign(
 
     Args:
         a: (N, N), symmetric, no eigenvalue at 0. Padding of ``size`` stays zero.
+        max_error: what norm(1 - X^2) + norm(A X - X A) / norm(A) may be, relative to norm(1), the
+            root of N: at most ten times it is returned. 0: what rounding allows. X itself is off by
+            that over the distance of the eigenvalues from 0.
         most_iterations: an eigenvalue of 1e-15 of the largest needs no more than 100.
-        max_error, block, size, callback, group: see above.
+        block, size, callback, group: see above.
+
+    Returns:
+        A :class:`Result` whose ``residual`` is this sum, of the matrix that is returned.
 
     Raises:
         NotConverged: as where an eigenvalue is 0.
@@ -78,48 +44,31 @@ def sign(
     alike = {"max_error": max_error, "most_iterations": most_iterations}
     of, a = Matrices.opened("sign", a, block, size, callback, group=group, alike=alike)
     bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
-    steps, scale = ("1 - X^2", "X + X R / 2"), 1 / bound if bound else 1.0
-    one = of.identity(a)
-    x, error = _newton_schulz(of, steps, one, a * scale, None, max_error, most_iterations)
-    if x is not None:
-        return of.result(of.symmetric_part(x), error)
-    raise NotConverged(
-        f"expected a symmetric matrix without an eigenvalue at 0; got one whose sign has not "
-        f"converged after {len(of.steps)} products (residual {error:.2g})"
-    )
-
-
-def _newton_schulz(
-    of: Matrices,
-    steps: Sequence[str],
-    one: Tensor,
-    y: Tensor,
-    z: Tensor | None,
-    max_error: float,
-    most_iterations: int,
-) -> tuple[Tensor | None, float]:
-    """Y + Y R / 2 and Z + R Z / 2 with R = 1 - Z Y, where Z is Y if there is none, until only the
-    errors of products are left in R: Z, or None where that does not come, and the norm of R.
-    """
-    is_one, map_y = z is None, of.norms(y)
-    z, map_z = (y, map_y) if z is None else (z, of.norms(z))
-    before, whole = math.inf, math.sqrt(of.size)  # the norm of 1
+    one, x, before = of.identity(a), a * (1 / (bound or 1.0)), math.inf
+    map_x, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
+    share = max_error * whole / 8  # of what a product may lose
     for _ in range(most_iterations):
         options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        r, map_r = of.product(steps[0], z, y, (map_z, map_y), max_error, **options)
+        each = relative(share, map_x, map_x)
+        r, map_r = of.product("1 - X^2", x, x, (map_x, map_x), each, **options)
         error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
         if error < 1e-2 and error >= before / 4:  # was to be squared
-            return z, error
+            found = of.result(of.symmetric_part(x), error)
+            error += of.commutator(a, x, share * bound) / (bound or 1.0)
+            rounding = 0.0 if max_error else 64 * torch.finfo(a.dtype).eps * (whole + of.size / 16)
+            if error <= max(10 * max_error * whole, rounding):
+                return replace(found, residual=error)
+            break
         if not error < max(before, of.size) * 2:  # NaN, too
             break
         before, options = error, {"residual": error, "alpha": 0.5}
-        share = max_error * max(1.0, whole / max(error, max_error))  # as of a factor 1 + R / 2
-        y, map_y = of.product(steps[1], y, r, (map_y, map_r), share, added=y, **options)
-        if is_one:
-            z, map_z = y, map_y
-        else:
-            z, map_z = of.product(steps[2], r, z, (map_r, map_z), share, added=z, **options)
-    return None, before
+        each = relative(share, map_x, map_r)
+        x, map_x = of.product("X + X R / 2", x, r, (map_x, map_r), each, added=x, **options)
+    raise NotConverged(
+        f"expected a symmetric matrix without an eigenvalue at 0, and an error that rounding "
+        f"allows; got one whose sign has not converged after {len(of.steps)} products (residual "
+        f"{error:.2g} for max_error={max_error:.2g})"
+    )
 
 
 def in_basis(
@@ -127,27 +76,36 @@ def in_basis(
     z: Tensor,
     *,
     max_error: float,
+    transposed: bool = False,
     block: int = 64,
     size: int | None = None,
     callback: Callback | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Result:
-    """Z A Z of symmetric matrices: a Hamiltonian in the basis Z = S^(-1/2), say.
+    """Z^T A Z of a symmetric matrix, symmetric: a Hamiltonian in the basis of an inverse factor Z.
 
-    Where Z is only near S^(-1/2), as one in float32 is, a second call with W = 3/2 - Z S Z / 2 in
-    place of Z mends what the first one lost, but for the square of 1 - Z S Z.
+    Where Z is only near an inverse factor, as one in float32 is, a second call with
+    W = 3/2 - Z^T S Z / 2 in place of Z mends what the first one lost, but for the square of
+    1 - Z^T S Z.
 
     Args:
-        a, z: (N, N), symmetric, of one layout, dtype and block; with ``group`` cut alike.
+        a: (N, N), symmetric.
+        z: (N, N), any, of the layout, dtype and block of ``a``, or ``z.mT`` of such a matrix; with
+            ``group`` cut as ``a``, and no ``z.mT``.
+        transposed: Z A Z^T, which takes a projector back from the basis: the same as ``z.mT``.
         max_error, block, size, callback, group: see above.
     """
-    alike = {"max_error": max_error}
-    of, a = Matrices.opened("in_basis", a, block, size, callback, group=group, alike=alike)
-    z = of.kept(z)
-    maps = of.norms(z), of.norms(a)
-    half, map_half = of.product("Z A", z, a, maps, max_error, symmetric=False)
+    alike = {"max_error": max_error, "transposed": transposed}
+    given = "in_basis", a, block, size, callback
+    of, a = Matrices.opened(*given, group=group, alike=alike, needs_size=False)
+    z = of.kept(z, "z", symmetric=False)
+    z, mirrored = (of.transposed(z), z) if transposed else (z, None)
+    maps = of.norms(a), of.norms(z)
+    half, map_half = of.product("A Z", a, z, maps, max_error, symmetric=False)
     del a
-    return of.result(of.product("Z A Z", half, z, (map_half, maps[0]), max_error)[0])
+    mirrored = of.transposed(z) if mirrored is None else mirrored
+    maps = of.norms(mirrored), map_half
+    return of.result(of.product("Z^T A Z", mirrored, half, maps, max_error)[0])
 
 
 # ---- Powers -------------------------------------------------------------------------------------
@@ -187,7 +145,8 @@ def matrix_power(
 
     alike = {"max_error": max_error, "n": n}
     given = "matrix_power", a, block, size, callback
-    of, a = Matrices.opened(*given, group=group, alike=alike, check=check)
+    options: dict[str, Any] = {"check": check, "symmetric": False, "needs_size": n == 0}
+    of, a = Matrices.opened(*given, group=group, alike=alike, **options)
     if n == 0:
         return replace(of.result(of.identity(a)), total_bound=0.0)
     tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
@@ -205,7 +164,7 @@ def matrix_power(
         square = multiply(square, square)
         if n >> bit & 1:
             found = square if found is None else multiply(found, square)
-    result = of.result(found.matrix if found else a)
+    result = of.result(found.matrix if found and found.number else a.clone())
     slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
     number = found.number if found else 0
 
@@ -215,7 +174,7 @@ def matrix_power(
         for (left, right, norm_x, norm_y), bound in zip(tree, of_products, strict=True):
             of_y = norm_y + lost[right]
             lost.append((lost[left] * of_y + norm_x * lost[right] + bound) * slack)
-        return lost[number]
+        return math.inf if math.isnan(lost[number]) else lost[number]  # 0 * inf
 
     bounds = [whole([made.error_bound for made in result.iterations])]
     bounds.append(whole([made.total_bound for made in result.iterations]))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .. import functional, sparse
@@ -16,9 +17,10 @@ from .._arguments import as_knobs, check_integer, check_max_error, check_tensor,
 from .._info import NormMaps, SkipInfo, skip_info, with_bounds
 from .._rounding import BELOW
 from ..distributed import axis_of
+from ..distributed.block_rows import Rows
 from ..sparse.blocks import is_sparse, read
+from ..sparse.matrices import blocks_at
 from ..sparse.products import Recipe, SparseInfo, multiplied
-from ..sparse.ranks import Rows
 
 Callback = Callable[[int, float], Any]
 
@@ -79,6 +81,8 @@ class Result:
 
 # ---- Dense and block-sparse matrices alike ------------------------------------------------------
 
+SYMMETRIC = 1024  # times eps and norm(A), what norm(A - A^T) of a symmetric matrix may be
+_ENTRIES = 2**24  # that are compared at a time
 
 _Count = Callable[[], SkipInfo | SparseInfo]
 
@@ -102,6 +106,7 @@ class Matrices:
 
     rows: Rows | None = None
     sums: tuple[Tensor | None, Tensor | None] = (None, None)  # a product, its trace and norm
+    asymmetry: float = 0.0  # the distance of what was given from what is kept
 
     def __init__(
         self,
@@ -114,6 +119,7 @@ class Matrices:
         are_shards: bool = False,
     ):
         self.is_sparse, self.callback, self.are_shards = is_sparse(a), callback, are_shards
+        self.function, self.is_size_given = function, size is not None
         self.block = read(a, "a", function).edge if self.is_sparse else block
         if not self.is_sparse:
             check_tensor(a, "a")
@@ -133,10 +139,17 @@ class Matrices:
 
     @classmethod
     def opened(
-        cls, *given: Any, group: Any, alike: dict[str, Any], check: Callable[..., Any] | None = None
+        cls,
+        *given: Any,
+        group: Any,
+        alike: dict[str, Any],
+        check: Callable[..., Any] | None = None,
+        symmetric: bool = True,
+        needs_size: bool = True,
     ) -> tuple["Matrices", Tensor]:
         """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective: what
         ``check``, or the one of max_error, raises all ranks raise, and where ``alike`` differ.
+        ``symmetric``, ``needs_size``: as of :meth:`kept`.
         """
         axis = None if group is None else axis_of(group)
         are_shards = axis is not None and axis.size > 1
@@ -148,15 +161,102 @@ class Matrices:
             return of
 
         if axis is None or not are_shards:
-            return made(), a
-        rows = Rows.agreed(function, a, axis, alike | {"size": size}, made)
-        of = made()
-        of.rows = rows
-        return of, of.kept(a)
+            of = made()
+        else:
+            rows = Rows.agreed(function, a, axis, alike | {"size": size}, made)
+            of = made()
+            of.rows = rows
+        return of, of.kept(a, "a", symmetric=symmetric, needs_size=needs_size)
 
-    def kept(self, a: Tensor) -> Tensor:
-        """A matrix of the caller as it is kept."""
-        return a if self.rows is None else self.rows.whole_rows(read(a, "a", "linalg")).matrix()
+    def kept(
+        self, a: Tensor, name: str, *, symmetric: bool = True, needs_size: bool = False
+    ) -> Tensor:
+        """A matrix of the caller as it is kept. With ``symmetric`` its symmetric part, where its
+        distance from that is rounding; ``asymmetry`` is then this distance. With ``needs_size``
+        rows of padding would count.
+
+        Raises:
+            ValueError: a matrix that is not finite or not symmetric, rows of zeros at the end of a
+                block-sparse one without ``size`` where it is needed, others behind ``size``.
+        """
+        if self.rows is not None:
+            a = self.rows.whole_rows(read(a, name, self.function)).matrix()
+        elif a.layout == torch.sparse_bsc:
+            a = sparse.transpose(a.mT)
+        sums = self.whole(_row_sums(a))
+        if not len(sums):
+            return a
+        largest = sums.max().item()
+        if not math.isfinite(largest):
+            raise ValueError(
+                f"{self.function} expects finite numbers; got NaN or infinity in {name}"
+            )
+        if self.is_sparse:
+            self._check_size(sums, name, needs_size)
+        if not symmetric or not largest:
+            return a
+        size, off = self._size_and_asymmetry(a, largest)
+        if not off <= SYMMETRIC * torch.finfo(a.dtype).eps * size:
+            raise ValueError(
+                f"{self.function} expects a symmetric matrix; got norm(A - A^T) = {off:.2g} beside "
+                f"norm(A) = {size:.2g} for {name}: its symmetric part is (A + A^T) / 2"
+            )
+        self.asymmetry = off / 2
+        return self.symmetric_part(a) if off else a
+
+    def _check_size(self, sums: Tensor, name: str, needed: bool) -> None:
+        """Of a block-sparse matrix with these sums of rows."""
+        rows, tail = len(sums), sums[-self.block :].tolist()
+        used = rows - next((i for i, x in enumerate(reversed(tail)) if x), len(tail) - 1)
+        if self.is_size_given and used > self.size:
+            raise ValueError(
+                f"rows of {name} behind size={self.size} must be 0; got another in row {used - 1}"
+            )
+        if needed and not self.is_size_given and used < rows:
+            raise ValueError(
+                f"{self.function} expects no rows of zeros at the end of {name}; got {rows - used} "
+                f"among {rows}, which would count as states: give size={used}"
+            )
+
+    def _size_and_asymmetry(self, a: Tensor, largest: float) -> tuple[float, float]:
+        """norm(A) and norm(A - A^T). Squares neither vanish nor overflow over the largest sum."""
+        mirrored = self.transposed(a)
+        if self.is_sparse:
+            parts = a.values(), sparse.add(a, mirrored, beta=-1).values()
+            some = max(1, _ENTRIES // self.block**2)
+            pieces = [x.split(some) for x in parts]
+        else:
+            some = max(1, _ENTRIES // len(a))
+            pieces = [a.split(some)]
+            pairs = zip(pieces[0], mirrored.split(some), strict=True)
+            pieces.append(x - y for x, y in pairs)
+        squares = [sum(norm_of(x / largest) ** 2 for x in each) for each in pieces]
+        found = self.whole(torch.stack(squares)).sqrt() * largest
+        size, off = found.tolist()
+        return size, off
+
+    def transposed(self, a: Tensor) -> Tensor:
+        """The transpose; of a dense matrix a view. Collective over ranks."""
+        if not self.is_sparse:
+            return a.mT
+        found = sparse.transpose(a)
+        if self.rows is None:
+            return found
+        # Blocks are sorted by rows now, and so by the ranks that are to have them.
+        axis, of = self.rows.axis, read(found, "a", self.function)
+        leave = of.crow[list(self.rows.at)].diff()
+        arrive = torch.empty_like(leave)
+        dist.all_to_all_single(arrive, leave, group=axis.group)
+        counts = arrive.tolist(), leave.tolist()
+
+        def moved(x: Tensor) -> Tensor:
+            arrived = x.new_empty(sum(counts[0]), *x.shape[1:])
+            dist.all_to_all_single(arrived, x.contiguous(), *counts, group=axis.group)
+            return arrived
+
+        keys, order = moved(of.keys()).sort()
+        values = moved(of.values)[order]
+        return blocks_at(keys, values, of.rows, of.columns, of.crow.dtype).matrix()
 
     def norms(self, a: Tensor) -> Tensor:
         if self.rows is not None:
@@ -228,10 +328,22 @@ class Matrices:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
 
+    def commutator(self, a: Tensor, x: Tensor, share: float | None) -> float:
+        """norm(A X - X A) of symmetric matrices, with what their product may lose; None: nothing.
+
+        No step of a function, and so to be called after :meth:`result`.
+        """
+        self.callback = None
+        maps = self.norms(a), self.norms(x)
+        each = None if share is None else relative(share, *maps)
+        product, _ = self.product("A X", a, x, maps, each, symmetric=False)
+        largest = self.whole(_row_sums(product)).amax().item()
+        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * (share or 0.0)
+
     def identity(self, like: Tensor) -> Tensor:
         """1, which is zero in padding."""
         if not self.is_sparse:
-            return torch.eye(self.size).to(like)
+            return torch.eye(self.size, dtype=like.dtype, device=like.device)
         make = self.rows.identity if self.rows is not None else sparse.identity
         return make(self.size, like=like)
 
@@ -244,7 +356,7 @@ class Matrices:
         return a
 
     def gershgorin(self, a: Tensor) -> tuple[float, float]:
-        return _bounds(*(self._whole(x) for x in _circles(a)))
+        return _bounds(*(self.whole(x) for x in _circles(a)))
 
     def trace_and_norm(self, a: Tensor, norms: Tensor) -> tuple[float, float]:
         """Of a matrix with these norms. Waits for the device, but for the last product's."""
@@ -256,29 +368,53 @@ class Matrices:
         return trace, norm
 
     def diagonal(self, a: Tensor) -> Tensor:
-        return self._whole(sparse.diagonal(a) if self.is_sparse else a.diagonal())
+        return self.whole(sparse.diagonal(a) if self.is_sparse else a.diagonal())
 
-    def _whole(self, x: Tensor) -> Tensor:
+    def whole(self, x: Tensor) -> Tensor:
         """Numbers of all rows; each rank has 0 at the rows of others."""
         if self.rows is not None:
             self.rows.axis.sum(x)
         return x
 
+    def own_rows(self, a: Tensor) -> Tensor:
+        """This rank's part of a block-sparse matrix that all have; others are zero here."""
+        if self.rows is None:
+            return a
+        at, rank = self.rows.at, self.rows.axis.rank
+        return read(a, "a", self.function).of_rows(at[rank], at[rank + 1]).matrix()
+
     def symmetric_part(self, a: Tensor) -> Tensor:
-        """Of a symmetric product; of a block-sparse one in place, for blocks are mirrored."""
-        if not self.is_sparse:
-            return (a + a.mT) / 2
-        blocks = read(a, "a", "linalg")
-        on_diagonal = (blocks.row_of() == blocks.col).nonzero()[:, 0]
-        own = blocks.values[on_diagonal]
-        blocks.values[on_diagonal] = (own + own.mT) / 2
-        return a
+        """(A + A^T) / 2."""
+        mirrored = self.transposed(a)
+        if self.is_sparse:
+            return sparse.add(a, mirrored, alpha=0.5, beta=0.5)
+        return (a + mirrored) / 2
+
+    def bound_of_norm(self, a: Tensor, transposed: Tensor) -> float:
+        """A bound of the spectral norm: the root of the largest sums of a row and of a column."""
+        rows, columns = (self.whole(_row_sums(x)).amax() for x in (a, transposed))
+        return (rows * columns).sqrt().item()
 
 
 def norm_of(a: Tensor) -> Tensor:
     """The norm of a matrix, or of one with this norm map."""
     values = a.values() if is_sparse(a) else a
     return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+def relative(error: float, map_a: Tensor, map_b: Tensor) -> float:
+    """What a product may lose, relative to the norms of its operands."""
+    norms = (norm_of(map_a) * norm_of(map_b)).item()
+    return error / norms if norms else 0.0
+
+
+def smaller(share: float, factor: float) -> float:
+    """At most half of an error, near ``factor`` of it; 0 below rounding.
+
+    A power of 2 times it, so that ranks agree, whose sums differ in their last bits.
+    """
+    share = share * 2.0 ** min(-1, math.floor(math.log2(factor))) if factor > 0 else 0.0
+    return share if share > 1e-16 else 0.0
 
 
 def gershgorin(a: Tensor) -> tuple[float, float]:
@@ -288,16 +424,18 @@ def gershgorin(a: Tensor) -> tuple[float, float]:
 
 def _circles(a: Tensor) -> tuple[Tensor, Tensor]:
     """Of each row, the entry on the diagonal and the sum of the others, without their signs."""
-    if is_sparse(a):
-        blocks = read(a, "a", "gershgorin")
-        centre = sparse.diagonal(a)
-        sums = blocks.values.new_zeros(blocks.rows, blocks.edge)
-        sums.index_add_(0, blocks.row_of(), torch.linalg.vector_norm(blocks.values, 1, 2))
-        radius = sums.flatten() - centre.abs()
-    else:
-        centre = a.diagonal()
-        radius = a.abs().sum(1) - centre.abs()
-    return centre, radius
+    centre = (sparse.diagonal(a) if is_sparse(a) else a.diagonal()).double()
+    return centre, _row_sums(a) - centre.abs()
+
+
+def _row_sums(a: Tensor) -> Tensor:
+    """Of the magnitudes of the entries of each row, float64."""
+    if not is_sparse(a):
+        return torch.linalg.vector_norm(a, 1, 1, dtype=torch.float64)
+    blocks = read(a, "a", "gershgorin")
+    sums = torch.zeros(blocks.rows, blocks.edge, dtype=torch.float64, device=a.device)
+    of_blocks = torch.linalg.vector_norm(blocks.values, 1, 2, dtype=torch.float64)
+    return sums.index_add_(0, blocks.row_of(), of_blocks).flatten()
 
 
 def _bounds(centre: Tensor, radius: Tensor) -> tuple[float, float]:

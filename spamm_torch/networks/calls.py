@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .nodes import pair_of
+from .nodes import constant_when_compiled, pair_of
 
 _ops = torch.ops.spamm_torch
 _conv2d, _conv2d_max_pool = _ops.conv2d.default, _ops.conv2d_max_pool.default
@@ -23,7 +23,7 @@ _max_pool2d = _ops.max_pool2d.default
 _HALF_OR_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 _PLAIN = (Tensor, nn.Parameter)
 
-_freezes = torch.compiler.assume_constant_result(lambda: bool(torch._inductor.config.freezing))
+_freezes = constant_when_compiled(lambda: bool(torch._inductor.config.freezing))
 
 
 def activated(values: Tensor, activation: str) -> Tensor:

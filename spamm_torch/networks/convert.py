@@ -5,23 +5,25 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from .._arguments import check_bool, check_module
+from .._hints import with_hints
 from .._output import Progress
 from .._state import Snapshot
 from ..nn import SpAMMConv2d, _SpAMM
-from ..reference import ReferenceConversion, check_reference
+from .backend import refresh_compiled
 from .config import SpAMMConfig
 from .conversion import Conversion
 from .example import Example
 from .install import detach, fuse_again, fused_class, fused_of, is_converted_layer, revert_module
 from .report import ConvertReport
-from .request import check_like_settings, read_request
+from .request import read_request
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@with_hints
 def convert_(
     model: nn.Module,
     config: SpAMMConfig | str | os.PathLike[str] | None = None,
@@ -34,7 +36,6 @@ def convert_(
     fuse: bool = True,
     dry_run: bool = False,
     progress: bool = False,
-    reference: Tensor | None = None,
 ) -> ConvertReport:
     """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
 
@@ -65,27 +66,17 @@ def convert_(
         fuse: whether anything but the convolutions' classes may change.
         dry_run: do all of it, report, and leave the model as it is.
         progress: whether to say on standard error what it is at.
-        reference: a picture (1, C, H, W) like which most of later pictures are, such as an empty
-            canvas or a background. Generated forwards then compute deviations from what the model
-            makes of it, which are zero where a picture is like it; the results are the model's own,
-            to the rounding of the larger of picture and reference. Without ``config`` convolutions
-            skip exactly the zeros of these deviations, in blocks (1, 8, 8), and nothing is lost; a
-            ``config`` skips small deviations too. Layers keep their class. Inputs of another size
-            take the model's own forward.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution.
 
     Raises:
-        TypeError: a model that is no module, an argument of another type, a reference that is no
-            dense tensor.
+        TypeError: a model that is no module, an argument of another type.
         ValueError: several knobs, or a knob and a ``config``; an override that names no convolution
             or comes with a settings file, a settings file of another model, of another format or
             none at all, an example that the model cannot take, of no images or without finite
             numbers, a model without ``nn.Conv2d`` or without values (lazy, or on the device meta),
-            settings that no layer can have; a reference that is not one finite picture of floats,
-            or on the device meta; a settings file that was made with a reference, without one of
-            its shape here, and the other way round.
+            settings that no layer can have.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -100,16 +91,11 @@ def convert_(
     example = None if example_input is None else Example(example_input)
     if example is not None:
         example.check_values()
-    picture = None if reference is None else check_reference(reference, model, example, fuse)
-    check_like_settings(request, picture)
     before = Snapshot(model)
     try:
         revert_(model)
         with Progress("convert_", progress) as shown:
-            if picture is None:
-                report = Conversion(model, request, example, fuse, shown, before).run()
-            else:
-                report = ReferenceConversion(model, request, example, picture, shown).run()
+            report = Conversion(model, request, example, fuse, shown, before).run()
     except BaseException:
         before.restore()
         raise
@@ -141,7 +127,7 @@ def revert_(model: Model) -> Model:
 
 
 def refresh_(model: Model) -> Model:
-    """Brings a converted model up to date with its tensors and hooks.
+    """Brings a converted or compiled model up to date with its tensors and hooks.
 
     Changes act without it, in the next eager call. Call it after values were written through
     ``.data`` at the same address or by another process, which no counter tells; after changes of
@@ -150,21 +136,21 @@ def refresh_(model: Model) -> Model:
     where shapes, dtypes and devices stay, so that graphs and compiled code read the new values.
 
     Args:
-        model: a converted model.
+        model: a converted model, or one compiled by the backend "spamm_torch".
 
     Returns:
         The model.
 
     Raises:
         TypeError: a model that is no module.
-        ValueError: a model that is not converted.
+        ValueError: a model that is neither converted nor compiled.
         RuntimeError: a module whose class something else changed, as :func:`revert_`.
     """
     check_module(model, "refresh_")
     converted = [m for m in model.modules() if fused_of(m) is not None or is_converted_layer(m)]
-    if not converted:
+    if not refresh_compiled(model) and not converted:
         raise ValueError(
-            "refresh_ expects a model that convert_ converted; got "
+            "refresh_ expects a model that convert_ converted or the backend compiled; got "
             f"{type(model).__name__} as it was"
         )
     for name, module in model.named_modules():

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .config import Engine
 from .generate import Forward, generate
+from .nodes import constant_when_compiled
 from .operands import Made, Source
 from .plan import Island, Plan, Site, computes_output_norms, fills_norm_block, norm_flow
 from .proof import Origin, Proof
@@ -282,7 +283,7 @@ def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     return old.copy_(new)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _is_ready(key: int, is_grad_enabled: bool) -> bool:
     """:meth:`Fused.is_ready`, asked once while a call is compiled."""
     fused = _registry[key]

@@ -26,6 +26,13 @@ _ADDS = (operator.add, torch.add, operator.iadd)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+def constant_when_compiled(function: Any) -> Any:
+    """``torch.compiler.assume_constant_result`` without its import of the compiler, which takes
+    seconds: that sets this attribute and nothing else."""
+    function._dynamo_marked_constant = True
+    return function
+
+
 def reason_not_plain(module: nn.Module) -> str | None:
     """Names what a call of this module does beside its class's ``forward``; None for nothing."""
     own = module.__dict__

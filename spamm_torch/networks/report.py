@@ -32,8 +32,9 @@ class Row:
         name: fully qualified; further calls of the same layer have "#2" and so on behind it.
         shape: the layer's, as in "64 > 128, 3x3, /2"; geometry: with padding and bias, by which a
             settings file knows the layer.
-        action: "spamm" (a :class:`SpAMMConv2d` now; in the reference form what it was), "dense"
-            (dense, with what follows computed in the same call) or "left" (as it was); reason: why.
+        action: "spamm" (a :class:`SpAMMConv2d` now), "dense" (dense, with what follows computed in
+            the same call) or "left" (as it was); reason: why. The engine, where the backend
+            compiled the layer.
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
             "pool", "groups"): the last is one product of all groups, which skips zeros.
         setting: what is skipped; None where nothing can be. band: the lowest and highest valid
@@ -61,12 +62,10 @@ class ConvertReport(tuple[Row, ...]):
     Attributes:
         notes: what concerns the whole model: parts that were not traced or differed, and times.
         device: on which the model was converted; a GPU's name.
-        reference: the shape of the picture of the reference form; None: no such form.
     """
 
     notes: tuple[str, ...]
     device: str
-    reference: tuple[int, ...] | None = None
 
     def __new__(
         cls, rows: Iterable[Row], notes: Iterable[str] = (), device: str = ""
@@ -101,7 +100,8 @@ class ConvertReport(tuple[Row, ...]):
     def _summary(self) -> list[str]:
         """How many rows have each action, and for which reasons."""
         actions = collections.Counter(row.action for row in self)
-        counts = ", ".join(f"{actions[action]} {action}" for action in ("spamm", "dense", "left"))
+        known = dict.fromkeys(("spamm", "dense", "left", *actions))
+        counts = ", ".join(f"{actions[action]} {action}" for action in known)
         reasons = collections.Counter((row.action, row.reason) for row in self)
         return [
             f"{len(self)} layers: {counts}",
@@ -117,7 +117,6 @@ class ConvertReport(tuple[Row, ...]):
             "format": FORMAT,
             "device": self.device,
             "versions": {"spamm_torch": VERSION, "torch": torch.__version__},
-            "reference": self.reference,
             "layers": {row.name: _layer_to_dict(row) for row in self},
             "notes": list(self.notes),
         }

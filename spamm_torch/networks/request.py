@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from .._arguments import is_integer, is_number
+from .._arguments import is_number
+from .._hints import HINTS
 from .._library import VERSION
 from .config import DENSE, LEFT, NOTHING_SKIPPED, Band, Engine, SpAMMConfig
 from .report import FORMAT, geometry_of
@@ -21,14 +22,13 @@ _KINDS = ("spamm", "dense", "left")
 @dataclass(frozen=True)
 class Request:
     """The checked arguments of :func:`convert_`; ``named``: names in full, whose setting is taken.
-    From a settings file: the engines of calls by name, and the shape of its reference.
+    ``engines``: of calls by name, from a settings file.
     """
 
     config: SpAMMConfig | None
     overrides: Mapping[str, SpAMMConfig | None]
     named: frozenset[str]
     engines: Mapping[str, Engine]
-    reference: tuple[int, ...] | None = None
 
     def setting_of(self, layer: str) -> SpAMMConfig | None:
         """The setting by which a layer may skip; None where it is to stay dense."""
@@ -53,14 +53,13 @@ def read_request(model: nn.Module, config: Any, overrides: Any, knobs: dict[str,
         if isinstance(module, nn.Conv2d)
     }
     engines: Mapping[str, Engine] = {}
-    reference = None
     if isinstance(config, (str, os.PathLike)):
         if overrides:
             raise ValueError(
                 "overrides must not come with a settings file, which names each layer's engine; "
                 f"got both ({os.fspath(config)!r})"
             )
-        engines, reference = _read_settings(config, convolutions)
+        engines = _read_settings(config, convolutions)
         config = None
     elif config is not None and not isinstance(config, SpAMMConfig):
         got = type(config).__name__
@@ -76,18 +75,7 @@ def read_request(model: nn.Module, config: Any, overrides: Any, knobs: dict[str,
     known_as = {name: first[module] for name, module in convolutions.items()}
     named = frozenset(known_as[key] for key in overrides if key in known_as)
     own = {known_as[name]: setting for name, setting in by_name.items()}
-    return Request(config, own, named, engines, reference)
-
-
-def check_like_settings(request: Request, reference: Tensor | None) -> None:
-    """Raises ValueError where a settings file is for another reference form, or for none."""
-    shape = None if reference is None else tuple(reference.shape)
-    if request.engines and shape != request.reference:
-        expected, got = (
-            "no reference" if form is None else f"a reference of shape {form}"
-            for form in (request.reference, shape)
-        )
-        raise ValueError(f"the settings must come with {expected}, as they were made; got {got}")
+    return Request(config, own, named, engines)
 
 
 def _read_overrides(
@@ -141,8 +129,8 @@ def _close_names(key: str, names: Mapping[str, Any]) -> str:
 
 def _read_settings(
     path: str | os.PathLike[str], convolutions: Mapping[str, nn.Conv2d]
-) -> tuple[dict[str, Engine], tuple[int, ...] | None]:
-    """The engines and the shape of the reference, as of a :class:`Request`."""
+) -> dict[str, Engine]:
+    """The engines of calls by name."""
     try:
         with open(path) as file:
             settings = json.load(file)
@@ -159,6 +147,11 @@ def _read_settings(
             f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
         ) from None
     _check_version(*version)
+    if reference is not None:
+        raise ValueError(
+            f"the settings must come without a reference; got one of shape {reference} (make them "
+            f"anew: {HINTS['convert_']['reference']})"
+        )
     engines = {}
     for name, shape, kind, setting, get in entries:
         layer = convolutions.get(name.partition("#")[0])
@@ -182,7 +175,7 @@ def _read_settings(
             f"the settings must be those of this model; got none for {missing[0]!r} "
             f"({len(missing)} layers are missing)"
         )
-    return engines, _reference(reference)
+    return engines
 
 
 def _check_version(file_format: Any, version: Any) -> None:
@@ -241,11 +234,3 @@ def _band(name: str, band: Any) -> Band | None:
             f"{band!r} for {name!r}"
         )
     return band[0], band[1]
-
-
-def _reference(shape: Any) -> tuple[int, ...] | None:
-    if shape is None:
-        return None
-    if not isinstance(shape, list) or not all(map(is_integer, shape)):
-        raise ValueError(f"the settings must have a shape or null as reference; got {shape!r}")
-    return tuple(shape)

@@ -12,16 +12,21 @@ CUDA, without gradients. Sizes are multiples of the block: what is smaller is pa
     x = sparse.add(c, a, alpha=-1, beta=2)
 
 All functions return new matrices, and work in proportion to the stored blocks. Errors are one line:
-TypeError for another layout or dtype, ValueError for blocks, RuntimeError for shapes and devices.
+TypeError for another layout or dtype, ValueError for blocks, RuntimeError for shapes, devices and
+columns that do not ascend in each row, each once. :func:`from_sparse` sorts them.
 docs/block_sparse.md has the meaning of products.
 """
 
+from typing import TYPE_CHECKING
+
+from .._hints import hints_of
 from .maps import Plan, plan
 from .matrices import (
     add,
     diagonal,
     from_dense,
     from_scipy,
+    from_sparse,
     identity,
     inner,
     norm,
@@ -41,6 +46,7 @@ __all__ = [
     "diagonal",
     "from_dense",
     "from_scipy",
+    "from_sparse",
     "identity",
     "inner",
     "norm",
@@ -52,3 +58,6 @@ __all__ = [
     "trace",
     "transpose",
 ]
+
+if not TYPE_CHECKING:  # else any name would pass
+    __getattr__ = hints_of(__name__)

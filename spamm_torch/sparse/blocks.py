@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._arguments import DTYPES, EDGES, check_number, check_tensor, dtype_name
 
@@ -83,7 +84,11 @@ class Blocks(NamedTuple):
         edge = 1 if is_map else self.edge
         make = torch.sparse_csr_tensor if is_map else torch.sparse_bsr_tensor
         size = (self.rows * edge, self.columns * edge)
-        return make(self.crow, self.col, self.values, size=size, check_invariants=False)
+        options: Any = {"check_invariants": False, "device": self.values.device}
+        found = make(self.crow, self.col, self.values, size=size, **options)
+        if not is_map:
+            remember(found)
+        return found
 
     def dense(self) -> Tensor:
         """With zeros where nothing is stored."""
@@ -112,18 +117,23 @@ def _quiet() -> None:
     """Lets torch say once, unheard, that its BSR tensors are in beta state."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        index = torch.zeros(2, dtype=torch.int32)
-        torch.sparse_bsr_tensor(
-            index, index[:0], torch.zeros(0, 1, 1), size=(1, 1), check_invariants=False
-        )
+        index = torch.zeros(2, dtype=torch.int32, device="cpu")
+        values = torch.zeros(0, 1, 1, device="cpu")
+        options: Any = {"check_invariants": False, "device": "cpu"}
+        torch.sparse_bsr_tensor(index, index[:0], values, size=(1, 1), **options)
 
 
 # ---- Arguments ----------------------------------------------------------------------------------
 
 
-def read(x: Any, name: str, function: str) -> Blocks:
-    """The blocks of a ``torch.sparse_bsr`` matrix, checked; ops check that columns ascend."""
-    _check_layout(x, name, function, torch.sparse_bsr)
+def read(
+    x: Any, name: str, function: str, *, has_op: bool = False, dense_too: bool = True
+) -> Blocks:
+    """The blocks of a ``torch.sparse_bsr`` matrix, checked.
+
+    ``has_op``: an op checks that columns ascend. ``dense_too``: a dense matrix may stand here.
+    """
+    _check_layout(x, name, function, torch.sparse_bsr, dense_too)
     values = x.values()
     if x.dim() != 2 or values.dim() != 3:
         raise RuntimeError(
@@ -138,12 +148,49 @@ def read(x: Any, name: str, function: str) -> Blocks:
         raise TypeError(
             f"{name} must be float16, bfloat16, float32 or float64; got {dtype_name(x.dtype)}"
         )
+    check_no_gradient(x, name)
+    columns = x.shape[1] // max(1, width)
+    found = Blocks(x.crow_indices(), x.col_indices(), values.detach(), columns)
+    if not has_op:
+        _check_pattern(x, found, name, function)
+    return found
+
+
+# On CUDA, where a look at indices waits: matrices whose columns ascend, and their versions then.
+_ascending = WeakTensorKeyDictionary()
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def remember(*matrices: Any) -> None:
+    """Notes that the columns of block-sparse matrices ascend; others are left alone."""
+    for x in matrices:
+        if x is not None and x.is_cuda and x.layout == torch.sparse_bsr:
+            _ascending[x] = _version(x)
+
+
+def _check_pattern(x: Tensor, blocks: Blocks, name: str, function: str) -> None:
+    """RuntimeError unless columns ascend in each row; on CUDA once until ``x`` is written to."""
+    if x.is_cuda:
+        if _ascending.get(x) == _version(x):
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{function} in a CUDA graph expects a matrix whose columns were checked before, "
+                f"in any call; got {name}, which is new or was written to"
+            )
+    _ops.bsr_check(blocks.crow, blocks.col, blocks.columns, name)
+    remember(x)
+
+
+def check_no_gradient(x: Tensor, name: str) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError(
             "block-sparse matrices have no gradient here: expected tensors that require none, or "
             f"no_grad; got {name}, which requires one"
         )
-    return Blocks(x.crow_indices(), x.col_indices(), values.detach(), x.shape[1] // max(1, width))
 
 
 def read_map(x: Any, name: str, function: str) -> Blocks:
@@ -157,7 +204,9 @@ def read_map(x: Any, name: str, function: str) -> Blocks:
     return Blocks(x.crow_indices(), x.col_indices(), x.values().detach(), x.shape[1])
 
 
-def _check_layout(x: Any, name: str, function: str, layout: torch.layout) -> None:
+def _check_layout(
+    x: Any, name: str, function: str, layout: torch.layout, dense_too: bool = True
+) -> None:
     if not isinstance(x, Tensor):
         check_tensor(x, name)
     if x.layout != layout:
@@ -172,9 +221,9 @@ def _check_layout(x: Any, name: str, function: str, layout: torch.layout) -> Non
                 f"{function} expects sparse_bsr; got a dense tensor for {name}: "
                 f"spamm_torch.sparse.from_dense({name}, 64)"
             )
+        kinds = "dense or sparse_bsr" if dense_too else "sparse_bsr"
         raise TypeError(
-            f"{function} expects dense or sparse_bsr; got {got}: {name}.to_sparse_bsr(64), or call "
-            "to_dense()"
+            f"{function} expects {kinds}; got {got}: spamm_torch.sparse.from_sparse({name}, 64)"
         )
     check_device(x, name)
 
@@ -260,11 +309,7 @@ def check_memory(
 
 def all_blocks(x: Tensor, edge: int, name: str = "a") -> Blocks:
     """A dense matrix with all of its blocks, padded with zeros."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError(
-            "block-sparse products have no gradient: expected tensors that require none, or "
-            f"no_grad; got {name}, which requires one"
-        )
+    check_no_gradient(x, name)
     rows, columns = (-(-length // edge) for length in x.shape)
     padded = pad(x.detach(), (0, columns * edge - x.shape[1], 0, rows * edge - x.shape[0]))
     values = padded.reshape(rows, edge, columns, edge).transpose(1, 2).reshape(-1, edge, edge)

@@ -9,9 +9,11 @@ from torch.library import get_ctx, register_fake
 from torch.nn.functional import pad
 
 from .._arguments import as_knobs, check_tensor, dtype_name, held_tau, norm_dtype
+from .._rounding import SLACK, norm, rounded_up
 from .blocks import (
     Blocks,
     check_block_of,
+    check_drop,
     check_memory,
     check_pair,
     free_bytes,
@@ -19,6 +21,7 @@ from .blocks import (
     is_sparse,
     read,
     read_map,
+    remember,
 )
 
 _ops = torch.ops.spamm_torch
@@ -26,7 +29,7 @@ _MOST_STORED = 2**31 - 1
 
 
 def norm_map(a: Tensor, block: Any) -> Tensor:
-    blocks = read(a, "a", "norm_map")
+    blocks = read(a, "a", "norm_map", has_op=True)
     check_block_of(block, blocks.edge)
     return blocks.with_norms().matrix()
 
@@ -76,10 +79,12 @@ def error_bound(a: Blocks, b: Blocks, tau: Tensor) -> Tensor:
     return lost(a, b, tau)[0]
 
 
-def threshold(maps: tuple[Blocks, Blocks], tau: Any, valid_ratio: Any, max_error: Any) -> Tensor:
-    """The threshold that the one knob given means."""
+def threshold(
+    maps: tuple[Blocks, Blocks], tau: Any, valid_ratio: Any, max_error: Any, share: float = 1.0
+) -> Tensor:
+    """The threshold that the one knob given means; of a ``max_error`` with this share of it."""
     held = held_tau(as_knobs(tau, valid_ratio, max_error))
-    return find_tau(*maps, valid_ratio, max_error) if held is None else held
+    return find_tau(*maps, valid_ratio, max_error and max_error * share) if held is None else held
 
 
 def given_maps(
@@ -148,6 +153,9 @@ class Plan(NamedTuple):
         symmetric: whether only blocks on and above the diagonal are computed.
         crow, col, first, slots_a, slots_b: as the op ``bsr_plan`` returns them.
         excess: with a capacity, how many blocks and products it had no room for, int64 (2,).
+        max_error: the knob, if it was that; drops: whether a share of it is left for dropping.
+        indices: copies of the operands' indices, which those of a call are held against.
+        places: where these were in memory.
     """
 
     norm_a: Blocks
@@ -161,6 +169,10 @@ class Plan(NamedTuple):
     slots_a: Tensor
     slots_b: Tensor
     excess: Tensor | None = None
+    max_error: float | None = None
+    drops: bool = False
+    indices: Tensor | None = None
+    places: tuple[int, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -184,9 +196,13 @@ class Plan(NamedTuple):
         added: Blocks | None = None,
         *,
         norms: bool = True,
+        differs: Tensor | None = None,
         **scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """The blocks of alpha * a @ b + beta * added, and with ``norms`` their norms."""
+        """The blocks of alpha * a @ b + beta * added, and with ``norms`` their norms.
+
+        Each holds a NaN if ``differs``, of :func:`check_plan`, says that it is not of the plan.
+        """
         options: dict[str, Any] = {"crow_b": b.crow, "col_b": b.col, "norms": norms}
         options["tau"] = self.tau
         if added is not None:
@@ -198,6 +214,9 @@ class Plan(NamedTuple):
             overflows = self.excess > 0
             for x in found:
                 x.masked_fill_(overflows.any(), math.nan)
+        if differs is not None:
+            for x in (found[0][:, 0, 0], found[1]):
+                x.masked_fill_(differs, math.nan)
         return found
 
     def only(self, numbers: Tensor, products: int | None = None) -> "Plan":
@@ -246,8 +265,32 @@ def make_plan(
     return Plan(norm_a, norm_b, input, tau, symmetric, crow, col, first, *slots)
 
 
-def check_plan(plan: Plan, a: Blocks, b: Blocks, input: Blocks | None, symmetric: bool) -> None:
-    """Raises unless the plan was made for these patterns."""
+def _indices_of(*of: Blocks | None) -> list[Tensor]:
+    return [index for x in of if x is not None for index in (x.crow, x.col)]
+
+
+def _kept(plan: Plan) -> Plan:
+    """The plan with copies of all that its operands may change."""
+    own = _indices_of(*plan[:3])
+    indices = torch.cat(own)
+    copies = iter(indices.split([len(x) for x in own]))
+    norm_a, norm_b, input = (
+        None if x is None else x._replace(crow=next(copies), col=next(copies)) for x in plan[:3]
+    )
+    if input is not None:
+        input = input._replace(values=input.col)
+    kept = {"norm_a": norm_a, "norm_b": norm_b, "input": input, "indices": indices}
+    return plan._replace(**kept, places=tuple(x.data_ptr() for x in own))
+
+
+def check_plan(
+    plan: Plan, a: Blocks, b: Blocks, input: Blocks | None, symmetric: bool
+) -> Tensor | None:
+    """Raises unless the plan was made for these patterns.
+
+    On CUDA, if indices are where those of the plan were, a 0-d tensor says whether they differ: to
+    raise would wait for the device.
+    """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be one of spamm_torch.sparse.plan; got {type(plan).__name__}")
     pairs = {"a": (plan.norm_a, a), "b": (plan.norm_b, b), "input": (plan.input, input)}
@@ -259,14 +302,54 @@ def check_plan(plan: Plan, a: Blocks, b: Blocks, input: Blocks | None, symmetric
                 f"plan must be one of {'addmm, with its input' if got else 'mm, without input'}; "
                 "got another"
             )
-        if made.rows != got.rows or not made.has_pattern_of(got):
-            raise RuntimeError(
-                f"plan must be of the pattern of {name}: expected {len(made.col)} stored blocks in "
-                f"{made.rows} x {made.columns}; got {len(got.col)} in {got.rows} x {got.columns}"
-                + (", in other places" if len(made.col) == len(got.col) else "")
-            )
+        if _sizes(made) != _sizes(got):
+            _refuse_pattern(name, made, got)
     if plan.symmetric != symmetric:
         raise RuntimeError(f"plan must have the call's symmetric, {symmetric}; got the other")
+    given = _indices_of(a, b, input)
+    if a.values.is_cuda and tuple(x.data_ptr() for x in given) == plan.places:
+        return (torch.cat(given) != plan.indices).any()
+    for name, (made, got) in pairs.items():
+        if made is not None and got is not None and not made.has_pattern_of(got):
+            _refuse_pattern(name, made, got)
+    return None
+
+
+def _sizes(x: Blocks) -> tuple[int, int, int]:
+    return x.rows, x.columns, len(x.col)
+
+
+def _refuse_pattern(name: str, made: Blocks, got: Blocks) -> None:
+    raise RuntimeError(
+        f"plan must be of the pattern of {name}: expected {len(made.col)} stored blocks in "
+        f"{made.rows} x {made.columns}; got {len(got.col)} in {got.rows} x {got.columns}"
+        + (", in other places" if len(made.col) == len(got.col) else "")
+    )
+
+
+def lost_by(plan: Plan | None, a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """As :func:`lost`, of what a plan skips, which may have been made from other norms."""
+    if plan is None:
+        return lost(a, b, tau)
+    of_plan = plan.norm_a.values, plan.norm_b.values
+    pairs = zip(of_plan, (a.values, b.values), strict=True)
+    if all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs):
+        return lost(a, b, tau)
+    everything = torch.full_like(tau, -math.inf)
+    whole = make_plan("return_info", a, b, None, everything, False, 0)
+    slots = whole.slots_a, whole.slots_b
+    decided = [x.index_select(0, at) for x, at in zip(of_plan, slots, strict=True)]
+    skipped = decided[0] * decided[1] < tau
+    # Norms are right to a unit where numbers end, and the bound's slack covers the rest.
+    unit = torch.finfo(a.values.dtype).smallest_normal * torch.finfo(a.values.dtype).eps
+    sizes = [x.values.double() + x.values.double().clamp(max=unit) for x in (a, b)]
+    losses = [x.index_select(0, at) for x, at in zip(sizes, slots, strict=True)]
+    least = torch.where((losses[0] > 0) & (losses[1] > 0), 5e-324, 0.0)  # where products vanish
+    loss = torch.where(skipped, losses[0] * losses[1] + least, 0.0)
+    lengths = whole.first.diff(append=whole.first[-1:])  # torch wants at least one
+    of_blocks = torch.segment_reduce(loss, "sum", lengths=lengths)
+    bound = rounded_up(norm(of_blocks) * SLACK, a.values.dtype)
+    return bound, lost(plan.norm_a, plan.norm_b, tau)[1]
 
 
 # The share of max_error for dropping. Dropped blocks are lost in full, of the bound of skipping
@@ -308,12 +391,14 @@ def plan(
     norm_a: Tensor | None = None,
     norm_b: Tensor | None = None,
     capacity: tuple[int, int] | None = None,
+    drop: float | None = None,
 ) -> Plan:
     """The pattern and the products of ``mm(a, b)``, or of ``addmm(input, a, b)``, to be reused.
 
-    ``mm(a, b, plan=plan)`` computes the products of the plan, whatever the values are by then. The
-    patterns of a call must be those of the plan, which is checked; whether norms have changed is
-    not.
+    ``mm(a, b, plan=plan)`` computes the products of the plan, whatever the values are by then;
+    bounds are those of the values by then. The patterns of a call must be those of the plan, which
+    keeps copies of them. Others are refused. On CUDA, where a look at them waits, indices that were
+    changed in place give a result with a NaN in each block.
 
     Args:
         a, b: block-sparse. tau, valid_ratio, max_error: the knob; exactly one.
@@ -322,30 +407,36 @@ def plan(
             ``symmetric``. Nothing then waits for the device: a CUDA graph may hold the plan and its
             product. Blocks of zeros fill what is left. Where there is no room, the product is NaN,
             and ``excess`` of the plan says how much is missing. Columns are not checked.
+        drop: what calls will drop below: a ``max_error`` then keeps its share for that. Without it
+            a call with this plan drops nothing of the bound.
 
     Returns:
         A :class:`Plan` with ``blocks`` and ``products``: how many of the result there are, and how
-        many are computed. It holds 8 bytes a product and 24 a block.
+        many are computed. It holds 8 bytes a product, 24 a block, and a copy of all indices.
 
     Raises:
         torch.OutOfMemoryError: it and the result do not fit in memory.
     """
-    left = read(a, "a", "plan")
-    right = left if b is a else read(b, "b", "plan")
-    added = None if input is None else read(input, "input", "plan")
+    check_drop(drop)
+    left = read(a, "a", "plan", has_op=True)
+    right = left if b is a else read(b, "b", "plan", has_op=True)
+    added = None if input is None else read(input, "input", "plan", has_op=True)
     check_pair(left, right)
     if a.shape[1] != b.shape[0]:
         raise RuntimeError(
             f"a's columns must match b's rows; got shapes {tuple(a.shape)} and {tuple(b.shape)}"
         )
     maps = given_maps("plan", (a, b), (left, right), (norm_a, norm_b))
-    held = threshold(maps, tau, valid_ratio, max_error)
+    held = threshold(maps, tau, valid_ratio, max_error, 1.0 - TO_DROP if drop else 1.0)
     if capacity is not None:
         _check_capacity(capacity, left.rows * right.columns)
         if added is not None or symmetric:
             raise ValueError("capacity is for plans of mm without symmetric; got another plan")
-        return Plan(*maps, None, held, False, *_lists_of(*maps, held, *capacity))
-    return make_plan("plan", *maps, added, held, symmetric, left.block_bytes())
+        made = Plan(*maps, None, held, False, *_lists_of(*maps, held, *capacity))
+    else:
+        made = make_plan("plan", *maps, added, held, symmetric, left.block_bytes())
+        remember(a, b, input)
+    return _kept(made)._replace(max_error=max_error, drops=bool(drop))
 
 
 # ---- Plans of a stated capacity ------------------------------------------------------------------

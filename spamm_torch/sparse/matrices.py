@@ -1,26 +1,39 @@
 """The functions of spamm_torch.sparse."""
 
+import functools
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._arguments import EDGES, check_number, check_tensor, dtype_name
+from .._arguments import (
+    DTYPES,
+    EDGES,
+    check_integer,
+    check_number,
+    check_tensor,
+    dtype_name,
+    is_integer,
+)
 from .blocks import (
     Blocks,
     all_blocks,
     check_drop,
     check_memory,
+    check_no_gradient,
     check_pair,
     chosen,
     index_dtype,
+    is_sparse,
     places_of,
     read,
     total,
 )
 
 _ENTRIES = 2**22  # that permute handles at a time
+_read = functools.partial(read, dense_too=False)
 
 
 # ---- From and to other forms --------------------------------------------------------------------
@@ -39,7 +52,7 @@ def from_dense(a: Tensor, block: int = 64, drop: float = 0.0) -> Tensor:
         ``torch.sparse_bsr`` with int64 indices, its columns ascending in each row.
     """
     check_tensor(a, "a")
-    _check_edge(block)
+    block = _checked_edge(block)
     check_drop(drop)
     if a.dim() != 2:
         raise RuntimeError(f"from_dense expects a matrix (2-d); got shape {tuple(a.shape)}")
@@ -50,9 +63,8 @@ def from_dense(a: Tensor, block: int = 64, drop: float = 0.0) -> Tensor:
 
 def to_dense(a: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
     """A block-sparse matrix as a dense one, (M, N) or the first rows and columns of ``shape``."""
-    blocks = read(a, "a", "to_dense")
-    if shape is not None and not all(0 <= s <= n for s, n in zip(shape, a.shape, strict=True)):
-        raise RuntimeError(f"shape must be at most {tuple(a.shape)}; got {tuple(shape)}")
+    blocks = _read(a, "a", "to_dense")
+    _check_shape(shape, a)
     entries = blocks.edge**2 * blocks.values.element_size()
     check_memory("to_dense", blocks.rows * blocks.columns, entries, a.device)
     dense = blocks.dense()
@@ -60,8 +72,11 @@ def to_dense(a: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
 
 
 def from_scipy(a: Any, block: int = 64) -> Tensor:
-    """A sparse matrix or array of scipy, of any format and size, padded with zeros."""
-    _check_edge(block)
+    """A sparse matrix or array of scipy, of any format and size, padded with zeros.
+
+    Its columns may stand in any order, as in scipy's own products; repeats are added up.
+    """
+    block = _checked_edge(block)
     if not hasattr(a, "tobsr"):
         raise TypeError(f"from_scipy expects a sparse matrix of scipy; got {type(a).__name__}")
     sizes = [-(-n // block) * block for n in a.shape]
@@ -72,19 +87,62 @@ def from_scipy(a: Any, block: int = 64) -> Tensor:
     found.sort_indices()
     crow, col, values = map(torch.from_numpy, (found.indptr, found.indices, found.data))
     columns = sizes[1] // block
-    return read(Blocks(crow, col, values, columns).matrix(), "a", "from_scipy").matrix()
+    return _read(Blocks(crow, col, values, columns).matrix(), "a", "from_scipy").matrix()
 
 
 def to_scipy(a: Tensor, shape: tuple[int, int] | None = None) -> Any:
     """As ``scipy.sparse.bsr_array``, sharing memory; with ``shape``, cropped as ``csr_array``."""
     bsr_array = importlib.import_module("scipy.sparse").bsr_array  # the library does without
-    crow, col, values, _ = read(a, "a", "to_scipy")
+    crow, col, values, _ = _read(a, "a", "to_scipy")
+    _check_shape(shape, a)
+    if values.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            "to_scipy expects float32 or float64, as scipy has no half types; got "
+            f"{dtype_name(values.dtype)}"
+        )
     found = bsr_array(tuple(x.numpy(force=True) for x in (values, col, crow)), shape=tuple(a.shape))
     if shape is None:
         return found
     found = found.tocsr()
     found.resize(*shape)
     return found
+
+
+def from_sparse(a: Tensor, block: int = 64) -> Tensor:
+    """A sparse tensor of torch, of any layout, block and size, padded with zeros.
+
+    Its columns may stand in any order; repeats are added up.
+
+    Args:
+        a: (M, N), COO, CSR, CSC, BSR or BSC.
+        block: 32, 64 or 128.
+
+    Returns:
+        As :func:`from_dense`, with the blocks that hold a stored entry.
+    """
+    block = _checked_edge(block)
+    if not is_sparse(a):
+        raise TypeError(f"from_sparse expects a sparse tensor of torch; got {_kind(a)}")
+    check_no_gradient(a, "a")
+    if a.dim() != 2 or (a.layout == torch.sparse_coo and a.dense_dim()):
+        raise RuntimeError(
+            f"from_sparse expects a sparse matrix (2-d); got shape {tuple(a.shape)}"
+            + (f" with {a.dense_dim()} dense dimensions" if a.dim() == 2 else "")
+        )
+    if a.dtype not in DTYPES:
+        raise TypeError(
+            f"a must be float16, bfloat16, float32 or float64; got {dtype_name(a.dtype)}"
+        )
+    entries = a.detach().to_sparse_coo()
+    row, column = entries._indices()
+    _check_inside(row, a.shape[0], "rows")
+    _check_inside(column, a.shape[1], "columns")
+    rows, columns = (-(-n // block) for n in a.shape)
+    keys, place = (row // block * columns + column // block).unique(return_inverse=True)
+    check_memory("from_sparse", len(keys), block**2 * a.element_size(), a.device)
+    values = entries._values().new_zeros(len(keys), block, block)
+    values.index_put_((place, row % block, column % block), entries._values(), accumulate=True)
+    return blocks_at(keys, values, rows, columns, torch.int64).matrix()
 
 
 def identity(
@@ -101,23 +159,41 @@ def identity(
         dtype, device: None: those of ``like``, else torch's default.
         like: a block-sparse matrix whose block, dtype, device and index dtype it takes.
     """
+    check_integer(size, "size")
+    if size < 0:
+        raise ValueError(f"size must be at least 0; got {size}")
     index = torch.int64
     if like is not None:
-        blocks = read(like, "like", "identity")
+        blocks = _read(like, "like", "identity")
         block, dtype, index = blocks.edge, dtype or blocks.values.dtype, blocks.crow.dtype
         device = like.device if device is None else device
-    _check_edge(block)
+    block = _checked_edge(block)
     rows = -(-size // block)
     values = torch.eye(block, dtype=dtype, device=device).repeat(rows, 1, 1)
     if rows:
         values[-1].diagonal()[size - (rows - 1) * block :] = 0
-    offsets = torch.arange(rows + 1, dtype=index, device=device)
+    offsets = torch.arange(rows + 1, dtype=index, device=values.device)
     return Blocks(offsets, offsets[:-1], values, rows).matrix()
 
 
-def _check_edge(block: Any) -> None:
-    if type(block) is not int or block not in EDGES:
+def _checked_edge(block: Any) -> int:
+    if not is_integer(block) or block not in EDGES:
         raise ValueError(f"block must be 32, 64 or 128; got {block!r}")
+    return int(block)
+
+
+def _check_shape(shape: Any, a: Tensor) -> None:
+    """Raises unless ``shape``, if it is given, is that of some first rows and columns."""
+    if shape is None:
+        return
+    if not isinstance(shape, Sequence) or len(shape) != 2 or not all(map(is_integer, shape)):
+        raise TypeError(f"shape must be two integers, (rows, columns); got {shape!r}")
+    if not all(0 <= s <= n for s, n in zip(shape, a.shape, strict=True)):
+        raise RuntimeError(f"shape must be at most {tuple(a.shape)}; got {tuple(shape)}")
+
+
+def _kind(x: Any) -> str:
+    return "a dense one: from_dense" if isinstance(x, Tensor) else type(x).__name__
 
 
 # ---- Numbers ------------------------------------------------------------------------------------
@@ -125,9 +201,12 @@ def _check_edge(block: Any) -> None:
 
 def diagonal(a: Tensor) -> Tensor:
     """The entries (i, i), as many as the smaller side has."""
-    blocks = read(a, "a", "diagonal")
-    wanted = torch.arange(min(blocks.rows, blocks.columns), device=a.device) * (blocks.columns + 1)
-    at = places_of(wanted, blocks.keys())
+    return _diagonal(_read(a, "a", "diagonal"))
+
+
+def _diagonal(blocks: Blocks) -> Tensor:
+    wanted = torch.arange(min(blocks.rows, blocks.columns), device=blocks.col.device)
+    at = places_of(wanted * (blocks.columns + 1), blocks.keys())
     if not len(blocks.col):
         return blocks.values.new_zeros(len(wanted) * blocks.edge)
     stored = blocks.values.diagonal(dim1=1, dim2=2)[at]
@@ -136,7 +215,7 @@ def diagonal(a: Tensor) -> Tensor:
 
 def trace(a: Tensor) -> Tensor:
     """The sum of the diagonal, 0-d float64."""
-    return diagonal(a).sum(dtype=torch.float64)
+    return _diagonal(_read(a, "a", "trace")).sum(dtype=torch.float64)
 
 
 def norm(a: Tensor) -> Tensor:
@@ -146,7 +225,7 @@ def norm(a: Tensor) -> Tensor:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """The sum of a[i, j] * b[i, j], 0-d float64: tr(A^T B), of any two patterns."""
-    left, right = read(a, "a", "inner"), read(b, "b", "inner")
+    left, right = _read(a, "a", "inner"), _read(b, "b", "inner")
     check_pair(left, right)
     if a.shape != b.shape:
         raise RuntimeError(
@@ -166,7 +245,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 def transpose(a: Tensor) -> Tensor:
     """The transpose."""
-    blocks = read(a, "a", "transpose")
+    blocks = _read(a, "a", "transpose")
     row, column = blocks.row_of(), blocks.col.long()
     keys, order = (column * blocks.rows + row).sort()
     values = blocks.values.mT[order].contiguous()
@@ -185,7 +264,7 @@ def add(
     check_number(alpha, "alpha")
     check_number(beta, "beta")
     check_drop(drop)
-    left, right = read(a, "a", "add"), read(b, "b", "add")
+    left, right = _read(a, "a", "add"), _read(b, "b", "add")
     check_pair(left, right)
     if a.shape != b.shape:
         raise RuntimeError(
@@ -218,11 +297,9 @@ def submatrix(a: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
         Entry (r, c) is ``a[rows[r], columns[c]]``. Blocks without an entry other than 0 are left
         out.
     """
-    blocks = read(a, "a", "submatrix")
-    rows = rows.to(a.device)
-    columns = rows if columns is None else columns.to(a.device)
-    place_of_row = _places(rows, a.shape[0], "rows")
-    place_of_column = _places(columns, a.shape[1], "columns")
+    blocks = _read(a, "a", "submatrix")
+    place_of_row, rows = _places(rows, a, 0, "rows")
+    place_of_column, columns = _places(rows if columns is None else columns, a, 1, "columns")
     edge = blocks.edge
     height, width = (-(-len(x) // edge) for x in (rows, columns))
     within = torch.arange(edge, device=a.device)
@@ -259,7 +336,8 @@ def permute(a: Tensor, order: Tensor) -> Tensor:
         order: (N,), a permutation of entries, as of :func:`spamm_torch.spatial_order`. N is the
             size, or less by less than a block: rows behind are padding.
     """
-    blocks = read(a, "a", "permute")
+    blocks = _read(a, "a", "permute")
+    _check_index(order, "order")
     if a.shape[0] != a.shape[1] or not -blocks.edge < len(order) - a.shape[0] <= 0:
         raise RuntimeError(
             f"permute expects a square matrix and an order of its rows; got shape {tuple(a.shape)} "
@@ -272,22 +350,32 @@ def permute(a: Tensor, order: Tensor) -> Tensor:
     return submatrix(a, order)
 
 
-def _places(indices: Tensor, size: int, name: str) -> Tensor:
-    """Where each row or column goes; -1 where it is not wanted."""
+def _check_index(indices: Any, name: str) -> None:
+    check_tensor(indices, name)
     if indices.dim() != 1 or indices.dtype != torch.int64:
         raise TypeError(
             f"{name} must be int64 (1-d); got {dtype_name(indices.dtype)} of shape "
             f"{tuple(indices.shape)}"
         )
+
+
+def _check_inside(indices: Tensor, size: int, name: str) -> None:
     if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < size):
         raise ValueError(
             f"{name} must be from 0 to {size - 1}; got {int(indices.min())} to {int(indices.max())}"
         )
+
+
+def _places(indices: Any, a: Tensor, side: int, name: str) -> tuple[Tensor, Tensor]:
+    """Where each row or column goes, -1 where it is not wanted; and the indices on a's device."""
+    _check_index(indices, name)
+    indices, size = indices.to(a.device), a.shape[side]
+    _check_inside(indices, size, name)
     if len(indices.unique()) != len(indices):
         raise ValueError(f"{name} must be distinct; got {len(indices)} of which some are equal")
     places = torch.full((size,), -1, device=indices.device)
     places[indices] = torch.arange(len(indices), device=indices.device)
-    return places
+    return places, indices
 
 
 def blocks_at(keys: Tensor, values: Tensor, rows: int, columns: int, index: torch.dtype) -> Blocks:

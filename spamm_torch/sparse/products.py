@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._prims_common import is_expandable_to
 
 from .._arguments import check_tensor
-from .._rounding import Made, Maps, bounds, norm, sums_of
+from .._rounding import Made, Maps, bounds, norm, rounded_up, sums_of
 from . import maps
 from .blocks import (
     Blocks,
@@ -22,6 +22,7 @@ from .blocks import (
     index_dtype,
     is_sparse,
     read,
+    remember,
 )
 from .strips import Strips
 
@@ -116,38 +117,47 @@ def multiplied(
     if is_dense and (drop is not None or plan is not None):
         raise TypeError(f"{function} takes drop and plan for a sparse_bsr result; got a dense one")
     added = None if beta == 0 else added
+    norm_maps = partial(maps.given_maps, function, (a, b), (left, right), (norm_a, norm_b))
+    again, differs, pair = plan, None, None
     if plan is None:
         max_error = knob["max_error"]
-        pair = maps.given_maps(function, (a, b), (left, right), (norm_a, norm_b))
+        pair = norm_maps()
         share = 1.0 - maps.TO_DROP if drop else 1.0  # of max_error that skipping may use
-        tau = maps.threshold(pair, **knob | {"max_error": max_error and max_error * share})
+        tau = maps.threshold(pair, **knob, share=share)
         tau = tau if below == 1 else tau * below
         rest: tuple[Any, ...] = added, tau, symmetric, left.block_bytes() * (2 if drop else 1)
         plan = maps.make_plan(function, *pair, *rest, may_lack_lists=bool(drop))
+        remember(a, b, None if added is None else input)
     else:
-        max_error = None
         if given := [name for name, value in knob.items() if value is not None]:
             raise ValueError(f"a plan has its own threshold: expected no {given[0]}; got one")
-        maps.check_plan(plan, left, right, added, symmetric)
+        differs = maps.check_plan(plan, left, right, added, symmetric)
+        max_error = plan.max_error if plan.drops or plan.max_error is None else 0.0
+        pair = norm_maps() if drop and max_error else None
     drop_bound = sums = None
     if drop and not plan.has_lists:
         in_strips = Strips(function, plan, left, right, added, beta=beta, alpha=alpha)
         c, values, drop_bound = in_strips.product(drop, max_error)
     else:
         scale: dict[str, Any] = {"beta": beta, "alpha": alpha, "norms": norms or bool(drop)}
-        values, found = plan.multiply(left, right, added, **scale)
+        values, found = plan.multiply(left, right, added, differs=differs, **scale)
         c = Blocks(plan.crow, plan.col, found, right.columns)
         if drop:
             summed = values if values.dtype == found.dtype else None
-            c, numbers, drop_bound, sums = maps.dropped(plan, c, drop, max_error, alpha, summed)
+            of_now = plan if pair is None else plan._replace(norm_a=pair[0], norm_b=pair[1])
+            c, numbers, drop_bound, sums = maps.dropped(of_now, c, drop, max_error, alpha, summed)
             if len(numbers) < len(values):
                 values = values[numbers]
     index = index_dtype(left, right)
     map_c = c._replace(crow=c.crow.to(index), col=c.col.to(index))
     c = map_c._replace(values=values)
-    blocks, norm_maps = (left, right, added), (plan.norm_a, plan.norm_b)
-    recipe = Recipe.of((a, b, input), blocks, norm_maps, (alpha, beta), symmetric)
-    info = partial(info_of, *norm_maps, plan.tau, drop_bound, map_c.values, recipe)
+
+    def counted(pair: tuple[Blocks, Blocks]) -> Callable[[], SparseInfo]:
+        recipe = Recipe.of((a, b, input), (left, right, added), pair, (alpha, beta), symmetric)
+        return partial(info_of, *pair, plan.tau, drop_bound, map_c.values, recipe, again)
+
+    # Without the operands, which it would keep in memory until it is called.
+    info = counted(pair) if pair is not None else lambda: counted(norm_maps())()
     return c, map_c, is_dense, info, sums
 
 
@@ -162,7 +172,7 @@ def _operands(
     found: dict[str, Blocks] = {}
     for name in (name for name in names if name not in dense):
         again = name == "b" and names["b"] is names["a"]
-        found[name] = found["a"] if again else read(names[name], name, function)
+        found[name] = found["a"] if again else read(names[name], name, function, has_op=True)
     edge = next(iter(found.values())).edge
     check_block_of(block, edge)
     for name in ("a", "b"):
@@ -199,11 +209,6 @@ def _operands(
 
 
 # ---- Counts ------------------------------------------------------------------------------------
-
-
-def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
-    x = number.to(dtype)
-    return torch.where(x < number, torch.nextafter(x, torch.full_like(x, math.inf)), x)
 
 
 class Recipe(NamedTuple):
@@ -252,13 +257,19 @@ def info_of(
     drop_bound: Tensor | None,
     norms: Tensor,
     recipe: Recipe,
+    plan: maps.Plan | None = None,
 ) -> SparseInfo:
-    """The info of a product, from the norm maps of its operands and ``norms``, the result's."""
+    """The info of a product, from the norm maps of its operands and ``norms``, the result's.
+
+    ``plan``: one that was made before, perhaps from other norms.
+    """
     made, edge = recipe.made(), recipe.edge
-    skip_bound, products = maps.lost(norm_a, norm_b, tau)
+    skip_bound, products = maps.lost_by(plan, norm_a, norm_b, tau)
     drop_bound = torch.zeros_like(skip_bound) if drop_bound is None else drop_bound
     near, whole = made.near(skip_bound.dtype), torch.full_like(tau, math.inf)
-    most = _ops.bsr_plan(*maps.tensors(norm_a, norm_b), tau / near, lists=False)[2].diff()
+    of_now = (*maps.tensors(norm_a, norm_b), tau / near)
+    first = _ops.bsr_plan(*of_now, lists=False)[2] if plan is None else plan.first
+    most = first.diff()
     found = Maps(
         norm_a.values,
         norm_b.values,
@@ -266,13 +277,16 @@ def info_of(
         lambda x, y: maps.lost(norm_a._replace(values=x), norm_b._replace(values=y), whole)[0],
         most.amax() if most.numel() else most.new_zeros(()),
     )
-    skipping = maps.lost(norm_a, norm_b, tau * near)[0] if made.are_near else skip_bound
+    skipping = skip_bound
+    if made.are_near:
+        skipping = maps.lost_by(plan, norm_a, norm_b, tau * near)[0]
     dropping = drop_bound.double()
     rounding, total = bounds(found, made, skipping)(norm(norms) + dropping)
     tau = tau.to(skip_bound.dtype)
     if tau.device != skip_bound.device:  # by value: a copy would wait
         tau = torch.full_like(skip_bound, tau.item())
-    bound = _rounded_up(abs(made.alpha) * skip_bound.double() + dropping, tau.dtype)
+    skipped = abs(made.alpha) * skip_bound.double() if made.alpha else 0.0
+    bound = rounded_up(skipped + dropping, tau.dtype)
     ratio, of_all = maps.shares(norm_a, norm_b, products)
     lines = (tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
     return SparseInfo(*lines, rounding, (total + dropping) * (1 + 2.0**-50))

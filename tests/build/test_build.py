@@ -61,7 +61,9 @@ def cuobjdump():
 
 
 def test_kernels_are_built_for_the_chips_that_run_them(setup_module):
-    """Of each file: code for both chips and PTX for others, but Hopper's kernels for it alone."""
+    """The targets of each file: code for both chips and PTX for others, but Hopper's kernels for it
+    alone.
+    """
     if _library.BUILT["cuda_targets"] != ["8.0+PTX", "9.0a"] or cuobjdump() is None:
         pytest.skip("needs a library built for 8.0+PTX and 9.0a, and cuobjdump")
     found = {
@@ -400,7 +402,7 @@ def test_anywhere():
 
 
 def test_a_run_without_a_gpu(tmp_path):
-    """Of a test that needs one and of one that does not."""
+    """The line of a test that needs one and of one that does not."""
     shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
     (tmp_path / "test_two.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")

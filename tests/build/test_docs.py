@@ -27,16 +27,24 @@ API = (ROOT / "docs" / "api.md").read_text()
 # ---- Names --------------------------------------------------------------------------------------
 
 NAMES = """
-OrderedBatch SkipInfo SpAMMConfig SpAMMConv2d SpAMMLinear addmm backend_for bmm build_info calibrate
-cmake_prefix_path conv2d convert_ distributed error_bound find_tau include_path
-library_path likeness_order linalg linear mm mm_shards norm_map record_stats refresh_ revert_
+SkipInfo SpAMMConfig SpAMMConv2d SpAMMLinear addmm backend_for bmm build_info calibrate
+cmake_prefix_path conv2d convert_ distributed error_bound explain find_tau fuse include_path
+library_path linalg linear mm mm_shards norm_map record_stats refresh_ revert_
 row_cuts sparse spatial_order valid_counts valid_ratio
 """
 
 
+@pytest.mark.parametrize("name", ["OrderedBatch", "likeness_order", "order_batch"])
+def test_names_that_left(name):
+    line = rf"^module 'spamm_torch' has no attribute '{name}': docs/serving.md orders a batch by"
+    with pytest.raises(AttributeError, match=line):
+        getattr(spamm_torch, name)
+    assert not hasattr(spamm_torch, "nothing")
+
+
 def test_the_names():
     assert NAMES.split() == spamm_torch.__all__
-    assert len(spamm_torch.__all__) <= 33
+    assert len(spamm_torch.__all__) <= 32
     assert all(hasattr(spamm_torch, name) for name in spamm_torch.__all__)
     assert (Path(spamm_torch.__file__).parent / "py.typed").exists()
     names = re.findall(r"^\| (`[^|]+`) \|", API.partition("## All names")[2], re.MULTILINE)
@@ -96,7 +104,9 @@ def test_each_parameter_is_described_and_has_a_type(function):
 
 
 def of_the_reader():
-    """What pages take from their reader: a network with ResNet's names, pictures and what not."""
+    """The names that pages take from their reader: a network with ResNet's names, pictures and what
+    not.
+    """
     block = nn.Sequential(OrderedDict(conv1=nn.Conv2d(32, 32, 3), relu=nn.ReLU()))
     tail = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4))
     layers = {"conv1": nn.Conv2d(1, 32, 3), "layer1": nn.Sequential(block)}

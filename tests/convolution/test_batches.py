@@ -77,7 +77,7 @@ def test_a_tau_follows_the_definition(device, kind, images, channels):
     ids=str,
 )
 def test_the_default_pixel_block(device, kind, images, setting):
-    """That of a tau is the same for every batch; that of a search follows the batch."""
+    """The block of a tau is the same for every batch; that of a search follows the batch."""
     dtype, _ = kind
     if "block" in setting:
         n = {None: 64, 32: 32}.get(setting["block"], 128)
@@ -100,7 +100,7 @@ def test_whole_blocks_are_the_same_in_every_batch(device, kind):
 
 @pytest.mark.parametrize("images", BATCHES)
 def test_a_partial_block_is_skipped_as_if_it_were_full(device, kind, images):
-    # Of positions that are 1, 2 and 4 everywhere, a tau between their norms in full blocks keeps
+    # At positions that are 1, 2 and 4 everywhere, a tau between their norms in full blocks keeps
     # the last, whether the images fill a block or not.
     dtype, _ = kind
     input = torch.tensor([1.0, 2.0, 4.0]).expand(images, 64, 1, 3).to(device, dtype)
@@ -135,7 +135,7 @@ def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_an_image_has_the_same_bits_in_every_batch(dtype):
-    # Where nothing is skipped, and one kernel multiplies all batches: on the CPU.
+    # Nothing is skipped, and one kernel multiplies all batches: on the CPU.
     input = uneven(70, 72, 7, 5, seed=3, dtype=dtype)
     weight = uneven(72, 72, 3, 3, seed=4, dtype=dtype)
     together = spamm_torch.conv2d(input, weight, padding=1, stride=(1, 2), tau=0.0)

@@ -353,7 +353,7 @@ def test_gradcheck(device, shape):
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("sizes", [(5, 20, 9, 40), (100, 64, 16, 128)])
 def test_can_be_captured(knob, dtype, precision, sizes):
-    """What waits for the device cannot be. The graph reads tau where it lies."""
+    """A search that waits for the device cannot be captured. The graph reads tau where it lies."""
     images, channels, size, out_channels = sizes
     input = uneven(images, channels, size, size, seed=6, dtype=dtype).cuda()
     weight = uneven(out_channels, channels, 3, 3, seed=7, dtype=dtype).cuda()

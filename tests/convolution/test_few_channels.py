@@ -108,7 +108,7 @@ def test_odd_addresses_and_other_batches_change_no_bit():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_infinities_and_nan_stay_in_their_windows(dtype):
-    """What lies behind a window in memory is read with it, and must not count."""
+    """The memory behind a window is read with it, and must not count."""
     input, weight, bias, geometry = operands(dtype, CASES[0])
     expected = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
     spoilt = input.clone(**CHANNELS_LAST)

@@ -382,7 +382,9 @@ def test_another_thread_may_change_the_tf32_setting(set_tf32):
 
 @pytest.mark.cuda
 def test_the_same_memory_holds_tensors_of_other_shapes():
-    """What a thread keeps of a call's tensors is right for those of the next, and of its own."""
+    """The copies that a thread keeps of a call's tensors are right for those of the next, and of
+    its own.
+    """
     weights = [torch.randn(64, channels, 3, 3, device="cuda").half() for channels in (64, 128)]
     shapes = [(2, 64, 8, 12), (2, 64, 12, 8), (1, 128, 8, 12), (4, 64, 6, 8), (1, 64, 16, 12)]
 

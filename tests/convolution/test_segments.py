@@ -151,19 +151,6 @@ def test_repeated_runs_and_replays_give_the_same_bits(segments, tau, dtype, forc
         assert all(torch.equal(result, expected) for result in results)
 
 
-@pytest.mark.parametrize("tau", [0.0, 30.0])
-def test_shards_have_the_segments_of_the_whole(tau, force):
-    """The whole batch fills the chip without segments, a shard alone would not."""
-    input = uneven(1280, 128, 4, 4, seed=9, dtype=torch.float16)
-    weight = uneven(128, 128, 3, 3, seed=10, dtype=torch.float16)
-    whole = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
-    shards = list(input.split([64, 1152, 64]))
-    outputs = spamm_torch.conv2d(shards, weight, padding=1, tau=tau)
-    assert torch.equal(torch.cat(outputs), whole)
-    alone = spamm_torch.conv2d(shards[0], weight, padding=1, tau=tau)
-    assert torch.equal(alone, whole[:64]) != hopper_kernels_run()
-
-
 @pytest.mark.parametrize("tau", [0.0, 60.0])
 def test_blocks_of_one_image_have_no_segments(tau, force):
     input = uneven(20, 264, 7, 7, seed=11, dtype=torch.float16)
@@ -275,7 +262,7 @@ def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, force_un
 
 
 def test_the_rule_changes_no_bit(force_unskipped):
-    """Where the kernel of boxes has no segments, no result tells which of the two ran."""
+    """If the kernel of boxes has no segments, no result tells which of the two ran."""
     case = Case((64, 64, 128, 14, 14, *THREE), torch.float16)
     chosen = case()
     force_unskipped("0")

@@ -43,19 +43,5 @@ TEST_P(Conv2d, KeepsWithinMaxErrorAndUsesIt) {
   EXPECT_LE(lost, 0.01 * operands);
 }
 
-TEST_P(Conv2d, ShardsHaveTheBitsOfTheWhole) {
-  const Tensor input = vignetted({100, 32, 16, 16}), weight = random({32, 32, 3, 3});
-  const Tensor bias = random({32});
-  const std::vector<Tensor> shards = {input.narrow(0, 0, 64), input.narrow(0, 64, 36)};
-  for (const Knob& knob : {Knob{.threshold = 300.0}, Knob{.valid_ratio = 0.5}}) {
-    const Tensor whole = conv2d(input, weight, bias, {.padding = {1, 1}, .knob = knob});
-    const auto outputs = conv2d_shards(shards, weight, bias, {.padding = {1, 1}, .knob = knob});
-    EXPECT_TRUE(at::equal(at::cat(outputs), whole));
-    const auto with_copies = conv2d_shards(shards, {weight, weight.clone()}, {bias, bias.clone()},
-                                           {.padding = {1, 1}, .knob = knob});
-    EXPECT_TRUE(at::equal(at::cat(with_copies), whole));
-  }
-}
-
 }  // namespace
 }  // namespace spamm::testing

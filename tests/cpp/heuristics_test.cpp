@@ -95,7 +95,7 @@ TEST(Heuristics, ManySmallFloat32MatricesAreNotSplit) {
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   const auto tile = [](Kernel kernel, int64_t batch, int64_t m, int64_t n) {
-    return choose_tile(kernel, batch, m, n, kMultiprocessors);
+    return choose_tile(kernel, {batch, batch, batch, m, n, 1024}, kMultiprocessors);
   };
   EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1024, 1024), TileSize::kSmall);
   EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1536, 1408), TileSize::kLarge);  // 132 tiles of 128 x 128
@@ -106,10 +106,44 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   EXPECT_EQ(tile(Kernel::kSm90F64, 1, 1536, 1536), TileSize::kSmall);
   EXPECT_EQ(tile(Kernel::kSm90F64, 1, 2048, 2048), TileSize::kLarge);
   EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1024, 1024), TileSize::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1025, 1024), TileSize::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 2048, 2048), TileSize::kLarge);
   EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1024, 1024), TileSize::kSmall);  // 128 tiles of 128 x 64
-  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1025, 1024), TileSize::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90Bf16, 133, 1, 1), TileSize::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 2048, 2048), TileSize::kLarge);  // 128 of 128 x 256
+  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 8200, 8200), TileSize::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90Bf16, 264, 1, 1), TileSize::kSmall);  // what is outside costs, too
+}
+
+TEST(Heuristics, TilesThatFillTheChip) {
+  const auto tile = [](int64_t n, bool has_all = true) {
+    return choose_tile(Kernel::kSm90F16, {1, 1, 1, n, n, n}, kMultiprocessors, std::nullopt, false,
+                       has_all);
+  };
+  for (const int64_t n : {500, 1000, 1024}) EXPECT_EQ(tile(n), TileSize::kSmall) << n;
+  for (const int64_t n : {1040, 1088, 1152, 1408}) EXPECT_EQ(tile(n), TileSize::kMedium) << n;
+  for (const int64_t n : {2000, 2048, 4096, 8192}) EXPECT_EQ(tile(n), TileSize::kLarge) << n;
+  for (const int64_t n : {2049, 2056, 2112}) EXPECT_EQ(tile(n), TileSize::kSquare) << n;
+  for (int64_t n = 64; n < 10'000; n += 100) {
+    const TileSize found = tile(n, false);
+    EXPECT_TRUE(found == TileSize::kSmall || found == TileSize::kLarge);
+  }
+}
+
+TEST(Heuristics, CopiesWhereLinesBeginBetweenSectors) {
+  EXPECT_TRUE(line_copy_pays(2000, 8200 * 8200 * 2, false));
+  EXPECT_TRUE(line_copy_pays(2000, 8200 * 8200 * 2, true));
+  EXPECT_TRUE(line_copy_pays(36, 2056 * 2056 * 2, false));
+  EXPECT_FALSE(line_copy_pays(11, 1000 * 1000 * 2, true));
+  EXPECT_FALSE(line_copy_pays(100, 1'000'000'000, false));
+}
+
+TEST(Heuristics, HalfOfASymmetricProductPaysWhereItSavesTurns) {
+  const auto pays = [](int64_t n) {
+    const ProductSize size = {1, 1, 1, n, n, n};
+    const TileSize tile = choose_tile(Kernel::kSm90F16, size, kMultiprocessors);
+    return mirroring_pays(*find_tile(Kernel::kSm90F16, tile), size, n * n * 2, kMultiprocessors);
+  };
+  for (const int64_t n : {64, 1024, 1040, 2048}) EXPECT_FALSE(pays(n)) << n;
+  for (const int64_t n : {4096, 8192, 16384}) EXPECT_TRUE(pays(n)) << n;
 }
 
 TEST(Heuristics, FewRowsInBlocksOf32TakeLargeTilesSooner) {
@@ -129,7 +163,7 @@ TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
   for (const TileSize forced : {TileSize::kSmall, TileSize::kLarge}) {
     for (const int64_t edge : {1, 100'000}) {
       for (const Kernel kernel : kKernels) {
-        EXPECT_EQ(choose_tile(kernel, 1, edge, edge, kMultiprocessors, forced), forced);
+        EXPECT_EQ(choose_tile(kernel, {1, 1, 1, edge, edge, 64}, kMultiprocessors, forced), forced);
       }
       EXPECT_EQ(
           choose_conv_tile_sm80(ConvKernel::kSm80Tf32, 1, edge, edge, kMultiprocessors, forced),
@@ -176,6 +210,31 @@ TEST(Heuristics, ConvolutionKernelsByTypeAndChip) {
   EXPECT_EQ(choose_conv_kernel(at::kFloat, true, false), ConvKernel::kSm80Tf32);
   EXPECT_EQ(choose_conv_kernel(at::kFloat, false, false), ConvKernel::kSm80F32);
   EXPECT_THROW(choose_conv_kernel(at::kInt, false, false), c10::TypeError);
+}
+
+TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
+  const UnskippedConv large = {128, 256, 256, 9, 56 * 56, 56 * 56};
+  const auto ours = [](UnskippedConv size, at::ScalarType dtype = at::kFloat, bool tf32 = false,
+                       bool hopper = true) {
+    return own_unskipped_conv_pays(dtype, tf32, hopper, size);
+  };
+  EXPECT_TRUE(ours(large));
+  EXPECT_FALSE(ours(large, at::kFloat, true));
+  EXPECT_FALSE(ours(large, at::kFloat, false, false));
+  EXPECT_FALSE(ours(large, at::kHalf, false, false));
+  for (const bool hopper : {false, true}) EXPECT_TRUE(ours(large, at::kDouble, false, hopper));
+  EXPECT_TRUE(ours({100, 64, 128, 9, 256, 256}));
+  EXPECT_TRUE(ours({2, 640, 640, 9, 1024, 1024}));  // by a matrix
+  EXPECT_FALSE(ours({2, 64, 64, 9, 512 * 512, 512 * 512}));
+  EXPECT_FALSE(ours({1, 64, 64, 9, 56 * 56, 56 * 56}));
+  EXPECT_FALSE(ours({1, 3, 64, 49, 224 * 224, 112 * 112}));
+  EXPECT_FALSE(ours({32, 24, 144, 1, 56 * 56, 56 * 56}));
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    EXPECT_TRUE(ours({1, 3, 64, 49, 224 * 224, 112 * 112}, dtype));
+    EXPECT_TRUE(ours({1, 512, 512, 9, 196, 196}, dtype));
+    EXPECT_FALSE(ours({16, 100, 100, 9, 169, 169}, dtype));
+    EXPECT_FALSE(ours({3, 33, 64, 9, 3500, 3500}, dtype));
+  }
 }
 
 TEST(Heuristics, Float32ConvolutionsByChannels) {
@@ -261,8 +320,7 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
                    .by_pixel = false,
                    .has_segments = true,
                    .skips_nothing = true,
-                   .computes_norms = false,
-                   .tiles_differ = false};
+                   .computes_norms = false};
   const auto chosen = [&] { return choose_conv_sm90(work, 132, std::nullopt, std::nullopt); };
   EXPECT_EQ(chosen().segments, 4);
   EXPECT_EQ(chosen().tile, TileSize::kSmall);
@@ -341,11 +399,41 @@ TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
     EXPECT_EQ(segments(1024, 64, 1024, forced), std::min(forced, 2));
     EXPECT_EQ(segments(2048, 2048, 2048, forced), 1);  // large tiles have none
     for (const Kernel kernel : kKernels) {
-      if (kernel == Kernel::kSm90F64) continue;
-      EXPECT_EQ(choose_product_segments(kernel, {1, 1, 1, 64, 64, 4096}, kMultiprocessors, forced),
-                1);
+      const ProductSize size = {1, 1, 1, 64, 64, 4096};
+      const int of_hopper = kernel == Kernel::kSm90F64 ? std::min(forced, 2) : forced;
+      EXPECT_EQ(choose_product_segments(kernel, size, kMultiprocessors, forced),
+                claims_tiles(kernel) ? of_hopper : 1);
     }
   }
+}
+
+TEST(Heuristics, SegmentsOfLongSumsOnFewTiles) {
+  for (const Kernel kernel : {Kernel::kSm90F16, Kernel::kSm90F32x1, Kernel::kSm90F32x3}) {
+    const auto segments = [&](int64_t m, int64_t k, int64_t n, int multiprocessors = 132) {
+      return choose_product_segments(kernel, {1, 1, 1, m, n, k}, multiprocessors);
+    };
+    EXPECT_GE(segments(64, 20'000, 64), 16);
+    EXPECT_GE(segments(1, 4096, 4096), 2);
+    EXPECT_EQ(segments(64, 64 * 7, 64), 1);  // fewer than 4 steps each
+    EXPECT_EQ(segments(1024, 1024, 1024), 1);
+    EXPECT_EQ(segments(4096, 4096, 4096), 1);
+    for (const int64_t k : {64, 1000, 5000, 100'000, 10'000'000}) {
+      const int found = segments(100, k, 300, 78);
+      EXPECT_EQ(found & (found - 1), 0);
+      EXPECT_LE(found, 32);
+    }
+  }
+}
+
+TEST(Heuristics, TilesMostlyOutsideCostHalfATurn) {
+  const TileRow<Kernel>& row = *find_tile(Kernel::kSm90F16, TileSize::kLarge);
+  const auto time = [&](int64_t n, int segments = 1) {
+    return product_time(row, {1, 1, 1, n, n, 2048}, segments, kMultiprocessors);
+  };
+  EXPECT_LT(time(2048), time(2056));              // 128 tiles fill the chip; 25 light ones follow
+  EXPECT_LT(time(2056), 1.6 * time(2048));        // by half a turn
+  EXPECT_GT(time(2048 + 192), 1.8 * time(2048));  // they have as much work as others
+  EXPECT_LT(time(8200) / time(8192), 1.04);
 }
 
 // ---- The table of tiles -------------------------------------------------------------------------

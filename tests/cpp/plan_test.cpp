@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "shards/devices.h"
+#include "environment.h"
 #include "support.h"
 
 namespace spamm::shards {
@@ -223,14 +223,14 @@ TEST(RemoteCuts, OfNoGroupsAreEmpty) {
 }
 
 TEST(Variables, AreZeroOrOne) {
-  const auto is_shared = [](const char* value) {
+  const auto is_one = [](const char* value) {
     setenv("SPAMM_TORCH_ALL_DEVICES", value, 1);
-    return pays_to_share(1, /*least_ns=*/2, 0);
+    return is_set("SPAMM_TORCH_ALL_DEVICES");
   };
-  EXPECT_FALSE(is_shared(""));
-  EXPECT_FALSE(is_shared("0"));
-  EXPECT_TRUE(is_shared("1"));
-  EXPECT_THROW(is_shared("yes"), c10::ValueError);
+  EXPECT_FALSE(is_one(""));
+  EXPECT_FALSE(is_one("0"));
+  EXPECT_TRUE(is_one("1"));
+  EXPECT_THROW(is_one("yes"), c10::ValueError);
   unsetenv("SPAMM_TORCH_ALL_DEVICES");
 }
 

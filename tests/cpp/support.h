@@ -1,4 +1,5 @@
-// What the tests share: devices, matrices with decay, and a slow, obvious SpAMM to compare with.
+// Parts that the tests share: devices, matrices with decay, and a slow, obvious SpAMM to compare
+// with.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torchvision
-from support import Made, Watching
+from support import Made
 from torch import nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
@@ -80,21 +80,9 @@ def pictures(count=2, channels=3, size=16, dtype=torch.float32, seed=0):
     return torch.randn(count, channels, *shape, generator=generator).to(dtype)
 
 
-def canvas(count=1, size=32, level=0.0):
-    """Empty pictures of one channel."""
-    return torch.full((count, 1, size, size), level)
-
-
-def scattered(count=2, size=32, level=0.0):
-    """Pictures of which a corner differs from the empty one."""
-    some = canvas(count, size, level)
-    some[:, :, 4:9, 3:8] += pictures(count, 1, 5)
-    return some
-
-
 @torch.no_grad()
 def is_served(model, *args, **kwargs):
-    """Whether a call takes a generated forward, in the model or anywhere in it."""
+    """Tells whether a call takes a generated forward, in the model or anywhere in it."""
     count = 0
     generated = [fused for module in model.modules() if (fused := fused_of(module)) is not None]
 
@@ -123,22 +111,9 @@ def source_of(model, name="forward"):
     return "".join(linecache.getlines(forward.__code__.co_filename))
 
 
-def deviations(call):
-    """What convolutions of deviations get in a call: the parts of their input, and the weight."""
-    found = []
-
-    def note(name, args, _):
-        if name.startswith("conv2d_deviation"):
-            found.append(args[:2])
-
-    with torch.no_grad(), Watching(note):
-        call()
-    return found
-
-
 @torch.no_grad()
 def compiled(model, *inputs):
-    """What a model gives that is compiled into one graph, and what this graph calls."""
+    """The result of a model that is compiled into one graph, and what this graph calls."""
     targets = []
 
     def keep(graph, _):
@@ -212,7 +187,7 @@ def rows(report):
 
 
 def fused_alone(*layers):
-    """What the first convolution of these layers absorbs."""
+    """The layers that the first convolution of these absorbs."""
     return rows(convert_(trained(nn.Sequential(*layers))))["0"][1]
 
 

@@ -1,4 +1,4 @@
-"""What generated forwards call: torch's values, by one call where there is one."""
+"""Calls of generated forwards: torch's values, by one call where there is one."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""What users do to a model after ``convert_``: it acts as on the model that was not converted."""
+"""Changes of a model after ``convert_``: they act as on the model that was not converted."""
 
 import contextlib
 import copy
@@ -73,7 +73,6 @@ FORMS = {
     "packed": convert_,  # on a CPU weights that lie channels last are packed
     "nothing skipped": partial(skipping, tau=0.0),
     "held tau": partial(skipping, tau=1e-30),  # so small that nothing is skipped, either
-    "reference": partial(convert_, reference=torch.zeros(1, 8, 8, 8)),
 }
 
 
@@ -568,11 +567,10 @@ def assert_same(found, expected):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-# Where nothing is folded anew, only the reference form differs in what these tests look at.
 CASES = [(name, form) for name in FOLDED for form in FORMS if form != "packed"]
 CASES += [(name, "packed") for name in ("values in place", "loaded", "cast", "a step")]
 CASES += [
-    pytest.param(name, form, marks=[] if form in ("dense", "reference") else pytest.mark.thorough)
+    pytest.param(name, form, marks=[] if form == "dense" else pytest.mark.thorough)
     for name in (*ACTS, *KEEPS, *CALLED)
     for form in FORMS
     if form != "packed"

@@ -40,7 +40,7 @@ SKIPS = SpAMMConfig(tau=1e-3)
 
 
 def converted(forward):
-    """What the convolutions of a model with this forward become."""
+    """The rows of the convolutions of a model with this forward."""
     torch.manual_seed(0)
     return rows(converted_alike(calling(forward), pictures(channels=8)))
 
@@ -178,7 +178,7 @@ def test_adds(add, is_absorbed):
 @pytest.mark.parametrize(
     ("forward", "conv1", "conv2"),
     [
-        # Of two convolutions the last takes the add, whichever operand comes later.
+        # The last of two convolutions takes the add, whichever operand comes later.
         (lambda m, x: m.conv1(x) + m.bn(m.conv2(x)), (), ("bn", "add")),
         (lambda m, x: F.relu(m.conv1(x) + F.max_pool2d(x, 3, 1, 1)), ("add", "relu"), ()),
         # The sum in place changes the other operand, which is read again.
@@ -188,7 +188,7 @@ def test_adds(add, is_absorbed):
         ),
         # The input is written in between.
         (lambda m, x: F.relu(m.bn(m.conv1(x := x * 1)) + (x.relu_(), x)[1]), ("bn",), ()),
-        # What is read twice is kept.
+        # A value that is read twice is kept.
         (lambda m, x: F.relu(y := m.bn(m.conv1(x))) + y, ("bn",), ()),
         # Dropout that is always on stays.
         (lambda m, x: F.relu(F.dropout(m.bn(m.conv1(x)), 0.0)), ("bn",), ()),
@@ -352,7 +352,7 @@ def test_rows_have_numbers_and_names_and_go_to_data_frames():
     assert report[1:3] == (report[1], report[2])
     with pytest.raises(KeyError, match=r"'layer2\.conv1' \(close: layer2\.0\.conv1"):
         report["layer2.conv1"]
-    # What pandas.DataFrame(report) does: the attributes of the first row are the columns.
+    # pandas.DataFrame(report) does so: the attributes of the first row are the columns.
     assert [field.name for field in fields(report[0])][:3] == ["name", "shape", "action"]
     assert copy.deepcopy(report)["conv1"] == report["conv1"]
 
@@ -690,6 +690,8 @@ OTHER_SETTINGS = [
     (lambda content: content.update(versions={}), "a settings file as a report saves it"),
     (lambda content: content.update(format=2), "must be of format 3; got format 2 (make them"),
     (lambda content: content.update(format=4), "must be of format 3; got format 4 (make them"),
+    (lambda content: content.update(reference=[1, 1, 8, 8]),
+     "must come without a reference; got one of shape [1, 1, 8, 8] (make them anew: calibrate("),
     (lambda content: content.clear(), "config must be a settings file as a report saves it"),
 ]  # fmt: skip
 
@@ -697,6 +699,11 @@ OTHER_SETTINGS = [
 @pytest.mark.parametrize(("change", "message"), OTHER_SETTINGS)
 def test_settings_of_another_model(tmp_path, change, message):
     refused(resnet(), ValueError, message, config=settings(tmp_path, change))
+
+
+def test_a_reference_left():
+    message = "convert_ takes no reference any more: calibrate(model, loader, evaluate, max_drop)"
+    refused(resnet(), TypeError, message, reference=torch.zeros(1, 3, 8, 8))
 
 
 def test_settings_come_without_overrides(tmp_path):

@@ -320,7 +320,7 @@ def test_parameters_that_were_replaced_are_not_written():
 
 @torch.no_grad()
 def test_loading_through_a_wrapper_keeps_the_memory_of_operands():
-    """What a captured graph reads is written anew, not freed."""
+    """The memory that a captured graph reads is written anew, not freed."""
     model = trained(resnet())
     wrapper = nn.Sequential(model)
     convert_(model)
@@ -375,7 +375,7 @@ def converted(request):
 
 
 def identities(model):
-    """What convert_ must leave as it is: which object stands under which name."""
+    """The names that convert_ must leave as they are: which object stands under which name."""
     found = {name: id(module) for name, module in model.named_modules()}
     found |= {name: id(parameter) for name, parameter in model.named_parameters()}
     return found | {name: value.data_ptr() for name, value in model.state_dict().items()}
@@ -394,7 +394,7 @@ def ops_called(call):
 
 
 def fused_calls(ops):
-    """How many calls of the library's convolutions."""
+    """The number of calls of the library's convolutions."""
     return sum(ops.get(f"spamm_torch::{name}", 0) for name in ("conv2d", "dense_conv2d"))
 
 

@@ -31,7 +31,9 @@ def seeds(dtype, count):
 
 
 def looseness(dtype, device, count):
-    """Of the largest error over its bound, by kind of operands: of all, and of rounding alone."""
+    """Least ratios of the largest error over its bound, by kind of operands: of all, and of
+    rounding alone.
+    """
     most = 40 if dtype == torch.float64 else 100
     found = {kind: (0.0, 0.0) for kind in KINDS}
     given = cases(dtype, count, device, chemistry(), most=most)
@@ -287,6 +289,41 @@ def test_the_estimate_is_seldom_below_the_error(dtype, device):
     assert min(found) >= (a[:, :1].double() @ b[:1].double()).norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_the_estimate_of_block_sparse_matrices(dtype, device):
+    """The bounds of the dense ones, whichever of them are block-sparse."""
+    sparse = spamm_torch.sparse
+    a = sparse.from_dense(matrices.fading(128, 192, dtype, device, seed=0), 32, drop=0.1)
+    b = sparse.from_dense(matrices.fading(192, 64, dtype, device, seed=1), 32, drop=0.1)
+    input = sparse.from_dense(torch.eye(128, 64, dtype=dtype, device=device), 32)
+    c = sparse.from_dense(spamm_torch.mm(*map(sparse.to_dense, (a, b)), max_error=0.05), 32)
+    given = {"c": c, "a": a, "b": b, "input": input}
+    dense = {name: sparse.to_dense(x) for name, x in given.items()}
+
+    def estimate(**of):
+        generator = torch.Generator(device).manual_seed(0)
+        return spamm_torch.linalg.error_estimate(**of, beta=1e-3, generator=generator)
+
+    right = estimate(**dense)
+    assert right > 0
+    for changed in (given, *({name: x} for name, x in given.items())):
+        torch.testing.assert_close(estimate(**dense | changed), right, rtol=1e-9, atol=0)
+    none = sparse.from_dense(torch.zeros(0, 64, dtype=dtype, device=device), 32)
+    empty = torch.zeros(0, 192, dtype=dtype, device=device)
+    assert spamm_torch.linalg.error_estimate(none, empty, b) == 0
+
+
+def test_bounds_where_nothing_is_multiplied():
+    """alpha = 0: sums that overflow do not count, dense or block-sparse."""
+    c, a, b = (matrices.normal(64, 64, seed=seed) for seed in range(3))
+    given = {"alpha": 0, "beta": 0.5, "valid_ratio": 0.25, "return_info": True, "block": 32}
+    for make in (torch.clone, lambda x: spamm_torch.sparse.from_dense(x, 32)):
+        found, info = spamm_torch.addmm(make(c), make(a * 1e18), make(b * 1e18), **given)
+        error = (found.to_dense() - c / 2).double().norm()
+        assert error <= info.total_bound < 1
+        assert not info.error_bound.isnan()
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
@@ -294,6 +331,13 @@ def test_the_estimate_is_seldom_below_the_error(dtype, device):
         ({"confidence": 1.0}, ValueError, "between 0 and 1; got 20 and 1.0"),
         ({"a": torch.ones(3, 4)}, RuntimeError, r"expected c \(M, N\), a \(M, K\) and b"),
         ({"a": [1]}, TypeError, "a must be"),
+        ({"a": torch.eye(4).to_sparse()}, TypeError, "error_estimate expects dense or sparse_bsr"),
+        (
+            {name: torch.eye(64).to_sparse_bsr(32) for name in "cab"}
+            | {"input": torch.eye(32).to_sparse_bsr(32)},
+            RuntimeError,
+            r"must have c's shape \(64, 64\); got \(32, 32\)",
+        ),
     ],
 )
 def test_bad_arguments_of_the_estimate(options, kind, words):

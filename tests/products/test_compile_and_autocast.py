@@ -5,7 +5,7 @@ import io
 import matrices
 import pytest
 import torch
-from support import flops_of, norms_of_pixels
+from support import flops_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -167,7 +167,7 @@ def test_meta_tensors_need_no_memory(name):
     ],
 )
 def test_bad_input_is_refused_while_tracing(call):
-    """What has no shape, or is of other arguments, gets none."""
+    """A call without shapes, or of other arguments, gets none."""
     a, b = torch.empty(3, 4, device="meta"), torch.empty(5, 6, device="meta")
     with pytest.raises((ValueError, TypeError, RuntimeError)):
         call(a, b)
@@ -332,25 +332,8 @@ def cases_of_convolutions(device):
     yield "conv2d_max_pool", ops.conv2d_max_pool, (input, weight, None, 1, 1), options
 
 
-def cases_of_deviations(device):
-    input, residual, base = (operand(device, 1, 32, 8, 8, seed=i) for i in range(3))
-    given = [input], operand(device, 32, 32, 3, 3), base, 1, 1
-    norms = {"norm_parts": [norms_of_pixels(input).float()], "norms": True}
-    for knob in ({}, {"valid_ratio": 0.5}):
-        options = {"residual": residual, "activation": "relu", **knob}
-        yield f"conv2d_deviation {knob}", ops.conv2d_deviation, given, options
-        yield f"conv2d_deviation with norms {knob}", ops.conv2d_deviation, given, options | norms
-    yield "max_pool2d_deviation", ops.max_pool2d_deviation, (input, base, [2, 2]), {}
-    parts = [operand(device, 1, channels, 8, 8) for channels in (64, 40)]
-    given = parts, operand(device, 128, 104, 3, 3), operand(device, 1, 128, 8, 8), 1, 1
-    options = {"norm_parts": [norms_of_pixels(part).float() for part in parts], "norms": True}
-    options |= {"threshold": 2.0**-149, "pixel_block": (1, 8, 8), "activation": "relu"}
-    yield "phases", ops.conv2d_deviation, given, options | {"in_phases": True}
-    yield "join_deviations", ops.join_deviations, (parts,), {}
-
-
 def cases(device):
-    families = cases_of_stages, cases_of_products, cases_of_convolutions, cases_of_deviations
+    families = cases_of_stages, cases_of_products, cases_of_convolutions
     return {name: case for family in families for name, *case in family(device)}
 
 

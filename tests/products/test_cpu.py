@@ -1,4 +1,4 @@
-"""What only the CPU has: threads, and microkernels."""
+"""Subjects of the CPU alone: threads, and microkernels."""
 
 import matrices
 import pytest

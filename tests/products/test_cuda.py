@@ -1,4 +1,4 @@
-"""What only CUDA has: streams, graphs, no host synchronisation, TF32, huge operands."""
+"""Subjects of CUDA alone: streams, graphs, no host synchronisation, TF32, huge operands."""
 
 import os
 import random
@@ -161,7 +161,10 @@ def test_hopper_has_kernels_of_its_own(dtype):
 FORCES = [
     ({"SPAMM_TORCH_FORCE_SM80": "1"}, "sm80-mma-f16"),
     ({"SPAMM_TORCH_FORCE_SM80": "yes"}, "0 or 1; got yes"),
-    ({"SPAMM_TORCH_TILE": "huge"}, "SPAMM_TORCH_TILE must be small or large; got huge"),
+    (
+        {"SPAMM_TORCH_TILE": "huge"},
+        "SPAMM_TORCH_TILE must be small, large, medium or square; got huge",
+    ),
 ]
 
 
@@ -335,7 +338,7 @@ def of_segment(a, b, segment):
 
 
 def sum_of_segments(force, multiply, a, b):
-    """What the segments add up to, each of them computed by a product of its own."""
+    """The sum of the segments, each of them computed by a product of its own."""
     force(1)
     return multiply(*of_segment(a, b, 0)) + multiply(*of_segment(a, b, 1))
 

@@ -220,7 +220,9 @@ def test_float32_of_wide_blocks_is_as_accurate_as_cublas(make, shape, layout, bl
 
 @pytest.mark.parametrize("block", [32, 64])
 def test_float32_of_overlaps_is_as_accurate_as_cublas(block):
-    """Of functions from wide to narrow at random places: blocks span 1e-12 to 1 and far beyond."""
+    """Overlaps of functions from wide to narrow at random places: blocks span 1e-12 to 1 and far
+    beyond.
+    """
     generator = torch.Generator().manual_seed(0)
     places = 20 * torch.rand(900, 3, generator=generator).double()
     places = places[places[:, 0].argsort()]

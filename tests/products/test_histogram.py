@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import waiting_is_an_error
 
 import spamm_torch
-from spamm_torch._histogram import find_tau_across
+from spamm_torch.distributed.histogram import find_tau_across
 
 INF, NAN = float("inf"), float("nan")
 REAL = (torch.float32, torch.float64)

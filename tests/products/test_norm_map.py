@@ -96,14 +96,19 @@ def test_parts_have_the_very_same_norms(device, dtype, layout):
 @pytest.mark.cuda
 @pytest.mark.parametrize("block", list(itertools.product(matrices.EDGES, repeat=2)))
 def test_rows_have_the_very_same_norms_wherever_they_lie(dtype, block):
-    """Loads of 16 bytes, single entries, and both in one warp, sum in the same order."""
+    """Whole chunks, masked and shifted ones, and both in one warp, sum in the same order."""
     a = matrices.normal(150, 290, dtype=dtype, device="cuda")
-    expected = spamm_torch.norm_map(a, block)
-    for offset, width in ((1, 293), (0, 304), (16, 320), (7, 300)):
-        wide = torch.zeros(150, width, dtype=dtype, device="cuda")
+    whole = torch.nn.functional.pad(a, (0, 94, 0, 106))  # all blocks lie inside
+    rows, columns = -(-150 // block[0]), -(-290 // block[1])
+    expected = spamm_torch.norm_map(whole, block)[:rows, :columns]
+    assert torch.equal(spamm_torch.norm_map(a, block), expected)
+    for offset, width in ((1, 293), (0, 304), (16, 320), (7, 300), (3, 296), (0, 291)):
+        wide = torch.full((150, width), float("nan"), dtype=dtype, device="cuda")
         view = wide[:, offset : offset + 290]
         view.copy_(a)
         assert torch.equal(spamm_torch.norm_map(view, block), expected), (offset, width)
+        turned = spamm_torch.norm_map(view.mT, block[::-1])
+        assert torch.equal(turned, expected.mT), (offset, width)
 
 
 # ---- Exact where sum and root are representable -------------------------------------------------
@@ -129,7 +134,7 @@ def test_exact_for_pythagorean_entries(device, dtype, position):
 # ---- The whole range of each type ---------------------------------------------------------------
 
 
-# Of float16 also the smallest normal and the smallest subnormal number.
+# For float16 also the smallest normal and the smallest subnormal number.
 RANGES = {
     torch.float16: (65504.0, 2.0**-14, 2.0**-24),
     torch.bfloat16: (3.3e38, 1e30, 1e-30, 1e-38, 9.2e-41),

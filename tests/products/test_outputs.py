@@ -1,4 +1,4 @@
-"""What a product writes besides a new tensor: the norms of its result, and memory that is given."""
+"""Results of a product besides a new tensor: the norms of its result, and memory that is given."""
 
 import matrices
 import pytest

@@ -47,7 +47,7 @@ def test_knobs_speak_of_the_whole_product(device, knob):
 
 
 def test_norms_are_those_of_the_mirror_image(device, dtype):
-    """Where the product itself is another one below the diagonal."""
+    """The product itself is another one below the diagonal."""
     a, b = (matrices.normal(300, 300, dtype=dtype, device=device, seed=seed) for seed in (0, 1))
     for block in ([32] * 3, [64] * 3):
         c, norms = ops.spamm_with_norms(a, b, threshold=0.0, block=block, symmetric=True)
@@ -153,6 +153,21 @@ def test_batches_go_where_they_belong(dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(200, 300), (1040, 520), (2056, 1000), (2048, 1024)])
+def test_a_matrix_times_its_transpose(dtype, shape):
+    """Small ones of half types are computed as a whole, with the same bits."""
+    x = matrices.normal(*shape, dtype=dtype, device="cuda")
+    norms = norm_map(x)
+    middle = (norms[:, None] * norms).median().item()
+    for tau in (0.0, middle, 1e30):
+        c, of_c = mm(x, x.mT, tau=tau, symmetric=True, return_norms=True)
+        assert torch.equal(c, c.mT)
+        assert torch.equal(c, mirrored(mm(x, x.mT, tau=tau)))
+        assert torch.equal(of_c, norm_map(c))
+
+
+@pytest.mark.cuda
 def test_captured_in_a_graph():
     a = rounding(400)
     out = torch.empty_like(a)
@@ -172,7 +187,7 @@ def test_captured_in_a_graph():
 @pytest.mark.parametrize("shape", [(1040, 300, 1040), (70, 200, 1000), (1000, 65, 80), (1, 40, 1)])
 @pytest.mark.parametrize("tau", [0.0, 4000.0])
 def test_edges_of_float64_products_have_the_bits_of_whole_blocks(shape, tau):
-    """Where half of the last block or more is outside, it is skipped."""
+    """A last block of which half or more is outside is skipped."""
     m, k, n = shape
     a = matrices.normal(m, k, dtype=torch.float64, device="cuda")
     b = matrices.normal(k, n, dtype=torch.float64, device="cuda", seed=1)

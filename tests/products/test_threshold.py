@@ -418,7 +418,7 @@ def test_the_error_search_finds_what_the_cpu_finds(dtype, shape):
 def test_the_error_search_far_from_one(scale):
     norm_a = matrices.normal(40, 50, dtype=torch.float64).abs() * scale
     norm_b = matrices.normal(50, 60, dtype=torch.float64, seed=1).abs()
-    # Where all products are too small for float64, any threshold is right.
+    # Any threshold is right for products that are too small for float64.
     others = (norm_b, norm_b * scale) if scale * scale > 0 else (norm_b,)
     for other in others:
         expected = torch.ops.spamm_torch.find_tau(norm_a, other, max_error=0.1)

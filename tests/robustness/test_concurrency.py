@@ -30,8 +30,6 @@ def calls(device="cpu"):
     square = square.double().to(device)
     blocks = sparse.from_dense(square, 32, drop=1e-9)
     x, weight = randn(5, 40, 12, 11), randn(72, 40, 3, 3)
-    apart = x * (torch.arange(11, device=device) < 3)
-    base = randn(1, 72, 12, 11)
     torch.manual_seed(0)
     layers = [nn.Conv2d(40, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 8, 3)]
     model = nn.Sequential(*layers).eval().to(device)
@@ -63,24 +61,13 @@ def calls(device="cpu"):
         "images": lambda: spamm_torch.conv2d(
             x.bfloat16(), weight.bfloat16(), pixel_block=(1, 8, 8), valid_ratio=0.6
         ),
-        "deviations": lambda: OPS.conv2d_deviation(
-            [apart],
-            weight,
-            base,
-            [1, 1],
-            [1, 1],
-            norms=True,
-            threshold=2.0**-149,
-            pixel_block=(1, 8, 8),
-            activation="relu",
-        ),
         "pool": lambda: OPS.max_pool2d(x, 2, norms=True),
         "network": network,
     }
 
 
 def digest(result):
-    """Of all bits of a result."""
+    """The hash of all bits of a result."""
     tensors = result if isinstance(result, (list, tuple)) else [result]
     found = hashlib.sha256()
     for tensor in tensors:
@@ -148,7 +135,7 @@ def test_repeated_calls_give_the_same_bits(name, rounds):
 
 
 def in_a_fork(work):
-    """What ``work()``, a text, gives in a child of this process."""
+    """The result of ``work()``, a text, in a child of this process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

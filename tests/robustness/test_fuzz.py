@@ -21,7 +21,7 @@ def test_cases_that_are_kept(device, case):
 
 @pytest.mark.parametrize("first", range(0, 2000, 50))
 def test_drawn_cases(device, first):
-    """Of seed 0, of every family; thousands more are the fuzzer's own work."""
+    """Cases of seed 0, of every family; thousands more are the fuzzer's own work."""
     for number in range(first, first + 50):
         case = fuzz.drawn(0, number)
         assert fuzz.problem(case, device) is None, json.dumps(case)

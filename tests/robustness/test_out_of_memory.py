@@ -44,9 +44,6 @@ def products(dtype):
 def convolutions(dtype):
     x, weight = randn(140, 72, 30, 30, dtype=dtype), randn(136, 72, 3, 3, dtype=dtype)
     last = x.contiguous(memory_format=torch.channels_last)
-    base = randn(1, 136, 30, 30, dtype=dtype)
-    deviation = {"threshold": 2.0**-149, "pixel_block": (1, 8, 8), "activation": "relu"}
-    half = [last[:, :40].contiguous(memory_format=torch.channels_last), last[:, 40:]]
     return {
         "nothing skipped": lambda: spamm_torch.conv2d(last, weight, padding=1, tau=0.0, relu=True),
         "tau": lambda: spamm_torch.conv2d(last, weight, padding=1, tau=500.0, return_norms=True),
@@ -57,9 +54,6 @@ def convolutions(dtype):
         "info": lambda: spamm_torch.conv2d(
             last, weight, padding=1, max_error=0.1, return_info=True
         ),
-        "deviations": lambda: OPS.conv2d_deviation([last], weight, base, 1, 1, **deviation),
-        "deviations of parts": lambda: OPS.conv2d_deviation(half, weight, base, 1, 1, **deviation),
-        "joined deviations": lambda: OPS.join_deviations(half),
         "pool": lambda: OPS.max_pool2d(last, 3, 2, 1, norms=True),
         "pooled convolution": lambda: OPS.conv2d_max_pool(last, weight, activation="relu"),
     }
@@ -92,7 +86,7 @@ def network(dtype):
         with torch.no_grad():
             return model(x)
 
-    return {"network": call, "order": lambda: spamm_torch.likeness_order(randn(2000, 3, 64, 64))}
+    return {"network": call}
 
 
 def bits(result):

@@ -50,7 +50,7 @@ def functional(module, input):
 
 
 def skips_a_part(module, input):
-    """Whether the result is neither the dense one, rounding apart, nor nothing but bias."""
+    """Tells whether the result is neither the dense one, rounding apart, nor nothing but bias."""
     dense = module.to_dense()(input)
     error = (module(input) - dense).norm() / dense.norm()
     return 1e-4 < error < 0.5
@@ -279,7 +279,8 @@ def pinned(request, device):
 
 
 def is_pinned(module, input):
-    """Whether norms of an earlier weight are used: a weight grown since is then still skipped.
+    """Tells whether norms of an earlier weight are used: a weight grown since is then still
+    skipped.
 
     It grows through ``.data``, of which no version counter tells.
     """

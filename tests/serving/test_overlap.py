@@ -61,7 +61,7 @@ def test_no_operand_is_read_before_it_is_written(overlaps, family):
 
 
 def is_overwritten_too_early(case, size):
-    """Whether the call writes memory of `size` bytes, freed before it, that is still read."""
+    """Tells whether the call writes memory of `size` bytes, freed before it, that is still read."""
     copy = torch.empty(size // 4, dtype=torch.int32, device="cuda")
     case.run()
     pool = torch.cuda.MemPool()

@@ -1,4 +1,4 @@
-"""What the ranks of test_distributed.py do: each case is one function, run by all ranks together.
+"""Cases of the ranks of test_distributed.py: each case is one function, run by all ranks together.
 
 Every rank makes the whole operands from the same seed, multiplies them in its own process, and
 compares the bits of its shard. Memory starts as NaN. The ranks meet in a file of the folder. After
@@ -31,8 +31,9 @@ from torch.distributed.tensor import (
 )
 
 import spamm_torch
-from spamm_torch import _rank_product, distributed, linalg, sparse
-from spamm_torch.sparse import maps, ranks, strips
+from spamm_torch import distributed, linalg, sparse
+from spamm_torch.distributed import block_rows, rank_product
+from spamm_torch.sparse import maps, strips
 
 ops = torch.ops.spamm_torch
 S0, S1, R = Shard(0), Shard(1), Replicate()
@@ -128,7 +129,7 @@ def assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, *, group=None, balance=False, 
 
 def short_stages(blocks=2):
     """Inside, stages have so many block columns, so that small matrices have several."""
-    return mock.patch("spamm_torch._plan.stage_blocks", return_value=blocks)
+    return mock.patch("spamm_torch.distributed.plan.stage_blocks", return_value=blocks)
 
 
 def raised_by(call):
@@ -295,13 +296,13 @@ def sent_bytes():
 
 @case()
 def search_by_histograms(rank):
-    """Where no rank has the whole maps, the threshold has the same bits."""
+    """The threshold, where no rank has the whole maps, has the same bits."""
     ratios = (0.05, 0.5, 1.0)
-    with mock.patch.object(_rank_product, "WHOLE_MAPS_RANKS", 1):
+    with mock.patch.object(rank_product, "WHOLE_MAPS_RANKS", 1):
         for dtype in matrices.DTYPES:
             a, b = operands(rank, dtype=dtype)
-            search = mock.Mock(wraps=_rank_product.find_tau_across)
-            with mock.patch.object(_rank_product, "find_tau_across", search):
+            search = mock.Mock(wraps=rank_product.find_tau_across)
+            with mock.patch.object(rank_product, "find_tau_across", search):
                 for ratio in ratios:
                     assert_rows_of_mm(rank, a, b, "odd", "first empty", valid_ratio=ratio)
             assert search.call_count == len(ratios)
@@ -413,10 +414,10 @@ def block_sparse_shards(rank):
         for at, knob, far in itertools.product(cuts, knobs, (0, 1.1)):
             rows = slice(edge * at[rank.number], edge * at[rank.number + 1])
             shards = [rows_of(x, rows, edge) for x in whole]
-            # Of one rank, too, what travels there.
+            # One rank alone, too.
             given = dict.fromkeys(("tau", "valid_ratio", "max_error")) | knob
-            with mock.patch.object(ranks, "_MOST_FAR", far):
-                found = ranks.multiply(*shards, distributed.axis_of(None), given, edge, False)
+            with mock.patch.object(block_rows, "_MOST_FAR", far):
+                found = block_rows.multiply(*shards, distributed.axis_of(None), given, edge, False)
             expected = spamm_torch.mm(*whole, **knob)
             assert found.layout == torch.sparse_bsr
             assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
@@ -451,9 +452,9 @@ def purified_shards(rank):
     for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
         own = assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
         # The memory of one rank has no room for lists, and so all make strips.
-        made = _without_lists if rank.number == rank.world - 1 else ranks.make_plan
+        made = _without_lists if rank.number == rank.world - 1 else block_rows.make_plan
         with (
-            mock.patch.object(ranks, "make_plan", made),
+            mock.patch.object(block_rows, "make_plan", made),
             mock.patch.object(strips, "_MOST_BYTES", 20 * 32**2 * 8),
         ):
             assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
@@ -497,8 +498,16 @@ def functions_of_shards(rank):
     signs = torch.diag((-1.5) ** (i % 2) * (i < 307))
     h, signs = (sparse.from_dense(x, 32, drop=1e-9) for x in (h, signs.to(h)))
     fine = {"max_error": 1e-9, "size": 307}
+    overlap = sparse.add(h, sparse.identity(307, like=h))
+
+    def from_leaves(*given, **options):
+        with mock.patch.object(linalg.inverses, "_WHOLE", 0):
+            return linalg.inverse_factor(*given, **options)
+
     for function, a, given in (
-        (linalg.inverse_sqrt, sparse.add(h, sparse.identity(307, like=h)), ()),
+        (linalg.inverse_sqrt, overlap, ()),
+        (linalg.inverse_factor, overlap, ()),
+        (from_leaves, overlap, ()),
         (linalg.sign, sparse.add(h, signs), ()),
         (linalg.matrix_power, h, (5,)),
         (linalg.matrix_power, h, (1,)),
@@ -508,6 +517,9 @@ def functions_of_shards(rank):
         for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
             own = assert_as_one_process(rank, function, a, found, at, *given, **fine)
     group = dist.group.WORLD
+    pair, whole = (own, rows_of(overlap, slice(*own_rows(rank, own)), 32)), (h, overlap)
+    found, one = linalg.in_basis(*pair, group=group, **fine), linalg.in_basis(*whole, **fine)
+    assert_bits(found.matrix.to_dense(), one.matrix.to_dense()[slice(*own_rows(rank, own))], "")
     last = rank.number == rank.world - 1
     for refusal in (
         ("ValueError", f"max_error must be at least 0; got -1 (on rank {rank.world - 1})",
@@ -539,6 +551,14 @@ def assert_as_one_process(rank, function, whole, one, at, *given, **options):
     bounds = [[x.total_bound for x in of.iterations] for of in (found, one)]
     torch.testing.assert_close(*map(torch.tensor, bounds), rtol=1e-6, atol=0, equal_nan=True)
     return own
+
+
+def own_rows(rank, own):
+    """The first row of a shard, and the one behind it."""
+    rows = torch.zeros(rank.world + 1, dtype=torch.int64, device=own.device)
+    rows[rank.number + 1] = own.shape[0]
+    dist.all_reduce(rows)
+    return rows.cumsum(0)[rank.number : rank.number + 2].tolist()
 
 
 def rows_of(x, rows, edge):
@@ -598,7 +618,7 @@ def gradients_of_gradients(rank):
     cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
 
     def derivatives(own_a, own_b, weight_a, weight_b, product):
-        """Of a sum of squares: its gradients, and those of a sum over these."""
+        """Gradients of a sum of squares, and those of a sum over these."""
         own_a, own_b = own_a.clone().requires_grad_(), own_b.clone().requires_grad_()
         c = product(own_a, own_b)
         first = torch.autograd.grad((c * c).sum(), (own_a, own_b), create_graph=True)

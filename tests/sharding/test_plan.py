@@ -8,8 +8,8 @@ import torch
 from torch.library import opcheck
 
 import spamm_torch
-from spamm_torch import _plan
-from spamm_torch._plan import exchange_plan
+from spamm_torch.distributed import plan as planning
+from spamm_torch.distributed.plan import exchange_plan
 
 ops = torch.ops.spamm_torch
 
@@ -84,7 +84,7 @@ class TestNeededUnits:
 
 
 class TestRowCuts:
-    """What is shared out; tests/cpp/plan_test.cpp has the cuts themselves, by brute force."""
+    """Plans of products; tests/cpp/plan_test.cpp has the cuts themselves, by brute force."""
 
     @pytest.mark.parametrize("seed", range(10))
     def test_work_is_that_of_valid_products(self, device, seed):
@@ -133,14 +133,14 @@ class TestRowCuts:
 
 
 def chunks(blocks, parts):
-    """Where each of ``parts`` parts begins and ends, as torch.chunk cuts a range of blocks."""
+    """The ends of each of ``parts`` parts, as torch.chunk cuts a range of blocks."""
     pieces = torch.arange(blocks).chunk(parts) if blocks else []
     ranges = [(piece[0].item(), piece[-1].item() + 1) for piece in pieces]
     return ranges + [(blocks, blocks)] * (parts - len(ranges))
 
 
 class Layout:
-    """Who owns what on a mesh of ranks, in blocks, and what travels, one unit at a time."""
+    """The owners on a mesh of ranks, in blocks, and what travels, one unit at a time."""
 
     def __init__(self, valid, row_cuts, b_cuts, mesh):
         self.valid = valid  # (MB, KB, NB)
@@ -194,7 +194,7 @@ class Layout:
         return send
 
     def stage(self, ranges, edge):
-        return _plan.stage_blocks(max(end - begin for begin, end in ranges), edge)
+        return planning.stage_blocks(max(end - begin for begin, end in ranges), edge)
 
     def work(self):
         for row, column in self.ranks():
@@ -309,7 +309,7 @@ def cuts_of(norm_a=NORM_A, norm_b=NORM_B, tau=0.5, parts=2, **options):
     return spamm_torch.row_cuts(norm_a, norm_b, tau, parts, **options)
 
 
-# Of both calls: arguments, error and line.
+# Arguments of both calls, error and line.
 BAD_MAPS = [
     ({"norm_a": NORM_A[None], "norm_b": NORM_B[None]}, RuntimeError,
      "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [1, 8, 4] and [1, 4, 6]"),

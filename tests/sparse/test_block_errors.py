@@ -1,5 +1,6 @@
 """Bad input of block-sparse functions: one line, with what was expected and what came."""
 
+import importlib
 import math
 
 import block_patterns as patterns
@@ -9,7 +10,7 @@ from support import refuses
 from torch.library import opcheck
 
 import spamm_torch
-from spamm_torch import sparse
+from spamm_torch import _hints, sparse
 
 A = patterns.matrix("random", 3, 3, 32)
 X = A.to_dense()
@@ -35,9 +36,11 @@ def other_map(dtype=torch.float64):
 CASES = {
     TypeError: [
         (lambda: mm(X.to_sparse_csr()),
-         "expects dense or sparse_bsr; got sparse_csr: a.to_sparse_bsr(64), or call to_dense()"),
-        (lambda: mm(A, X.to_sparse()), "got sparse_coo: b.to_sparse_bsr(64)"),
-        (lambda: mm(A, X.to_sparse_bsc(32)), "got sparse_bsc: b."),
+         "expects dense or sparse_bsr; got sparse_csr: spamm_torch.sparse.from_sparse(a, 64)"),
+        (lambda: mm(A, X.to_sparse()), "got sparse_coo: spamm_torch.sparse.from_sparse(b, 64)"),
+        (lambda: mm(A, X.to_sparse_bsc(32)), "got sparse_bsc: spamm_torch."),
+        (lambda: sparse.trace(X.to_sparse_csr()),
+         "trace expects sparse_bsr; got sparse_csr: spamm_torch.sparse.from_sparse(a, 64)"),
         (lambda: mm(A, A.float()), "a and b must have one dtype; got float64 and float32"),
         (lambda: mm(bsr([0, 1, 1, 1], [0], dtype=torch.int32)),
          "a must be float16, bfloat16, float32 or float64; got int32"),
@@ -67,6 +70,21 @@ CASES = {
         (lambda: sparse.add(A, A.float()), "a and b must have one dtype"),
         (lambda: sparse.submatrix(A, torch.tensor([1.0])),
          "rows must be int64 (1-d); got float32 of shape (1,)"),
+        (lambda: sparse.submatrix(A, [0, 1]), "rows must be a tensor; got list"),
+        (lambda: sparse.permute(A, [*range(96)]), "order must be a tensor; got list"),
+        (lambda: sparse.permute(A, torch.arange(96).int()),
+         "order must be int64 (1-d); got int32 of shape (96,)"),
+        (lambda: sparse.to_dense(A, 96), "shape must be two integers, (rows, columns); got 96"),
+        (lambda: sparse.to_dense(A, (1, 2, 3)), "(rows, columns); got (1, 2, 3)"),
+        (lambda: sparse.to_scipy(A.bfloat16()),
+         "to_scipy expects float32 or float64, as scipy has no half types; got bfloat16"),
+        (lambda: sparse.identity(2.0), "size must be an integer; got 2.0"),
+        (lambda: sparse.identity((96, 96)), "size must be an integer; got (96, 96)"),
+        (lambda: sparse.from_sparse(X),
+         "from_sparse expects a sparse tensor of torch; got a dense one: from_dense"),
+        (lambda: sparse.from_sparse(3), "a sparse tensor of torch; got int"),
+        (lambda: sparse.from_sparse(X.int().to_sparse()), "float32 or float64; got int32"),
+        (lambda: sparse.plan(A, A, max_error="a", drop=1.0), "max_error must be a number"),
     ],
     ValueError: [
         (lambda: mm(bsr([0, 1], [0], (32, 64), (32, 64)), A),
@@ -84,6 +102,14 @@ CASES = {
         (lambda: sparse.submatrix(A, torch.tensor([96])),
          "rows must be from 0 to 95; got 96 to 96"),
         (lambda: sparse.submatrix(A, torch.tensor([1, 1])), "rows must be distinct; got 2"),
+        (lambda: sparse.identity(-3), "size must be at least 0; got -3"),
+        (lambda: sparse.plan(A, A, tau=1.0, drop=-1.0), "drop must be at least 0; got -1.0"),
+        (
+            lambda: sparse.from_sparse(
+                torch.sparse_csr_tensor([0, 1], [9], [1.0], size=(1, 3), check_invariants=False)
+            ),
+            "columns must be from 0 to 2; got 9 to 9",
+        ),
         (lambda: sparse.permute(A, torch.full((96,), 5)),
          "order must hold each number from 0 to 95 once"),
     ],
@@ -122,6 +148,11 @@ CASES = {
         (lambda: sparse.from_dense(X[None], 32),
          "from_dense expects a matrix (2-d); got shape (1, 96, 96)"),
         (lambda: sparse.to_dense(A, (97, 96)), "shape must be at most (96, 96); got (97, 96)"),
+        (lambda: sparse.to_scipy(A, (97, 96)), "shape must be at most (96, 96); got (97, 96)"),
+        (lambda: sparse.from_sparse(torch.ones(2, 2, 2).to_sparse()),
+         "from_sparse expects a sparse matrix (2-d); got shape (2, 2, 2)"),
+        (lambda: sparse.from_sparse(torch.ones(2, 2).to_sparse(1)), "with 1 dense dimensions"),
+        (lambda: sparse.from_sparse(X.to_sparse().requires_grad_()), "have no gradient here"),
         (lambda: sparse.add(A, patterns.matrix("one", 2, 3, 32)),
          "add expects two matrices of one shape; got (96, 96) and (64, 96)"),
         (lambda: sparse.permute(A, torch.arange(64)),
@@ -135,6 +166,73 @@ CASES = {
 )
 def test_one_line(kind, call, words):
     refuses(kind, call, words)
+
+
+BAD_PATTERNS = {
+    "unsorted": ([0, 2, 3, 3], [1, 0, 1], "a's block columns must ascend in each block row"),
+    "twice": ([0, 2, 3, 3], [0, 0, 1], "a's block columns must ascend in each block row"),
+    "behind": ([0, 2, 3, 3], [0, 1, 7], "a's block columns must be from 0 to 2; got 7"),
+    "before": ([0, 2, 3, 3], [0, 1, -7], "a's block columns must be from 0 to 2; got -7"),
+    "past the end": ([0, 2, 9, 9], [0, 1, 1], "a's row offsets must go from 0 to 3"),
+    "descending": ([0, 5, 3, 3], [0, 1, 1], "a's row offsets must ascend to 3"),
+}
+FUNCTIONS = {
+    "add": lambda a: sparse.add(a, A),
+    "diagonal": sparse.diagonal,
+    "error_estimate": lambda a: spamm_torch.linalg.error_estimate(X, a, X),
+    "identity": lambda a: sparse.identity(5, like=a),
+    "inner": lambda a: sparse.inner(a, A),
+    "mm": mm,
+    "norm": sparse.norm,
+    "permute": lambda a: sparse.permute(a, torch.arange(96)),
+    "plan": lambda a: sparse.plan(a, A, tau=1.0),
+    "submatrix": lambda a: sparse.submatrix(a, torch.arange(5)),
+    "to_dense": sparse.to_dense,
+    "to_scipy": sparse.to_scipy,
+    "trace": sparse.trace,
+    "transpose": sparse.transpose,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("pattern", BAD_PATTERNS)
+def test_bad_patterns(function, pattern):
+    crow, col, words = BAD_PATTERNS[pattern]
+    if function == "identity":
+        words = words.replace("a's", "like's")
+    refuses(RuntimeError, lambda: FUNCTIONS[function](bsr(crow, col)), words)
+
+
+def test_second_operands_and_patterns_that_change():
+    for call in (sparse.add, sparse.inner):
+        refuses(RuntimeError, lambda call=call: call(A, bsr([0, 2, 2, 2], [1, 0])), "b's block col")
+    a = bsr([0, 2, 3, 3], [0, 1, 1])
+    assert sparse.trace(a) == 64
+    a.col_indices()[1] = 0
+    refuses(RuntimeError, lambda: sparse.trace(a), "a's block columns must ascend")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "words"),
+    [
+        (sparse, "mm", "module 'spamm_torch.sparse' has no attribute 'mm': spamm_torch.mm takes"),
+        (sparse, "eye", "identity(size)"),
+        (sparse, "from_coo", "sparse.from_sparse"),
+        (spamm_torch.linalg, "sqrtm", "inverse_sqrt"),
+        (spamm_torch.linalg, "density_matrix", "purify"),
+        (spamm_torch, "convert", "convert_(model)"),
+        (spamm_torch, "show_config", "build_info()"),
+        (sparse, "nothing", "module 'spamm_torch.sparse' has no attribute 'nothing'"),
+    ],
+)
+def test_names_that_are_tried_first(module, name, words):
+    refuses(AttributeError, lambda: getattr(module, name), words)
+    assert not hasattr(module, name)
+
+
+def test_no_hint_hides_a_name():
+    for name in (name for name in _hints.HINTS if name.startswith("spamm_torch")):
+        assert not set(_hints.HINTS[name]) & set(dir(importlib.import_module(name)))
 
 
 @pytest.mark.cuda
@@ -169,6 +267,10 @@ def test_plans_of_others_are_refused():
     refused("plan must be one of spamm_torch.sparse.plan; got int", A, A, plan=1, kind=TypeError)
     turned = patterns.of_blocks(patterns.stored_in(A, 32).mT, A.values())
     refused("3 x 3, in other places", turned, A, plan=plan)
+    a = patterns.of_blocks(torch.eye(3).bool(), torch.rand(3, 32, 32))
+    plan = sparse.plan(a, a, tau=0.0)
+    a.col_indices()[1] = 2
+    refused("pattern of a: expected 3 stored blocks in 3 x 3; got 3 in", a, a, plan=plan)
 
 
 def test_the_op_refuses_lists_that_lead_elsewhere():

@@ -1,9 +1,12 @@
 """The functions of spamm_torch.sparse, against dense matrices and scipy."""
 
+import importlib
 import math
+from pathlib import Path
 
 import block_patterns as patterns
 import matrices
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -59,6 +62,102 @@ def test_from_and_to_scipy(dtype, form):
     product = torch.from_numpy((back @ back.T).toarray())
     ours = spamm_torch.mm(found, sparse.transpose(found), tau=0.0)
     torch.testing.assert_close(ours.to_dense(), product)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"])
+def test_from_every_format_of_scipy(kind):
+    """Also what scipy makes: products, whose columns are in no order, and repeats."""
+    scipy = pytest.importorskip("scipy.sparse")
+    a = getattr(scipy, f"{kind}_array")(scipy.random_array((100, 70), density=0.1, rng=0))
+    for made in (a, a.T, a @ a.T, scipy.coo_array(([1.0, 2.0], ([3, 3], [5, 5])), shape=(9, 9))):
+        found = sparse.from_scipy(made, 32)
+        assert torch.equal(sparse.to_dense(found, made.shape), torch.tensor(made.toarray()))
+        torch.sparse_bsr_tensor(
+            *(found.crow_indices(), found.col_indices(), found.values()), check_invariants=True
+        )
+    blocks = scipy.bsr_array(np.kron(np.ones((4, 4)), np.eye(32)), blocksize=(32, 32))
+    found = sparse.from_scipy(blocks @ blocks, 32)
+    assert torch.equal(found.to_dense(), torch.tensor((blocks @ blocks).toarray()))
+    for numbers in (a > 0.5, (a > 0.5).astype(int), a * 1j):
+        with pytest.raises(TypeError, match="must be float16, bfloat16, float32 or float64"):
+            sparse.from_scipy(numbers)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_from_sparse(layout, dtype, device):
+    a = torch.rand(100, 70, dtype=torch.float64) * (torch.rand(100, 70) < 0.05)
+    a = a.to(device, dtype)
+    given = getattr(a, f"to_sparse_{layout}")(*[(20, 14)][: layout in ("bsr", "bsc")])
+    found = sparse.from_sparse(given, 32)
+    assert found.shape == (128, 96)
+    assert torch.equal(sparse.to_dense(found, (100, 70)), a)
+    assert torch.equal(patterns.stored_in(found, 32), (spamm_torch.norm_map(a, 32) != 0).cpu())
+    torch.sparse_bsr_tensor(
+        *(found.crow_indices(), found.col_indices(), found.values()), check_invariants=True
+    )
+
+
+def test_from_sparse_sorts_and_adds_up_repeats():
+    """As ``to_dense`` of torch does."""
+    blocks = torch.rand(4, 32, 32, dtype=torch.float64)
+    index = torch.tensor([0, 3, 4]), torch.tensor([1, 0, 1, 0])
+    a = torch.sparse_bsr_tensor(*index, blocks, size=(64, 64), check_invariants=False)
+    assert torch.equal(sparse.from_sparse(a, 32).to_dense(), a.to_dense())
+    a = torch.sparse_coo_tensor([[0, 0], [5, 5]], [1.0, 2.0], (40, 40))
+    assert torch.equal(sparse.to_dense(sparse.from_sparse(a), (40, 40)), a.to_dense())
+    assert sparse.from_sparse(torch.zeros(0, 5).to_sparse()).shape == (0, 64)
+
+
+def test_another_default_device():
+    """Results stay with their operands."""
+    a = patterns.matrix("random", 3, 3, 32)
+    calls = (
+        lambda: spamm_torch.mm(a, a, tau=0.0),
+        lambda: spamm_torch.mm(a, a, max_error=0.1, drop=math.inf, return_info=True)[0],
+        lambda: spamm_torch.norm_map(a),
+        lambda: sparse.add(a, a),
+        lambda: sparse.transpose(a),
+        lambda: sparse.identity(5, like=a),
+        lambda: sparse.permute(a, torch.arange(96, device="cpu")),
+        lambda: sparse.from_sparse(a, 64),
+        lambda: sparse.from_dense(a.to_dense()),
+        lambda: spamm_torch.mm(a, a, plan=sparse.plan(a, a, tau=0.0)),
+    )
+    torch.set_default_device("meta")
+    try:
+        found = [call() for call in calls]
+    finally:
+        torch.set_default_device(None)
+    assert {x.device.type for x in found} == {"cpu"}
+
+
+def test_scipy_and_here():
+    """Each row of the table: both cells give the same numbers."""
+    scipy = pytest.importorskip("scipy.sparse")
+    text = (Path(__file__).parents[2] / "docs" / "block_sparse.md").read_text()
+    table = text.partition("| scipy | here |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) == 12
+    importlib.import_module("scipy.sparse.linalg")
+    a, b = (scipy.random_array((130, 130), density=0.02, rng=seed).tocsr() for seed in (0, 1))
+    x, i = np.arange(260.0).reshape(130, 2), np.array([5, 3, 129])
+    theirs = {"a": a, "b": b, "x": x, "i": i, "sp": scipy, "np": np}
+    ours = {name: sparse.from_scipy(y) for name, y in (("a", a), ("b", b))}
+    ours |= {"x": torch.from_numpy(np.pad(x, ((0, 62), (0, 0)))), "i": torch.from_numpy(i), "s": a}
+    ours |= {"d": torch.from_numpy(a.toarray())}
+    ours |= {"spamm_torch": spamm_torch, "sparse": sparse}
+    for row in table:
+        left, right = (cell.split("`")[1::2] for cell in row.strip("|").split(" | "))
+        assert len(left) == len(right) > 0, row
+        for one, other in zip(left, right, strict=True):
+            expected = eval(one, dict(theirs))
+            expected = expected.toarray() if scipy.issparse(expected) else np.asarray(expected)
+            found = eval(other, dict(ours))
+            if scipy.issparse(found):
+                found = found.toarray()
+            elif isinstance(found, torch.Tensor) and found.layout == torch.sparse_bsr:
+                found = sparse.to_dense(found)
+            found = np.asarray(found)[tuple(slice(n) for n in expected.shape)]
+            assert np.allclose(found, expected), row
 
 
 def test_inner():

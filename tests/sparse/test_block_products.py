@@ -14,7 +14,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import captured, refuses, threads
+from support import captured, refuses, threads, waiting_is_an_error
 
 import spamm_torch
 from spamm_torch import sparse
@@ -185,6 +185,21 @@ def test_what_stays_has_a_trace_and_a_norm(device, dtype, symmetric):
     assert len(c.col) < 81
     right = torch.stack((sparse.trace(c.matrix()), sparse.norm(c.matrix()))).cpu()
     torch.testing.assert_close(sums, right, rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("knob", [{"tau": 0.0}, {"max_error": 0.5}])
+def test_what_is_dropped_where_norms_end(dtype, knob, device):
+    """64 blocks of sqrt(2) units each, whose norms are stored as 1."""
+    unit = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    x = torch.zeros(256, 256, dtype=dtype, device=device)
+    x[::32, ::32] = x[1::32, ::32] = unit
+    one, a = (sparse.from_dense(m, 32) for m in (torch.eye(256).to(x), x))
+    c, info = spamm_torch.mm(one, a, **knob, drop=1.0, return_info=True)
+    lost = math.sqrt(2 * (64 - c._nnz())) * unit
+    assert info.drop_bound.item() >= lost
+    assert info.error_bound.item() >= lost
+    assert "max_error" in knob or c._nnz() == 0
 
 
 @given(
@@ -402,6 +417,66 @@ def test_a_plan_is_used_again(symmetric):
         norms = spamm_torch.norm_map(a)
         assert plan.products == patterns.kept(a, a, norms, norms, 0.3).sum()
     assert repr(plan) == f"Plan(blocks={plan.blocks}, products={plan.products}, tau=0.3)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_plan_has_the_bounds_of_the_norms_by_now(dtype, symmetric, device):
+    """Blocks that were small when it was made are lost in full, others are still computed."""
+    a = patterns.symmetric(patterns.matrix("random", 6, 6, 32, dtype, device=device))
+    scale = torch.where(torch.arange(a._nnz(), device=device) % 3 == 0, 1e-9, 1.0).to(dtype)
+    small = blocks.read(a, "a", "mm")._replace(values=a.values() * scale[:, None, None]).matrix()
+    small = sparse.add(small, sparse.transpose(small), beta=float(symmetric))
+    plan = sparse.plan(small, small, max_error=1e-6, symmetric=symmetric)
+    of_plan = {"plan": plan, "symmetric": symmetric, "return_info": True}
+    dense = a.to_dense().double()
+    c, info = spamm_torch.mm(a, a, **of_plan)
+    error = (c.to_dense().double() - dense @ dense).norm()
+    assert error > 0.1
+    assert error <= info.error_bound <= info.total_bound < 100 * error
+    assert info.valid_ratio < 1
+    large, norms = small * 1e9, spamm_torch.norm_map(small)
+    _, info = spamm_torch.mm(large, large, **of_plan)
+    bound = 1e18 * spamm_torch.error_bound(norms, norms, plan.tau)
+    assert info.skip_bound.item() == pytest.approx(bound.item(), rel=1e-4)
+    assert info.valid_ratio == spamm_torch.valid_ratio(norms, norms, plan.tau)
+
+
+def test_a_plan_keeps_its_max_error():
+    """With ``drop`` it is the call itself; without, no bound is left for dropping."""
+    a = patterns.matrix("random", 8, 8, 32)
+    most = 1e-3 * spamm_torch.norm_map(a).values().norm() ** 2
+    for drop in (1e-2, math.inf):
+        expected, right = spamm_torch.mm(a, a, max_error=1e-3, drop=drop, return_info=True)
+        plan = sparse.plan(a, a, max_error=1e-3, drop=drop)
+        c, info = spamm_torch.mm(a, a, plan=plan, drop=drop, return_info=True)
+        assert torch.equal(c.to_dense(), expected.to_dense())
+        assert c._nnz() == expected._nnz()
+        assert all(x == y for x, y in zip(info, right, strict=True))
+    assert 0 < c._nnz() < plan.blocks
+    plan = sparse.plan(a, a, max_error=1e-3)
+    c, info = spamm_torch.mm(a, a, plan=plan, drop=math.inf, return_info=True)
+    assert c._nnz() == plan.blocks
+    assert info.error_bound <= most
+    c = spamm_torch.mm(a, a, plan=sparse.plan(a, a, tau=0.01), drop=math.inf)
+    assert c._nnz() == 0
+
+
+@pytest.mark.cuda
+def test_a_plan_sees_a_pattern_that_changed_in_place():
+    """A look at it would wait: the result says it."""
+    a = patterns.matrix("banded", 5, 5, 64, device="cuda")
+    plan = sparse.plan(a, a, max_error=1e-3, drop=math.inf)
+    a.values().mul_(2)
+    with waiting_is_an_error():
+        c, norms = spamm_torch.mm(a, a, plan=plan, return_norms=True)
+    assert norms.values().isfinite().all()
+    a.col_indices()[0] = 4
+    with waiting_is_an_error():
+        c, norms = spamm_torch.mm(a, a, plan=plan, return_norms=True)
+    assert c.values().isnan().flatten(1).any(1).all()
+    assert norms.values().isnan().all()
+    refuses(RuntimeError, lambda: sparse.trace(a), "a's block columns must ascend")
 
 
 @pytest.mark.parametrize("pattern", patterns.PATTERNS)

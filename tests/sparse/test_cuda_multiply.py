@@ -1,13 +1,17 @@
 """Block-sparse ops on CUDA: results are those of the CPU, in graphs and on streams, of any size."""
 
 import math
+import os
+import sys
+from pathlib import Path
 
 import block_patterns as patterns
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import captured, waiting_is_an_error
+from processes import python
+from support import captured, hopper_kernels_run, waiting_is_an_error
 
 import spamm_torch
 from spamm_torch import sparse
@@ -64,11 +68,48 @@ def test_in_graphs_and_on_streams(edge, dtype):
         assert all(torch.equal(x, y) for x, y in zip(results, expected, strict=True))
 
 
+PORTABLE = """
+import block_patterns as patterns, torch, spamm_torch
+from spamm_torch import sparse
+for dtype in (torch.float16, torch.bfloat16, torch.float32, "tf32", torch.float64):
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    options = {"dtype": torch.float32 if dtype == "tf32" else dtype, "device": "cuda"}
+    for edge, blocks in ((32, 30), (64, 17), (128, 9)):
+        a = patterns.matrix("random", blocks, blocks, edge, **options)
+        b = patterns.matrix("gaps", blocks, blocks, edge, seed=1, **options)
+        s, scale = patterns.symmetric(a), {"beta": -2, "alpha": 0.5}
+        tau = patterns.quantile(spamm_torch.norm_map(a), spamm_torch.norm_map(b), 0.3)
+        x, y, z = (sparse.to_dense(m) for m in (a, b, s))
+        for held in (tau, 1e-30):
+            to, dense = {"tau": held}, {"tau": held, "block": edge}
+            pairs = [
+                (spamm_torch.mm(a, b, **to), spamm_torch.mm(x, y, **dense)),
+                (spamm_torch.addmm(b, a, a, **scale, **to),
+                 spamm_torch.addmm(y, x, x, **scale, **dense)),
+                (spamm_torch.addmm(s, s, s, **scale, **to, symmetric=True),
+                 spamm_torch.addmm(z, z, z, **scale, **dense, symmetric=True)),
+            ]
+            for found, right in pairs:
+                assert torch.equal(found.to_dense(), right), (dtype, edge, held)
+    full = patterns.matrix("full", 1, 300, 64, **options)  # more products than are listed at a time
+    c = spamm_torch.mm(full, sparse.transpose(full), tau=1e-30)
+    x = sparse.to_dense(full)
+    assert torch.equal(c.to_dense(), spamm_torch.mm(x, x.mT.contiguous(), tau=1e-30, block=64))
+print(spamm_torch.backend_for("cuda", torch.half))"""
+
+
+def test_portable_kernels_give_the_bits_of_dense_storage():
+    path = os.pathsep.join([*sys.path, str(Path(patterns.__file__).parent)])
+    result = python("-c", PORTABLE, PYTHONPATH=path, SPAMM_TORCH_FORCE_SM80="1")
+    assert (result.stdout + result.stderr).splitlines()[-1] == "sm80-mma-f16"
+
+
 def test_errors():
     a = patterns.matrix("random", 4, 4, 32, device="cuda")
     arguments, options = call_of(a, sparse.plan(a, a, tau=0.1))
-    with pytest.raises(RuntimeError, match=r"need b's pattern: expected crow_b and col_b; got no"):
-        ops.bsr_multiply(*arguments)
+    if hopper_kernels_run():
+        with pytest.raises(RuntimeError, match=r"b's pattern: expected crow_b and col_b; got no"):
+            ops.bsr_multiply(*arguments)
     for i in (0, 3, 5, 7, 8):
         on_cpu = [x.cpu() if i == j else x for j, x in enumerate(arguments)]
         with pytest.raises(RuntimeError, match="must be on the same device"):
@@ -284,10 +325,13 @@ def test_plans_that_are_used_again_do_not_wait():
         a.crow_indices(), a.col_indices(), a.values() * 2, size=a.shape, check_invariants=False
     )
     with waiting_is_an_error():
-        read = (sparse.blocks.read(x, "a", "mm") for x in (a, b))
+        read = (sparse.blocks.read(x, "a", "mm", has_op=True) for x in (a, b))
         sparse.maps.check_plan(plan, *read, None, False)
         spamm_torch.find_tau(*[spamm_torch.norm_map(x) for x in (a, b)], max_error=1e-3)
         sparse.trace(a), sparse.norm(a)
+        a.values().mul_(2)
+        for x in (a, b):
+            spamm_torch.mm(x, x, plan=plan, return_norms=True)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

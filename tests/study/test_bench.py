@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import random
 from collections import Counter
 
 import pytest
@@ -13,7 +14,7 @@ from study_tools import assert_resumes, run_bench, run_script, tables_of
 
 import bench
 import spamm_torch
-from cases import conv, mm, multi_gpu, ranks, shards
+from cases import conv, mm, multi_gpu, ranks, shapes, shards
 from cases.multi_gpu import LAYOUTS, PEERS
 from common import measuring
 from common.console import exit_code
@@ -53,7 +54,7 @@ def folder(tmp_path_factory):
         ),
         (
             *("multi_gpu", measuring, "attempt"),  # a cell, its peer, and what the host takes
-            (*("--sizes", 256, "--data", "decay", "--layouts", "R", "--ratios", 0.5), "--layers"),
+            ("--sizes", 256, "--data", "decay", "--layouts", "R", "--ratios", 0.5),
         ),
     ],
 )
@@ -70,6 +71,21 @@ def test_no_path_of_this_machine_is_recorded(folder):
     command = run["header"]["command"]
     assert command.startswith(f"python scripts/bench.py mm --device cpu --out {folder.name} ")
     assert run["header"]["L2 cache"] == "warm"
+
+
+def test_shapes_that_nobody_chose(tmp_path):
+    """Whatever the seed, shapes are those of the draw, and every row is of both calls."""
+    given = ("--largest", 100, "--batches", 1, "--shapes", 2, "--repeats", 1, "--seed", 3)
+    kinds = ("products", "convolutions")
+    tables = run_bench("shapes", tmp_path, *given, "--kinds", *kinds, "--precisions", "float32")
+    rows = tables["shapes"]
+    assert [row["op"] for row in rows] == ["mm", "mm", "conv2d", "conv2d"]
+    draw = shapes.products(random.Random("3 products"), 100)
+    assert [row["shape"] for row in rows[:2]] == [next(draw)["name"] for _ in range(2)]
+    for share in tables["shapes, shares"]:
+        of = [row[share["kept"]] for row in rows if row["op"] == share["op"]]
+        assert share["below 0.8"] == sum(ratio < 0.8 for ratio in of) / 2
+        assert share["speedup"] == pytest.approx(sum(of) / 2)
 
 
 def test_block_sparse_products_and_density_matrices(tmp_path):
@@ -204,7 +220,7 @@ SIZES = (300, 256)  # the first is no multiple of a block
 
 def run(folder, *arguments):
     """The tables of a run over products on the CPU."""
-    return run_bench("multi_gpu", folder, "--repeats", 1, "--layers", *arguments)
+    return run_bench("multi_gpu", folder, "--repeats", 1, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -350,37 +366,6 @@ def test_equal_cuts():
     assert shards.equal_cuts(64, 2) == [0, 0, 64]
 
 
-# ---- Convolutions -------------------------------------------------------------------------------
-
-
-def test_convolutions_on_several_devices(tmp_path):
-    layers, batches = ("conv51", "conv52"), (128, 200)
-    given = ("--layouts", "--layers", *layers, "--batches", *batches, "--repeats", 1)
-    rows = run_bench("multi_gpu", tmp_path, *given)["several devices, layers"]
-    cells = [(row["layer"], row["batch"], row["ratio"]) for row in rows]
-    assert cells == list(itertools.product(layers, batches, multi_gpu.LAYER_RATIOS))
-    for row in rows:
-        assert min(row["one_ms"], row["all_ms"]) > 0
-        assert row["speedup"] == pytest.approx(row["one_ms"] / row["all_ms"])
-        assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.05)
-
-
-def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch, capsys):
-    conv2d = spamm_torch.conv2d
-
-    def on_one_device(input, *args, **kwargs):
-        if isinstance(input, list):
-            raise torch.OutOfMemoryError("CUDA out of memory on cuda:1.\nMore lines.")
-        return conv2d(input, *args, **kwargs)
-
-    monkeypatch.setattr(spamm_torch, "conv2d", on_one_device)
-    given = ("--layouts", "--layers", "conv51", "--batches", 64, "--repeats", 1)
-    rows = run_bench("multi_gpu", tmp_path, *given)["several devices, layers"]
-    assert [row["absent"] for row in rows] == ["CUDA out of memory on cuda:1."] * 2
-    assert not (tmp_path / "small.png").exists()
-    assert "2 cells failed; the same command tries these again" in capsys.readouterr().out
-
-
 # ---- On GPUs ------------------------------------------------------------------------------------
 
 
@@ -388,7 +373,7 @@ def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch, capsys):
 @pytest.mark.multi_gpu
 def test_two_gpus_measure_every_cell(tmp_path):
     arguments = ("multi_gpu", "--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
-    arguments += ("--batches", 128, 512, "--out", tmp_path, "--name", "small")
+    arguments += ("--out", tmp_path, "--name", "small")
     bench.main([str(argument) for argument in arguments])
     tables = tables_of(tmp_path / "small.json")
     assert not any(row.get("absent") for rows in tables.values() for row in rows)

@@ -43,7 +43,7 @@ def mnist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def arguments(mnist):
-    """Of a run on tiny matrices, a tiny network and tiny images, without --out."""
+    """The tables of a run on tiny matrices, a tiny network and tiny images, without --out."""
     given = ("--device", "cpu", "--sizes", *SIZES, "--repeats", 1, "--data", mnist)
     given += ("--checkpoint", mnist / "c.pt", "--width", 2, "--epochs", 1, "--batch", 10)
     return [str(argument) for argument in given]
@@ -51,7 +51,7 @@ def arguments(mnist):
 
 @pytest.fixture(autouse=True, scope="module")
 def small():
-    """What does not shrink by options: bandwidth's copy, a model cluster, and VGG13's groups."""
+    """Shrinks what options do not: bandwidth's copy, a model cluster, and VGG13's groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_2, "copy_bandwidth", lambda device, repeats: 1e7)
         patch.setattr(table_4, "MODELS", dict.fromkeys(("cpu", "cuda"), (8, "STO-3G")))
@@ -176,7 +176,7 @@ def test_the_threshold_is_the_largest_with_that_error():
     norms = spamm_torch.norm_map(a, 32)
 
     def lost(tau):
-        """What skipping loses, from the blocks themselves."""
+        """The error of skipping, from the blocks themselves."""
         blocks = a.double().unflatten(0, (-1, 32)).unflatten(2, (-1, 32)).transpose(1, 2)
         kept = (norms[:, :, None] * norms >= tau).double()
         product = torch.einsum("iknm,kjml,ikj->injl", blocks, blocks, kept).reshape(256, 256)

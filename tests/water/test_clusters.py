@@ -394,7 +394,7 @@ def test_squares_in_float32_are_as_accurate_as_torchs(device, name, block):
 
 
 def split_bound(a, norms, tau, block):
-    """What Hopper's split parts may lose of a square besides, elementwise.
+    """The error that Hopper's split parts may have of a square besides, elementwise.
 
     An entry is off by at most 2^-39 of its block's largest entry, so for each k a block product
     loses at most 2^-38 of the product of the largest entries of its blocks.

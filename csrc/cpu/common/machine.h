@@ -1,4 +1,4 @@
-// What the machine offers: instructions that only some processors have, and large pages.
+// Offers of the machine: instructions that only some processors have, and large pages.
 #pragma once
 
 #include <ATen/core/Tensor.h>

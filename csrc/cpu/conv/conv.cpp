@@ -20,8 +20,6 @@
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
-#include "cpu/reference/epilogue.h"
-#include "reference/reference.h"
 #include "stage_range.h"
 #include "threshold.h"
 
@@ -162,8 +160,7 @@ Convolution without_stride(const Convolution& conv) {
 // The stages, for an input of any strides and a channels-last output. T: type of the tensors. P:
 // type of the multiplied operands.
 template <class T, class P>
-void convolve(const Convolution& conv, const std::optional<Tensor>& base, const Knob& knob,
-              const Tensor& output) {
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   using N = NormOf<T>;
   std::optional<PixelNorms<N>> pixel_norms;
   if (!skips_nothing(knob)) pixel_norms.emplace(conv.shape, conv.blocks.edge[0], conv.block.k);
@@ -176,7 +173,7 @@ void convolve(const Convolution& conv, const std::optional<Tensor>& base, const 
   WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
                             source.pixels().depth);
   stage.emplace(kMultiplyStage);
-  ImplicitProduct<T, P>(conv, base, source.pixels(), panels, norms, output).run();
+  ImplicitProduct<T, P>(conv, source.pixels(), panels, norms, output).run();
 }
 
 bool is_channels_last(const Tensor& images) {
@@ -202,68 +199,37 @@ Tensor to_channels_last(const Tensor& images) {
 }
 
 template <class T, class P>
-void convolve_to(const Tensor& output, const Convolution& conv, std::optional<Tensor> base,
-                 const Knob& knob) {
+void convolve_to(const Tensor& output, const Convolution& conv, const Knob& knob) {
   Convolution channels_last = without_stride(conv);
   Tensor& input = channels_last.input;
   if (input.is_contiguous() && !is_channels_last(input)) input = to_channels_last<T>(input);
-  for (auto* operand : {&channels_last.residual, &base}) {
-    if (!*operand || is_channels_last(**operand)) continue;
-    *operand = (*operand)->is_contiguous() ? to_channels_last<T>(**operand)
-                                           : (*operand)->contiguous(at::MemoryFormat::ChannelsLast);
+  if (auto& residual = channels_last.residual; residual && !is_channels_last(*residual)) {
+    residual = residual->is_contiguous() ? to_channels_last<T>(*residual)
+                                         : residual->contiguous(at::MemoryFormat::ChannelsLast);
   }
   if (is_channels_last(output)) {
-    convolve<T, P>(channels_last, base, knob, output);
+    convolve<T, P>(channels_last, knob, output);
     return;
   }
   const Tensor result = channels_last_like(output);
-  convolve<T, P>(channels_last, base, knob, result);
+  convolve<T, P>(channels_last, knob, result);
   transpose_matrices(result.const_data_ptr<T>(), output.mutable_data_ptr<T>(), output.size(0),
                      output.size(2) * output.size(3), output.size(1));
 }
 
-ConvolutionResult run(const Convolution& conv, const std::optional<Tensor>& base,
-                      const Knob& knob) {
+ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const Tensor output =
       with_large_pages(at::empty(conv.output_sizes(), conv.input.options(), conv.output_format));
   with_panel_types(output.scalar_type(),
-                   [&]<class T, class P>() { convolve_to<T, P>(output, conv, base, knob); });
+                   [&]<class T, class P>() { convolve_to<T, P>(output, conv, knob); });
   return {output, Tensor()};
-}
-
-ConvolutionResult run_plain(const Convolution& conv, const Knob& knob) {
-  return run(conv, std::nullopt, knob);
 }
 
 bool fuses_epilogue(const Convolution&) { return true; }
 
-// What skips nothing is torch's where there are groups, as without a base.
-bool supports_deviations(const Deviation& conv, const Knob& knob) {
-  return conv.base && conv.is_whole() && writes_deviations(conv.activation) &&
-         (conv.shape.groups == 1 || !skips_nothing(knob)) && supports(conv, knob);
-}
-
-ConvolutionResult run_deviations(const Deviation& conv, const Knob& knob) {
-  return run(conv, conv.base, knob);
-}
-
-ConvNormMaps norm_maps(const Convolution& conv) {
-  Tensor columns;
-  with_panel_types(conv.input.scalar_type(), [&]<class T, class P>() {
-    PixelNorms<NormOf<T>> pixel_norms(conv.shape, conv.blocks.edge[0], conv.block.k);
-    const Source<T, P> source(conv, &pixel_norms);
-    columns = column_norms(conv, pixel_norms, ColumnNorms::kPlain);
-  });
-  return {weight_norms(conv), columns};
-}
-
 const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable,
-                                       {.convolve = {&supports, &run_plain},
-                                        .norm_maps = &norm_maps,
+                                       {.convolve = {&supports, &run},
                                         .fuses_epilogue = &fuses_epilogue});
-const Backends<ReferenceBackend> of_deviations(at::kCPU, Rank::kPortable,
-                                               {.convolve = {&supports_deviations,
-                                                             &run_deviations}});
 
 // ---- Dense convolutions -------------------------------------------------------------------------
 //
@@ -323,6 +289,24 @@ Tensor run_dense(const DenseConvolution& conv) {
 
 const Backends<DenseBackend> of_dense(at::kCPU, Rank::kPortable,
                                       {.convolve = {&supports_dense, &run_dense}});
+
+// Measured on AVX-512: oneDNN has no fast float64, and of float16 only where there are instructions
+// for it. It multiplies the padding, of which small pictures have much.
+bool own_pays(const Convolution& conv) {
+  constexpr double kMostInside = 0.75, kLeastFilled = 0.8;  // shares
+  const int64_t channels = conv.shape.out_channels, panels = blocks_of(channels, kPanelWidth);
+  switch (conv.input.scalar_type()) {
+    case at::kFloat:
+      return conv.shape.share_inside() < kMostInside;
+    case at::kDouble:
+      return static_cast<double>(channels) >
+             kLeastFilled * static_cast<double>(panels * kPanelWidth);
+    default:
+      return conv.input.scalar_type() == at::kHalf;
+  }
+}
+
+const Backends<UnskippedBackend> unskipped(at::kCPU, Rank::kPortable, {&own_pays});
 
 }  // namespace
 }  // namespace spamm::cpu

@@ -20,7 +20,7 @@
 
 namespace spamm::cpu {
 
-// What the output sees of the input at one kernel position.
+// The view that the output has of the input at one kernel position.
 class Seen {
  public:
   Seen(const ConvShape& shape, int64_t kernel_position)

@@ -49,8 +49,8 @@ class PixelNorms {
             c10::CppTypeToScalarType<N>::value)),
         first_(norms_.template mutable_data_ptr<N>()) {}
 
-  // Of one pixel and group: one norm for each channel block. Those of neighbouring columns are
-  // column_stride() apart.
+  // Norms of one pixel and group: one norm for each channel block. Those of neighbouring columns
+  // are column_stride() apart.
   const N* at(int64_t image_block, int64_t row, int64_t column, int64_t group) const {
     return first_ +
            ((image_block * shape_.input.height + row) * shape_.input.width + column) *

@@ -31,11 +31,10 @@
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/valid_masks.h"
-#include "cpu/reference/epilogue.h"
 
 namespace spamm::cpu {
 
-// What decides what is valid: everything if the weight's norms are undefined.
+// Norms that decide what is valid: everything if the weight's norms are undefined.
 template <class N>
 struct ConvNorms {
   at::Tensor weight;            // (groups, blocks of output channels, K blocks), contiguous
@@ -69,11 +68,9 @@ class ImplicitProduct {
   using Sum = typename Microkernel<P>::Sum;
 
  public:
-  // The residual, the base and `output` are channels last. With a base, of one image, the output is
-  // deviations (reference/reference.h).
-  ImplicitProduct(const Convolution& conv, const std::optional<at::Tensor>& base,
-                  const Pixels<P>& pixels, WeightPanels<T, P>& panels, const ConvNorms<N>& norms,
-                  const at::Tensor& output)
+  // The residual and `output` are channels last.
+  ImplicitProduct(const Convolution& conv, const Pixels<P>& pixels, WeightPanels<T, P>& panels,
+                  const ConvNorms<N>& norms, const at::Tensor& output)
       : shape_(conv.shape),
         block_(conv.block),
         edge_(conv.blocks.edge),
@@ -93,7 +90,6 @@ class ImplicitProduct {
                         : at::zeros({shape_.out_channels}, c10::CppTypeToScalarType<Sum>::value)),
         activation_(conv.activation),
         residual_(conv.residual ? conv.residual->const_data_ptr<T>() : nullptr),
-        base_(base ? base->const_data_ptr<T>() : nullptr),
         output_(output.mutable_data_ptr<T>()) {
     choose_tiles();
     const bool each_panel_once = pixel_tiles() == 1;
@@ -112,14 +108,14 @@ class ImplicitProduct {
   }
 
  private:
-  // Of a tile: their sums stay in cache. Matrix instructions are so fast that finding what is valid
-  // must serve more of them.
+  // Rows of a tile: their sums stay in cache. Matrix instructions are so fast that finding what is
+  // valid must serve more of them.
   static constexpr int64_t kMostRows = Microkernel<P>::kVnni ? 1024 : 256;
   static constexpr int64_t kImagesTogether = 4;   // share the search for valid blocks
   static constexpr int64_t kTilesPerThread = 32;  // at least, if there are enough blocks
   static constexpr int64_t kMostPanels = 2;       // of a block of output channels
   static constexpr int64_t kRowsOfCall = 64;      // of matrix instructions, of several positions
-  // Of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
+  // Bytes of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
   // channels, and there the panels need the rest of the cache.
   static constexpr int64_t kWindowBytes = 1280 << 10, kPointWindowBytes = 256 << 10;
   // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
@@ -346,7 +342,7 @@ class ImplicitProduct {
     }
   }
 
-  // Of each position, among the given blocks.
+  // Finds those of each position, among the given blocks.
   void find_valid_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
     const Tile& tile = step.tile;
     if (pixel_norms_) {
@@ -386,7 +382,7 @@ class ImplicitProduct {
     });
   }
 
-  // Of each pixel block, among the given blocks of input channels.
+  // Finds those of each pixel block, among the given blocks of input channels.
   void find_masks(const Step& step, const Range& blocks, uint64_t* masks) const {
     const Tile& tile = step.tile;
     const int64_t depth = shape_.kernel_positions() * k_blocks_;
@@ -491,9 +487,9 @@ class ImplicitProduct {
     return row;
   }
 
-  // Whether the kernel computes the epilogue of rows whose last products it adds.
+  // Tells whether the kernel computes the epilogue of rows whose last products it adds.
   bool finishes_in_kernel(int64_t channels) const {
-    return !base_ && channels % panels_.width() == 0 &&
+    return channels % panels_.width() == 0 &&
            (activation_ == Activation::kNone || activation_ == Activation::kRelu);
   }
 
@@ -548,10 +544,6 @@ class ImplicitProduct {
   // ---- Output ----------------------------------------------------------------------------------
 
   void write(const Tile& tile, int64_t j, Workspace& workspace) const {
-    if (base_ && !residual_) {
-      write_zeros(tile, j, workspace);
-      if (workspace.all_finished) return;
-    }
     const int64_t row_of_sums = tile.images.size * block_.m;
     for (int64_t position = 0; position < tile.positions(); ++position)
       if (!workspace.started[position] && !workspace.finished[position])
@@ -561,20 +553,6 @@ class ImplicitProduct {
     const Sum* const bias = bias_.template const_data_ptr<Sum>() + channel;
     const T* const residual = residual_ ? residual_ + channel : nullptr;
     T* const output = output_ + channel;
-    if (base_) {
-      each_pixel_run(tile, workspace, [&](const PixelRun& run) {
-        const PixelDeviations<Sum, T> pixels = {workspace.sums + run.from * block_.m,
-                                                run.ld_from * block_.m,
-                                                base_ + channel + run.to % next_image(),
-                                                run.ld_to == next_image() ? 0 : run.ld_to,
-                                                residual ? residual + run.to : nullptr,
-                                                run.ld_to,
-                                                run.count,
-                                                channels};
-        write_deviations<Sum, T, Sum>(pixels, activation_, output + run.to, run.ld_to);
-      });
-      return;
-    }
     const auto pixels_at = [&](const PixelRun& run) {
       return PixelSums<T, Sum>{workspace.sums + run.from * block_.m,
                                run.ld_from * block_.m,
@@ -606,41 +584,11 @@ class ImplicitProduct {
     });
   }
 
-  // Finishes the positions whose deviation is zero: those without valid products. Reads nothing.
-  void write_zeros(const Tile& tile, int64_t j, Workspace& workspace) const {
-    const int64_t channel = tile.group * shape_.group_out_channels() + j * block_.m;
-    const int64_t channels = std::min(block_.m, shape_.group_out_channels() - j * block_.m);
-    const bool all_channels = channels == shape_.out_channels;
-    const int64_t positions = tile.positions(), columns = tile.columns.size;
-    workspace.all_finished = true;
-    for (int64_t begin = 0; begin < positions;) {
-      const bool started = workspace.started[begin];
-      const int64_t row_end = (begin / columns + 1) * columns;
-      const bool* const flags = workspace.started;
-      const int64_t end = std::find(flags + begin, flags + row_end, !started) - flags;
-      if (started) {
-        workspace.all_finished = false;
-      } else {
-        for (int64_t image = 0; image < tile.images.size; ++image) {
-          T* to = output_ + output_offset(tile, begin) + channel + image * next_image();
-          if (all_channels) {
-            std::fill_n(to, (end - begin) * channels, T(0));
-          } else {
-            for (int64_t i = begin; i < end; ++i, to += shape_.out_channels)
-              std::fill_n(to, channels, T(0));
-          }
-        }
-        std::fill(workspace.finished + begin, workspace.finished + end, true);
-      }
-      begin = end;
-    }
-  }
-
   int64_t next_image() const {
     return shape_.output.height * shape_.output.width * shape_.out_channels;
   }
 
-  // Where a position of the tile's first image lies in the output.
+  // The place of a position of the tile's first image in the output.
   int64_t output_offset(const Tile& tile, int64_t position) const {
     const int64_t row = tile.rows.begin + position / tile.columns.size;
     const int64_t column = tile.columns.begin + position % tile.columns.size;
@@ -696,7 +644,7 @@ class ImplicitProduct {
   at::Tensor zeros_;  // stands in for pixels in the padding
   at::Tensor bias_;   // in the sums' type
   Activation activation_;
-  const T *residual_, *base_;  // channels last; null if there is none
+  const T* residual_;  // channels last; null if there is none
   T* output_;
   int64_t tile_images_ = 1, tile_rows_ = 1, tile_columns_ = 1, tile_channels_ = 1;
 };

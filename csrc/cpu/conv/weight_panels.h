@@ -19,7 +19,7 @@
 
 namespace spamm::cpu {
 
-// Whether all elements are finite.
+// Tells whether all elements are finite.
 template <class P>
 SPAMM_CPU_CLONES static bool all_finite(const P* first, int64_t count) {
   int64_t others = 0;

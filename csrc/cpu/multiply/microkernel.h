@@ -18,7 +18,7 @@
 
 namespace spamm::cpu {
 
-// What becomes of sums that are complete: to = sum + bias + residual, and no less than 0 with
+// The end of sums that are complete: to = sum + bias + residual, and no less than 0 with
 // `relu`.
 template <class T>
 struct Finish {
@@ -207,8 +207,8 @@ void gemm_rows(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int6
   kernel(of, M, N, K, B, ldb);
 }
 
-// Whether the operands are multiplied in their own type. Half types need matrix instructions for
-// that, and B in VNNI layout: rows in pairs, [K/2][N][2]. Otherwise their panels are float32.
+// Tells whether the operands are multiplied in their own type. Half types need matrix instructions
+// for that, and B in VNNI layout: rows in pairs, [K/2][N][2]. Otherwise their panels are float32.
 inline bool multiplies_natively(at::ScalarType dtype) {
   return !at::isReducedFloatingType(dtype) || at::native::cpublas::could_pack(dtype);
 }
@@ -224,7 +224,8 @@ void with_panel_types(at::ScalarType dtype, const Run& run) {
   });
 }
 
-// Whether ATen's brgemm generates kernels for float32 on this machine. Otherwise it calls BLAS.
+// Tells whether ATen's brgemm generates kernels for float32 on this machine. Otherwise it calls
+// BLAS.
 inline bool has_float_brgemm() {
   const auto capability = at::get_cpu_capability();
   return at::globalContext().userEnabledMkldnn() &&
@@ -249,7 +250,7 @@ struct Microkernel {
     }
   }
 
-  // Whether a kernel is generated for each combination of sizes and strides.
+  // Tells whether a kernel is generated for each combination of sizes and strides.
   static bool generates() { return kVnni || (!std::is_same_v<P, double> && has_float_brgemm()); }
 
   // Each thread calls this after its last product, because matrix instructions hold state.

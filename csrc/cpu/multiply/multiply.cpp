@@ -416,7 +416,7 @@ Tensor multiply(MultiplyArguments& x) {
 
 bool has_contiguous_rows(const Tensor& out) { return out.size(-1) <= 1 || out.stride(-1) == 1; }
 
-// Whether writing the product to `out` would change what is still to be read. Each element of
+// Tells whether writing the product to `out` would change what is still to be read. Each element of
 // `input` is read just before the element in its place is written.
 bool overwrites_arguments(const Tensor& out, const MultiplyArguments& x) {
   const auto overwrites = [&](const Tensor& read) { return may_overlap(out, read); };

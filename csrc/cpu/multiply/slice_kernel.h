@@ -34,8 +34,8 @@ inline int64_t rounded_rows(int64_t rows) {
                           : round_up(rows, kRowsStep);
 }
 
-// Whether the shape described by `values` is among the first in this process. The answer for a
-// shape never changes. Two shapes with the same hash count as one; at worst brgemm then generates
+// Tells whether the shape described by `values` is among the first in this process. The answer for
+// a shape never changes. Two shapes with the same hash count as one; at worst brgemm then generates
 // one more kernel.
 template <class... Values>
 bool is_early_shape(const Values&... values) {

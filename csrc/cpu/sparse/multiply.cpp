@@ -21,7 +21,8 @@ namespace {
 
 constexpr int64_t kGroupRows = 512;      // of C, at most
 constexpr int64_t kGroupsPerThread = 4;  // at least, if C has enough block rows
-// Of packed rows of A: a slice, and no power of two, whose multiples evict each other from caches.
+// The stride of packed rows of A: a slice, and no power of two, whose multiples evict each other
+// from caches.
 constexpr int64_t kPageStride = kSliceDepth + 32;
 
 // Checked; all tensors are contiguous.
@@ -150,7 +151,7 @@ class ListProduct {
     }
   }
 
-  // Of a symmetric C only blocks on and above the diagonal.
+  // Lists, of a symmetric C, only blocks on and above the diagonal.
   void find_items(const Range& rows, std::vector<Item>& items) const {
     items.clear();
     for (int64_t i = rows.begin; i < rows.end(); ++i)
@@ -249,7 +250,7 @@ class ListProduct {
   bool symmetric_;
 };
 
-// That the lists lead to stored blocks alone, in the order of k.
+// Checks that the lists lead to stored blocks alone, in the order of k.
 void check_lists(const Pattern& c, const Pattern& a, const Tensor& first, const Tensor& slots_a,
                  const Tensor& slots_b, int64_t stored_b, bool symmetric) {
   const int64_t* const places = first.const_data_ptr<int64_t>();

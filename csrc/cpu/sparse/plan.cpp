@@ -138,8 +138,15 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
   });
 }
 
+void bsr_check(BsrCheckArguments& x) {
+  Pattern(x.crow.cpu(), x.col.cpu(), x.columns, x.name.c_str());
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("bsr_plan", boxed<&bsr_plan>()); }
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("bsr_check", boxed<&bsr_check>());
+}
 
 }  // namespace spamm::cpu

@@ -106,7 +106,7 @@ double limit_of_loss(const N* norms, int64_t stored, double most) {
   const double slack = 1 + 2 * kernels::kNormSlack<N>;
   auto left = static_cast<uint64_t>(unit / (slack * slack));
   for (const N x : ascending) {
-    const double square = x / most * (x / most);
+    const double ratio = kernels::at_most(x) / most, square = ratio * ratio;
     const auto units = static_cast<uint64_t>(std::ceil((square < 1.5 ? square : 1.5) * unit));
     if (units > left) return x;
     left -= units;
@@ -126,7 +126,8 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
     if (x.share) {
       const auto whole_of = [](const Tensor& norms) {
         const Tensor all = norms.contiguous();
-        return norm_of(all.const_data_ptr<N>(), all.numel(), [](N x) { return double{x}; });
+        return norm_of(all.const_data_ptr<N>(), all.numel(),
+                       [](N x) { return kernels::at_least(x); });
       };
       const double whole = whole_of(*x.norm_a) * whole_of(*x.norm_b);
       const double most =
@@ -144,7 +145,7 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
         const bool is_mirror = x.symmetric && pattern.col[e] < i;
         const int64_t mirror = is_mirror ? pattern.find(pattern.col[e], i) : e;
         if (norms[mirror < 0 ? e : mirror] < limit) {
-          gone.push_back(norms[e]);
+          gone.push_back(kernels::at_most(norms[e]));
         } else {
           numbers.push_back(e);
           if (x.values && pattern.col[e] == i)
@@ -162,7 +163,7 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
       kept.mutable_data_ptr<N>()[i] = norms[numbers[i]];
     }
     const double lost = norm_of(gone.data(), static_cast<int64_t>(gone.size()));
-    const N bound = rounded_up<N>(lost * (1 + 2 * kernels::kNormSlack<N>));
+    const N bound = rounded_up<N>(kernels::at_most(lost * (1 + 2 * kernels::kNormSlack<N>)));
     Tensor sums = at::empty({0}, owner.options().dtype(at::kDouble));
     if (x.values) sums = at::tensor({trace, norm_of(kept.const_data_ptr<N>(), count)}, at::kDouble);
     return {crow, col, kept, places, at::scalar_tensor(bound, owner.options()), sums};

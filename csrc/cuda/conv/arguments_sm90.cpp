@@ -50,14 +50,14 @@ Box best_box(const spamm::ConvShape& shape) {
   return {int64_t{1} << best.images, int64_t{1} << best.rows, int64_t{1} << best.columns};
 }
 
-// What choose_conv_sm90() goes by.
+// The work by which choose_conv_sm90() goes.
 ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* use) {
   const spamm::ConvShape& shape = conv.shape;
   // Pixel blocks of one image promise that no bit of an image depends on its batch.
   const int64_t block = conv.blocks.edge[0];
   const bool dense = use == nullptr;
   // Missing images change no bit where images are skipped by the block.
-  const int64_t images = dense ? conv.whole_images : blocks_of(conv.whole_images, block) * block;
+  const int64_t images = dense ? shape.images : blocks_of(shape.images, block) * block;
   const Extent grid = count(p.shape.output, p.box);
   return {.kernel = choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true),
           .out_channels = shape.out_channels,
@@ -67,8 +67,7 @@ ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* us
           .by_pixel = p.by_pixel,
           .has_segments = block != 1 && is_half(conv.input.scalar_type()),
           .skips_nothing = dense,
-          .computes_norms = !dense && (!use->input || !conv.norm_weight || use->by_block),
-          .tiles_differ = !dense && use->tiles_differ};
+          .computes_norms = !dense && (!use->input || !conv.norm_weight || use->by_block)};
 }
 
 }  // namespace
@@ -223,11 +222,6 @@ void Arguments::set_dense(const Knob& knob) {
 void Arguments::set_output(at::IntArrayRef sizes) {
   output = at::empty(sizes, input.options(), at::MemoryFormat::ChannelsLast);
   params.output = output.mutable_data_ptr();
-}
-
-ConvNormMaps Arguments::norm_maps(cudaStream_t stream) {
-  choice.claims_tiles = true;  // norms of blocks are computed
-  return conv_norm_maps(conv_, params, norms_of(norm_use(conv_, /*knob=*/{}), stream), stream);
 }
 
 }  // namespace spamm::cuda

@@ -26,13 +26,12 @@ struct ConvNorms {
   int* next_tile;         // zero when the kernel starts, or null
 };
 
-// Which norms a convolution reads.
+// The norms that a convolution reads.
 struct NormUse {
   std::optional<at::Tensor> input;  // precomputed ones, in the blocks that it needs
   // Norms of im2col blocks: for a search, and for pixel blocks of several rows or columns, whose
   // norms are not those of single pixels.
   bool by_block;
-  bool tiles_differ = false;  // many tiles have no step at all
 };
 NormUse norm_use(const Convolution& conv, const Knob& knob);
 
@@ -59,10 +58,6 @@ at::Tensor pixel_map(const at::Tensor& by_pixel, int64_t rows, int64_t channels)
 at::Tensor im2col_block_norms(const Convolution& conv,
                               const kernels::conv::sm90::ConvParams& params, const ConvNorms& norms,
                               cudaStream_t stream);
-
-// The same with those of the weight, as norm maps.
-ConvNormMaps conv_norm_maps(const Convolution& conv, const kernels::conv::sm90::ConvParams& params,
-                            const ConvNorms& norms, cudaStream_t stream);
 
 // Output norms by a norm pass, for convolutions whose kernel cannot compute them.
 void output_norms(const at::Tensor& output, const at::Tensor& norms, cudaStream_t stream);
@@ -106,9 +101,6 @@ class Arguments {
 
   // Allocates an output of these sizes, which is the one of `conv` in another shape at most.
   void set_output(at::IntArrayRef sizes);
-
-  // The norm maps with which it searches a threshold.
-  ConvNormMaps norm_maps(cudaStream_t stream);
 
   kernels::Launch launch(int multiprocessors, cudaStream_t stream) const {
     return {.tile = choice.tile, .multiprocessors = multiprocessors, .stream = stream};

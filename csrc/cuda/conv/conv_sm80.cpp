@@ -193,18 +193,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   return {is_double ? convolve<double>(conv, knob) : convolve<float>(conv, knob), Tensor()};
 }
 
-ConvNormMaps norm_maps(const Convolution& conv) {
-  const OnDevice device(conv.input);
-  const Tensor input = readable_pixels(conv.input);
-  const Im2colMatrix matrix = im2col_matrix(conv, input);
-  const bool is_double = conv.input.scalar_type() == at::kDouble;
-  const Tensor norms = is_double ? im2col_norms<double>(matrix, conv, device)
-                                 : im2col_norms<float>(matrix, conv, device);
-  return {weight_norms(conv), norms.mT()};
-}
-
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
-                                       {.convolve = {&supports, &run}, .norm_maps = &norm_maps});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable, {.convolve = {&supports, &run}});
 
 // ---- Dense convolutions with ReLU ---------------------------------------------------------------
 //
@@ -240,6 +229,13 @@ Tensor run_dense(const DenseConvolution& conv) {
                                         conv.bias, stride, padding, dilation, shape.groups);
 }
 
+bool own_pays(const Convolution& conv) {
+  return own_unskipped_conv_pays(conv.input.scalar_type(), conv.allow_tf32,
+                                 has_hopper_kernels(check_device(conv.input.device())),
+                                 unskipped_size(conv));
+}
+
+const Backends<UnskippedBackend> unskipped(at::kCUDA, Rank::kPortable, {&own_pays});
 const Backends<DenseBackend> of_dense(at::kCUDA, Rank::kPortable,
                                       {.convolve = {&supports_dense, &run_dense}});
 

@@ -85,14 +85,6 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   return convolve(is_float && !skips_nothing(knob) ? with_norm_weight(conv) : conv, knob);
 }
 
-ConvNormMaps norm_maps(const Convolution& given) {
-  const OnDevice device(given.input);
-  const Convolution conv =
-      given.input.scalar_type() == at::kFloat ? with_norm_weight(given) : given;
-  Arguments arguments(conv, readable_pixels(conv.input), readable_pixels(conv.weight));
-  return arguments.norm_maps(device.stream());
-}
-
 // ---- With max pooling ---------------------------------------------------------------------------
 
 // The kernel has boxes of 64 images: fewer would leave them empty. Behind ReLU no zero has a sign,
@@ -132,7 +124,6 @@ Tensor run_and_pool(const Convolution& conv, const Knob& knob) {
 
 const Backends<ConvBackend> of_boxes(at::kCUDA, Rank::kHopper,
                                      {.convolve = {&supports, &run},
-                                      .norm_maps = &norm_maps,
                                       .fuses_epilogue = &adds_residual});
 const Backends<DenseBackend> pooling(at::kCUDA, Rank::kHopper,
                                      {.convolve_and_pool = {&pools, &run_and_pool}});

@@ -27,8 +27,9 @@ template <class Element>
 cudaError_t launch_conv_pool(const kernels::conv::sm90::ConvParams& params, const void* input,
                              const void* weight, const kernels::Launch& how);
 
-// Where nothing is skipped (kernels/conv/sm90/unskipped.cuh). `tile` is one of kUnskippedTiles. The
-// caller sets shape, bias, residual, activation, output, weight_is_ready and shares_weights.
+// The launch where nothing is skipped (kernels/conv/sm90/unskipped.cuh). `tile` is one of
+// kUnskippedTiles. The caller sets shape, bias, residual, activation, output, weight_is_ready and
+// shares_weights.
 template <class Element>
 cudaError_t launch_unskipped(const kernels::conv::sm90::UnskippedParams& params, const void* input,
                              const void* weight, const kernels::UnskippedTile& tile,

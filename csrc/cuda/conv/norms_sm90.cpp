@@ -74,11 +74,6 @@ Tensor im2col_block_norms(const Convolution& conv, const ConvParams& p, const Co
   return blocks;
 }
 
-ConvNormMaps conv_norm_maps(const Convolution& conv, const ConvParams& p, const ConvNorms& norms,
-                            cudaStream_t stream) {
-  return {norms.weight, im2col_block_norms(conv, p, norms, stream).t().unsqueeze(0)};
-}
-
 void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream) {
   PixelNormsParams p{};
   p.jobs[0] = norms_job(output.const_data_ptr(), output.size(0), output.size(2) * output.size(3),
@@ -138,7 +133,7 @@ ConvolutionResult pool_with_norms(const Tensor& input, const MaxPool& pool, bool
 }
 
 bool supports_plain_pool(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
-  // Of one pixel an image, torch may take channels-last memory for contiguous.
+  // With one pixel an image, torch may take channels-last memory for contiguous.
   return !wants_output_norms && input.suggest_memory_format() == at::MemoryFormat::ChannelsLast &&
          pools_by_pixels(input, pool, input.size(1) * input.element_size() / kAlignment);
 }

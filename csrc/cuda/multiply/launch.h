@@ -11,18 +11,10 @@
 
 namespace spamm::cuda {
 
+// Over `lists` unless they are null: a block-sparse product, whose `params` have no norms.
 template <class Norm>
 using Multiply = cudaError_t(const kernels::MultiplyParams<Norm>& params,
-                             const kernels::Launch& how);
-// Hopper's, over `lists` unless they are null: a block-sparse product, whose `params` have no
-// norms.
-using MultiplyLists = cudaError_t(const kernels::MultiplyParams<float>& params,
-                                  const kernels::ProductLists* lists, const kernels::Launch& how);
-// Of float64, whose tiles may be cut into segments.
-using MultiplyInSegments = cudaError_t(const kernels::MultiplyParams<double>& params,
-                                       const kernels::ProductLists* lists,
-                                       const kernels::Launch& how,
-                                       const kernels::SegmentMemory& segments);
+                             const kernels::ProductLists* lists, const kernels::Launch& how);
 // The product of two operands from launch_split(). `params` says whether they are K-major. `terms`
 // has room for a number for each granule of whole blocks of C.
 using SplitMultiply = cudaError_t(const kernels::MultiplyParams<float>& params,
@@ -48,8 +40,8 @@ Multiply<double> multiply_sm80_f64;
 #else
 #define SPAMM_SM90 [[gnu::weak]]  // null: heuristics.h does not choose them
 #endif
-SPAMM_SM90 MultiplyLists multiply_sm90_f16, multiply_sm90_bf16;
-SPAMM_SM90 MultiplyInSegments multiply_sm90_f64;
+SPAMM_SM90 Multiply<float> multiply_sm90_f16, multiply_sm90_bf16;
+SPAMM_SM90 Multiply<double> multiply_sm90_f64;
 SPAMM_SM90 SplitMultiply multiply_sm90_f32x1, multiply_sm90_f32x3;
 SPAMM_SM90 OnePassMultiply multiply_in_one_pass;
 SPAMM_SM90 Split launch_split;

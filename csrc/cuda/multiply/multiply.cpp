@@ -61,7 +61,8 @@ Multiply<float>* portable_launcher(Kernel kernel) {
   }
 }
 
-cudaError_t launch_split_product(const Product& x, const Choice& choice, kernels::Launch how) {
+cudaError_t launch_split_product(const Product& x, const Choice& choice, int* counters,
+                                 const kernels::Launch& how) {
   const int parts = split_parts_of(choice.kernel);
   std::optional<SplitOperands> own;
   if (x.split_parts == nullptr) {
@@ -79,9 +80,8 @@ cudaError_t launch_split_product(const Product& x, const Choice& choice, kernels
                             : (x.c.dim() == 3 ? x.c.size(0) : 1) * granules_along(x.c.size(-2)) *
                                   granules_along(x.c.size(-1));
   const int64_t terms_in_ints = blocks_of(terms * sizeof(int16_t), sizeof(int));
-  const c10::DataPtr memory = allocate_ints(terms_in_ints + 1);
-  auto* const ints = static_cast<int*>(memory.get());
-  auto p = params_of<float>(x, x.counters != nullptr ? x.counters : ints + terms_in_ints);
+  const c10::DataPtr memory = allocate_ints(terms_in_ints);
+  auto p = params_of<float>(x, counters);
   p.a = split.a.operand();
   auto* const numbers = static_cast<int16_t*>(memory.get());
   if (!split.b) {
@@ -108,30 +108,35 @@ cudaError_t launch_plain_product(const Product& x, int* counters, const Start& s
   return start(p);
 }
 
-cudaError_t launch(const Product& x, const Choice& choice, const kernels::Launch& how) {
-  if (split_parts_of(choice.kernel) > 0) return launch_split_product(x, choice, how);
-  c10::DataPtr own;
+cudaError_t launch(const Product& x, const Choice& choice, kernels::Launch how) {
+  const Kernel kernel = choice.kernel;
+  c10::DataPtr own, sums;
   int* counters = x.counters;
-  if (counters == nullptr && claims_tiles(choice.kernel)) {
+  if (counters == nullptr && claims_tiles(kernel)) {
     own = allocate_ints(1 + choice.meetings);
     counters = static_cast<int*>(own.get());
   }
-  if (choice.kernel == Kernel::kSm90F64) {
-    const kernels::SegmentMemory segments = {
-        .log2_segments = static_cast<int>(log2_of(choice.segments)),
-        .pieces = static_cast<int>(choice.meetings),
-        .meetings = reinterpret_cast<unsigned*>(counters + 1)};
-    return launch_plain_product<double>(
-        x, counters, [&](const auto& p) { return multiply_sm90_f64(p, x.lists, how, segments); });
+  if (choice.segments > 1 && x.lists == nullptr) {
+    if (kernel != Kernel::kSm90F64) {
+      constexpr int64_t kSums = 64 * 64 / 4;  // of a piece of a small tile
+      sums = allocate_ints(choice.meetings * choice.segments * kSums);
+    }
+    how.segments = {.log2_segments = static_cast<int>(log2_of(choice.segments)),
+                    .pieces = static_cast<int>(choice.meetings),
+                    .meetings = reinterpret_cast<unsigned*>(counters + 1),
+                    .sums = static_cast<float*>(sums.get())};
   }
-  if (choice.kernel == Kernel::kSm80F64) {
-    return launch_plain_product<double>(x, counters,
-                                        [&](const auto& p) { return multiply_sm80_f64(p, how); });
+  if (split_parts_of(kernel) > 0) return launch_split_product(x, choice, counters, how);
+  if (kernel == Kernel::kSm90F64 || kernel == Kernel::kSm80F64) {
+    return launch_plain_product<double>(x, counters, [&](const auto& p) {
+      return kernel == Kernel::kSm90F64 ? multiply_sm90_f64(p, x.lists, how)
+                                        : multiply_sm80_f64(p, x.lists, how);
+    });
   }
   return launch_plain_product<float>(x, counters, [&](const auto& p) {
-    if (choice.kernel == Kernel::kSm90F16) return multiply_sm90_f16(p, x.lists, how);
-    if (choice.kernel == Kernel::kSm90Bf16) return multiply_sm90_bf16(p, x.lists, how);
-    return portable_launcher(choice.kernel)(p, how);
+    if (kernel == Kernel::kSm90F16) return multiply_sm90_f16(p, x.lists, how);
+    if (kernel == Kernel::kSm90Bf16) return multiply_sm90_bf16(p, x.lists, how);
+    return portable_launcher(kernel)(p, x.lists, how);
   });
 }
 

@@ -13,13 +13,12 @@
 
 namespace spamm::cuda {
 
-// What heuristics.h asks of a device for products of `dtype`.
-inline Chip chip_of(const OnDevice& device, at::ScalarType dtype) {
+// What heuristics.h asks of a device.
+inline Chip chip_of(const OnDevice& device) {
   return {.hopper = has_hopper_kernels(device.properties()),
           .multiprocessors = device.multiprocessors(),
           .forced_tile = forced_tile(),
-          // Only products of float64 have segments.
-          .forced_segments = dtype == at::kDouble ? forced_segments() : std::nullopt};
+          .forced_segments = forced_segments()};
 }
 
 // The sizes of a whole product.
@@ -62,8 +61,7 @@ struct Product {
   // The first one may be zero when the previous kernel on the stream has ended.
   int* counters = nullptr;
   bool counter_is_zero = false;
-  // A block-sparse product of matrices as in kernels/multiply/lists.h, by one of Hopper's kernels.
-  // Norm maps are not read.
+  // A block-sparse product of matrices as in kernels/multiply/lists.h. Norm maps are not read.
   const kernels::ProductLists* lists = nullptr;
 };
 

@@ -48,6 +48,11 @@ class ProductNorms {
 
   // The maps to compute.
   at::ArrayRef<MapJob> jobs() const { return jobs_; }
+  // The number of an operand's; none if its map is given.
+  std::optional<size_t> job(int operand) const {
+    const Map& map = maps_[std::min(operand, count_ - 1)];
+    return map.given.defined() ? std::nullopt : std::optional(map.job);
+  }
   const void* data(int operand) const {
     const Map& map = maps_[std::min(operand, count_ - 1)];
     return map.given.defined() ? map.given.const_data_ptr() : jobs_[map.job].map.norms;
@@ -131,26 +136,108 @@ void complete(const Tensor& c, const Block& block, bool symmetric, const Tensor&
   if (norms.defined() && !on_the_way) norm_map_into(c, block.m, block.n, norms, device);
 }
 
+// Whether b is the transpose of a, in the same memory.
+bool is_transpose(const Tensor& a, const Tensor& b) {
+  return a.dim() == 2 && b.dim() == 2 && a.const_data_ptr() == b.const_data_ptr() &&
+         a.size(0) == b.size(1) && a.size(1) == b.size(0) && a.stride(0) == b.stride(1) &&
+         a.stride(1) == b.stride(0);
+}
+
+// Whether lines of x begin between the sectors of the caches.
+bool is_off_sectors(const Tensor& x) {
+  constexpr int64_t kSector = 32;
+  const Matrices from(x);
+  const int64_t leading = step(from, reads_along(from, 2, 1) ? 1 : 2) * x.element_size();
+  return leading % kSector != 0 || reinterpret_cast<uintptr_t>(from.data()) % kSector != 0;
+}
+
+// An operand as the kernels read it: copied by the norm pass where they cannot read it in place, or
+// if `is_slow`. Lines of the copy begin with lines of the caches. Operands of float32 are cut into
+// split parts anyway.
+class CopiedOperand {
+ public:
+  CopiedOperand(const Tensor& x, bool is_slow) : tensor(x) {
+    const Matrices from(x);
+    const bool in_place = reads_along(from, 2, 1) || reads_along(from, 1, 2);
+    if (x.numel() == 0 || (in_place && !is_slow)) return;
+    const bool by_rows = lines_are_rows(from);
+    const int64_t lines = x.size(by_rows ? -2 : -1), length = x.size(by_rows ? -1 : -2);
+    constexpr int64_t kCacheLine = 128;
+    const int64_t unit = kCacheLine / x.element_size(), leading = blocks_of(length, unit) * unit;
+    const int64_t batch = step(from, 0) == 0 ? 1 : from.size(0);
+    const Tensor memory = empty({batch, lines, leading}, x.scalar_type(), x.device());
+    address_ = memory.mutable_data_ptr();
+    line_stride_ = leading, batch_stride_ = batch == 1 ? 0 : lines * leading;
+    const Tensor whole = memory.narrow(2, 0, length);
+    tensor = by_rows ? whole : whole.mT();
+    tensor = x.dim() == 2 ? tensor.squeeze(0) : tensor.expand(x.sizes());
+  }
+
+  bool is_copied() const { return address_ != nullptr; }
+  MapJob with_copy(MapJob job) const {
+    job.copy = address_;
+    job.copy_batch_stride = batch_stride_, job.copy_line_stride = line_stride_;
+    return job;
+  }
+
+  Tensor tensor;
+
+ private:
+  void* address_ = nullptr;
+  int64_t line_stride_ = 0, batch_stride_ = 0;
+};
+
 // `c` and `norms` share no memory with an argument, and the kernels can write to them.
 void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
                const Tensor& norms) {
   if (c.numel() == 0) return;
   const OnDevice device(x.a);
   const at::ScalarType dtype = x.a.scalar_type();
-  const Choice choice = choose_product(dtype, block, allow_tf32(), size_of_product(x.a, x.b),
-                                       chip_of(device, dtype), x.symmetric);
-  Product product{.a = x.a,
-                  .b = x.b,
+  const ProductSize size = size_of_product(x.a, x.b);
+  const Choice choice =
+      choose_product(dtype, block, allow_tf32(), size, chip_of(device), x.symmetric);
+  const TileRow<Kernel>& row = *find_tile(choice.kernel, choice.tile);
+  const int split_parts = split_parts_of(choice.kernel);
+  const bool split_norms = split_parts > 0 && splits_with_norms(x.a, x.b, block);
+  const bool shared = !split_norms && !x.norm_a && !x.norm_b && share_norm_map(x.a, x.b, block);
+  const ProductNorms maps(x, block, shared, 1 + choice.meetings);
+  const bool is_half = has_product_time(choice.kernel) && split_parts == 0;
+  // X X^T in half types has the very bits above and below the diagonal: the same products, in the
+  // same order, and norms of the same memory.
+  const bool mirrors =
+      x.symmetric && !(is_half && !x.input && !x.norm_a && !x.norm_b && is_transpose(x.a, x.b) &&
+                       !mirroring_pays(row, size, c.nbytes(), device.multiprocessors()));
+  const double product_us =
+      is_half ? product_time(row, size, choice.segments, device.multiprocessors(), mirrors) : 0;
+  const bool is_slow = is_half && is_off_sectors(x.a) && is_off_sectors(x.b) &&
+                       line_copy_pays(product_us, x.b.nbytes(), /*is_read=*/!maps.job(1));
+  std::optional<CopiedOperand> copies[2];
+  c10::SmallVector<MapJob, 4> jobs(maps.jobs().begin(), maps.jobs().end());
+  if (split_parts == 0 && claims_tiles(choice.kernel)) {
+    for (const int operand : {0, 1}) {
+      const bool is_a = operand == 0;
+      if (!is_a && shared) continue;
+      const Tensor& tensor = is_a ? x.a : x.b;
+      const CopiedOperand& copied = copies[operand].emplace(tensor, is_slow && (!is_a || shared));
+      if (!copied.is_copied()) continue;
+      if (const auto job = maps.job(operand)) {
+        jobs[*job] = copied.with_copy(jobs[*job]);
+      } else {
+        const auto [m, k, n] = block;
+        jobs.push_back(copied.with_copy({tensor, is_a ? m : k, is_a ? k : n, /*map=*/{}}));
+      }
+    }
+  }
+  Product product{.a = copies[0] ? copies[0]->tensor : x.a,
+                  .b = copies[1]             ? copies[1]->tensor
+                       : shared && copies[0] ? copies[0]->tensor
+                                             : x.b,
                   .c = c,
                   .block = block,
                   .input = added(x.input, x.beta),
                   .beta = x.beta,
                   .alpha = x.alpha,
-                  .upper_only = x.symmetric};
-  const int split_parts = split_parts_of(choice.kernel);
-  const bool split_norms = split_parts > 0 && splits_with_norms(x.a, x.b, block);
-  const bool shared = !split_norms && !x.norm_a && !x.norm_b && share_norm_map(x.a, x.b, block);
-  const ProductNorms maps(x, block, shared, 1 + choice.meetings);
+                  .upper_only = mirrors};
   std::optional<SplitOperands> split;
   product.reads_b_once = !x.symmetric && reads_b_once(choice, block, x.a, x.b, device);
   // A search for the threshold reads the maps before there is a product.
@@ -162,16 +249,16 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
     product.split_parts = &*split;
     product.counter_is_zero = true;
     if (product.reads_b_once) product.norms_b = maps.memory(1);
-  } else if (!maps.jobs().empty()) {
+  } else if (!jobs.empty()) {
     const StageRange stage(kNormMapStage);
-    product.counter_is_zero = write_norm_maps(maps.jobs(), dtype, maps.counters(),
-                                              device.multiprocessors(), device.stream());
+    product.counter_is_zero =
+        write_norm_maps(jobs, dtype, maps.counters(), device.multiprocessors(), device.stream());
   }
   product.map_a = maps.data(0), product.map_b = maps.data(1), product.counters = maps.counters();
   product.tau = threshold_of(x.knob, maps, norm_dtype(dtype));
   const StageRange stage(kMultiplyStage);
   launch_product(product, choice, device);
-  complete(c, block, x.symmetric, norms, device);
+  complete(c, block, mirrors, norms, device);
 }
 
 // Whether the kernels can write to `c`: rows of contiguous entries, which do not overlap, from a
@@ -218,7 +305,7 @@ void multiply_with(const MultiplyArguments& x, const Block& block, const Product
   if (c.numel() == 0) return;
   const OnDevice device(x.a);
   const at::ScalarType dtype = x.a.scalar_type();
-  const Choice choice = choose_product(dtype, block, allow_tf32(), size, chip_of(device, dtype));
+  const Choice choice = choose_product(dtype, block, allow_tf32(), size, chip_of(device));
   const Tensor norm_a = x.norm_a.contiguous(), norm_b = x.norm_b.contiguous();
   Product product{.a = x.a,
                   .b = x.b,

@@ -54,7 +54,7 @@ class SplitTensor {
     strides_[0] = step(source, extent_dim), strides_[1] = step(source, k_dim);
   }
 
-  // Of the same matrix as the other operand, whose blocks have the same numbers.
+  // Takes those of the same matrix as the other operand, whose blocks have the same numbers.
   void take_parts_of(const SplitTensor& other) {
     params_.split.blocks = other.params_.split.blocks;
   }
@@ -89,8 +89,8 @@ class SplitTensor {
   int64_t strides_[2];
 };
 
-// Whether the split parts of one operand serve both: of one matrix with contiguous rows, whose
-// blocks lie in one column.
+// Tells whether the split parts of one operand serve both: of one matrix with contiguous rows,
+// whose blocks lie in one column.
 inline bool is_split_once(const at::Tensor& a, const at::Tensor& b) {
   return a.dim() == 2 && b.dim() == 2 && a.const_data_ptr() == b.const_data_ptr() &&
          a.sizes() == b.sizes() && a.strides() == b.strides() && a.size(0) > 1 && 1 < a.size(1) &&

@@ -59,10 +59,15 @@ void launch_maps(c10::ArrayRef<MapJob> jobs, int* zeroed, int multiprocessors,
                  cudaStream_t stream) {
   kernels::MatrixPair<NormMapParams<NormOf<Element>>> pair{};
   int threads = kLeastThreads;
+  bool copies = false;
   for (size_t i = 0; i < jobs.size(); ++i) {
     const MapJob& job = jobs[i];
-    pair.matrices[i] =
+    auto& params = pair.matrices[i] =
         norm_map_params<NormOf<Element>>(job.matrices, job.block_rows, job.block_columns, job.map);
+    params.copy = job.copy;
+    params.copy_batch_stride = job.copy_batch_stride;
+    params.copy_line_stride = job.copy_line_stride;
+    copies = copies || job.copy != nullptr;
     threads =
         std::max(threads, kernels::norm_threads<Element>(log2_block_entries(pair.matrices[i])));
   }
@@ -71,7 +76,7 @@ void launch_maps(c10::ArrayRef<MapJob> jobs, int* zeroed, int multiprocessors,
   // Two maps of the largest size, with a thread block for each norm, would exceed the largest grid.
   TORCH_CHECK(blocks <= 0x7fffffffu,
               "the norm maps of a and b need at most 2^31 - 1 thread blocks; got ", blocks);
-  const auto kernel = kernels::norm_map<Element>;
+  const auto kernel = copies ? kernels::norm_map<Element, true> : kernels::norm_map<Element, false>;
   const bool early =
       blocks <= most_early_blocks(reinterpret_cast<const void*>(kernel), threads, multiprocessors);
   cudaLaunchAttribute overlap{};
@@ -104,8 +109,8 @@ void complete(const SquareMatrices& c, int log2_block, void* norms, cudaStream_t
               "a symmetric product must have at most 2^31 - 1 squares of 64 x 64; got shape [",
               c.batch, ", ", c.size, ", ", c.size, "]");
   C10_CUDA_CHECK(kernels::launch(kernels::complete_symmetric<Element>,
-                                 static_cast<unsigned>(blocks), kernels::kSquareThreads<Element>, 0,
-                                 true, stream, params, static_cast<int>(squares)));
+                                 static_cast<unsigned>(blocks), kernels::kSquareThreads, 0, true,
+                                 stream, params, static_cast<int>(squares)));
 }
 
 }  // namespace

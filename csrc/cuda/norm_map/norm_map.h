@@ -64,6 +64,9 @@ struct MapJob {
   Matrices matrices;
   int64_t block_rows, block_columns;
   MapMemory map = {};  // of the norms' type
+  // Where the pass copies the matrices to, see NormMapParams.
+  void* copy = nullptr;
+  int64_t copy_batch_stride = 0, copy_line_stride = 0;
 
   int64_t norms() const {
     return matrices.size(0) * blocks_of(matrices.size(1), block_rows) *

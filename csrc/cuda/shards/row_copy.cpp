@@ -18,7 +18,7 @@ using shards::RowBlock;
 // SPAMM_TORCH_NO_PEER=1 makes every copy between GPUs go through the host.
 bool peers_are_forbidden() { return is_set("SPAMM_TORCH_NO_PEER"); }
 
-// Whether copies between the devices are direct. torch enables peer access when first asked.
+// Tells whether copies between the devices are direct. torch enables peer access when first asked.
 bool reaches(at::Device to, at::Device from) {
   if (!to.is_cuda() || !from.is_cuda() || to == from) return true;
   return !peers_are_forbidden() && at::cuda::get_p2p_access(to.index(), from.index());

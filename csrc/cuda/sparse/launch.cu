@@ -167,8 +167,8 @@ void launch_copy_blocks(const kernels::BlockCopy& copy, cudaStream_t stream) {
 void launch_mirror_blocks(const kernels::Pattern& pattern, void* values, ScalarType dtype, int edge,
                           void* norms, cudaStream_t stream) {
   with_element(dtype, [&]<class Element>(Element) {
-    launch(kernels::mirror_blocks<Element>, dim3(pattern.rows, kTogether),
-           kernels::kSquareThreads<Element>, stream, pattern, static_cast<Element*>(values), edge,
+    launch(kernels::mirror_blocks<Element>, dim3(pattern.rows, kTogether), kernels::kSquareThreads,
+           stream, pattern, static_cast<Element*>(values), edge,
            static_cast<kernels::NormOf<Element>*>(norms));
   });
 }

@@ -27,7 +27,7 @@ struct CsrKernels {
 
   static void plan(PlanStep step, kernels::PlanParams<Norm> params, const cudaDeviceProp& device,
                    cudaStream_t stream);
-  // Of a valid ratio, or of an error bound. These two need sparse_search_workspace() bytes.
+  // Searches for a valid ratio, or an error bound. These two need sparse_search_workspace() bytes.
   static void find_tau(const Maps& maps, bool of_ratio, double limit,
                        const kernels::CsrFindings* findings, void* workspace, Norm* tau,
                        const cudaDeviceProp& device, cudaStream_t stream);

@@ -15,7 +15,8 @@ using kernels::CsrFindings;
 using kernels::CsrMaps;
 using kernels::RowCounts;
 
-// What the device's memory still takes, where so much is needed that it is worth the question.
+// The bytes that the device's memory still takes, where so much is needed that it is worth the
+// question.
 std::optional<double> free_bytes(double needed, const OnDevice& device, at::Device of) {
   if (needed < static_cast<double>(device.properties().totalGlobalMem) / 16) return std::nullopt;
   size_t free = 0, total = 0;
@@ -36,7 +37,7 @@ void refuse(const BsrPlanArguments& x) {
   if (x.crow_input) Pattern(x.crow_input->cpu(), x.col_input->cpu(), x.columns, "input");
 }
 
-// What the kernels count and find, in one tensor of zeros.
+// Memory of what the kernels count and find, in one tensor of zeros.
 class PlanWorkspace {
  public:
   PlanWorkspace(int64_t rows, const at::TensorOptions& options)

@@ -16,14 +16,14 @@
 
 namespace spamm::cuda {
 
-// What a kernel finds for the host, in pinned memory, which it writes itself: a copy behind it
+// Findings of a kernel for the host, in pinned memory, which it writes itself: a copy behind it
 // would take longer.
 template <class T>
 class HostResult {
  public:
   T* on_device() const { return static_cast<T*>(memory_.mutable_data_ptr()); }
 
-  // What the kernels of the stream have left. The host waits for them.
+  // Reads what the kernels of the stream have left. The host waits for them.
   T wait(cudaStream_t stream) const {
     C10_CUDA_CHECK(cudaStreamSynchronize(stream));
     return *on_device();

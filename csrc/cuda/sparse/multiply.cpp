@@ -1,4 +1,4 @@
-// bsr_multiply on CUDA, by Hopper's multiply kernels over lists (kernels/multiply/lists.h).
+// bsr_multiply on CUDA, by the multiply kernels over lists (kernels/multiply/lists.h).
 #include "cuda/multiply/multiply.h"
 
 #include "cuda/device.h"
@@ -65,21 +65,23 @@ void check_size(const Tensor& rows, const char* name) {
 void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const BlockMatrix& b,
                     const BlockMatrix& c, bool adds_input, const OnDevice& device) {
   const int64_t edge = a.edge(), rows = c.pattern.rows * edge;
-  const bool in_cells = edge < kCell;
   const Block block{edge, edge, edge};
-  // One product of split parts does not serve blocks of 32.
+  const Chip chip = chip_of(device);
+  // One product of split parts does not serve blocks of 32, which are in cells on Hopper.
+  const bool in_cells = c.cells.defined();
   const Kernel kernel =
-      choose_kernel(x.values_a.scalar_type(), block, allow_tf32() && !in_cells, /*hopper=*/true);
+      choose_kernel(x.values_a.scalar_type(), block, allow_tf32() && !in_cells, chip.hopper);
   // Float32 rounds as in dense storage if it takes the tile of dense storage. The op does not know
   // C's columns, and most products are square.
   const ProductSize whole{.batch_a = 1, .batch_b = 1, .batch = 1, .m = rows, .n = rows, .k = rows};
-  const Choice choice = choose_tiles(kernel, whole, chip_of(device, x.values_a.scalar_type()));
+  const Choice choice = choose_tiles(kernel, whole, chip, /*upper_only=*/false, /*has_all=*/false);
   const int log2_parts = edge > kCell ? 1 : 0;
   const int64_t capacity = x.col.numel() << 2 * log2_parts;
   TORCH_CHECK(capacity <= std::numeric_limits<int32_t>::max(),
               "block-sparse products on CUDA take at most 2^31 - 1 tiles; got ", capacity);
   const Tensor counts = at::zeros({kernels::kTileClasses + 1}, x.col.options().dtype(at::kInt));
-  const Tensor places = at::empty({kernels::kTileClasses, capacity, 2}, counts.options());
+  const Tensor places =
+      at::empty({chip.hopper ? kernels::kTileClasses : 0, capacity, 2}, counts.options());
   const Tensor first = x.first.contiguous();
   const Tensor slots_a = x.slots_a.contiguous(), slots_b = x.slots_b.contiguous();
   const kernels::ProductLists lists{
@@ -98,7 +100,10 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
       .places = static_cast<kernels::TilePlace*>(places.mutable_data_ptr()),
       .counts = counts.mutable_data_ptr<int>(),
       .capacity = static_cast<int>(capacity)};
-  launch_find_tiles(lists, choice.config, static_cast<int>(std::min(edge, kCell)), device.stream());
+  if (chip.hopper) {
+    const auto granule = static_cast<int>(std::min(edge, kCell));
+    launch_find_tiles(lists, choice.config, granule, device.stream());
+  }
   const Tensor rows_a = a.rows(), rows_b = b.rows(), rows_c = c.rows();
   Product product{.a = rows_a,
                   .b = rows_b,
@@ -120,11 +125,6 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
        {&x.crow, &x.col, &x.first, &x.slots_a, &x.slots_b, &x.crow_a, &x.col_a, &x.values_b})
     check_same_device(x.values_a, *tensor, "a's blocks", "the other arguments");
   const OnDevice device(x.values_a);
-  TORCH_CHECK(has_hopper_kernels(device.properties()),
-              "block-sparse products on CUDA need a GPU of compute capability 9.0 and a library "
-              "built for it; got ",
-              device.properties().name, " (", device.properties().major, ".",
-              device.properties().minor, ")");
   if (x.tau) check_tau(*x.tau, x.values_a.device());
   const StageRange stage(kMultiplyStage);
   const int64_t edge = x.values_a.size(1), stored = x.col.numel();
@@ -135,7 +135,8 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   // A plan of a stated capacity may have room for products of matrices that store no block.
   const bool has_blocks = x.values_a.size(0) > 0 && x.values_b.size(0) > 0;
   const bool multiplies = x.slots_a.numel() > 0 && has_blocks, adds_input = x.adds_input();
-  if (multiplies && edge < kCell) c.make_cells(device);
+  const bool in_cells = edge < kCell && has_hopper_kernels(device.properties());
+  if (multiplies && in_cells) c.make_cells(device);
   if (adds_input) {
     const BlockMatrix input(*x.crow_input, *x.col_input, *x.values_input);
     launch_copy_blocks({.pattern = c.pattern,
@@ -148,11 +149,11 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   }
   if (multiplies) {
     BlockMatrix a(x.crow_a, x.col_a, x.values_a);
-    TORCH_CHECK(edge >= kCell || (x.crow_b && x.col_b),
+    TORCH_CHECK(!in_cells || (x.crow_b && x.col_b),
                 "blocks of 32 on CUDA need b's pattern: expected crow_b and col_b; got none");
     BlockMatrix b(x.crow_b.value_or(x.crow_a), x.col_b.value_or(x.col_a), x.values_b);
     for (BlockMatrix* operand : {&a, &b}) {
-      if (edge >= kCell) continue;
+      if (!in_cells) continue;
       operand->make_cells(device);
       launch_copy_blocks({operand->pattern, operand->memory(), operand->memory(true)},
                          device.stream());

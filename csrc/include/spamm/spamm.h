@@ -159,13 +159,11 @@ struct ConvOptions {
   // The caller promises that the weight was complete before this call, or before each replay of a
   // captured graph. Kernels may then read it while earlier kernels on the stream still run.
   bool weight_is_ready = false;
-  // CUDA devices, to each of which whole pixel blocks of images go. The result lies beside the
-  // input.
-  std::optional<DimVector> devices = {};
 };
 
 // activation(convolution + bias + residual), the 2-D convolution as weight matrix times im2col
-// matrix. One with groups > 1 that skips nothing (a tau <= 0 that the host knows) is dense_conv2d.
+// matrix. One that skips nothing (a tau <= 0 that the host knows) is dense_conv2d where that is
+// faster: with groups > 1, or by its sizes, but for pixel blocks of one image.
 Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
               const ConvOptions& options);
 
@@ -173,16 +171,6 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
 // and norms do not count.
 Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                     const ConvOptions& options = {});
-
-// conv2d of a batch whose images are cut into shards (images, channels, height, width), one or more
-// on each device. Returns a result beside each shard. `weight` and `bias` are one tensor, which is
-// copied to the other devices, or one beside each shard; no bias is an empty list.
-// Each shard but the last must be whole pixel blocks: with a tau, by default, a multiple of 64
-// images. The results have the bits of the whole batch on one device, if all devices are alike: a
-// knob, a default pixel block and a kernel are chosen for all images together. Gradients are dense.
-// Norms and residual do not count.
-std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
-                                  at::TensorList bias, const ConvOptions& options);
 
 // ---- Introspection ------------------------------------------------------------------------------
 

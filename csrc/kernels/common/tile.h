@@ -8,8 +8,9 @@ namespace spamm::kernels {
 constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block on Hopper
 
 // Large tiles read each operand less often. Small tiles spread a small result over more
-// multiprocessors. Narrow tiles serve convolutions with few output channels.
-enum class TileSize { kSmall, kLarge, kNarrow };
+// multiprocessors. Narrow tiles serve convolutions with few output channels. Medium and square ones
+// serve products of which the others would leave much of the chip idle.
+enum class TileSize { kSmall, kLarge, kNarrow, kMedium, kSquare };
 
 // The part of the result that a thread block computes at a time. All tiles stand in cuda/tiles.h.
 struct TileConfig {
@@ -42,28 +43,33 @@ struct UnskippedTile {
 
 // The tiles of one kernel. A size that the kernel does not have is all zero.
 struct Tiles {
-  TileConfig small, large, narrow;
+  TileConfig small, large, narrow, medium, square;
 };
 
 // Limits of the product that reads B once (multiply/sm90/split/one_pass.cuh): rows of tiles, and
 // tiles of a thread block, which has a bit for each.
 constexpr int kOnePassRows = 2, kOnePassTiles = 64;
 
-// The memory in which thread blocks meet that share the steps of a tile of float64, of one product.
-// With one segment nothing of it is used. A piece is what one warp computes of a tile.
+// The memory in which thread blocks meet that share the steps of a tile, of one product. With one
+// segment nothing of it is used. A piece is what one warp computes of a tile.
 struct SegmentMemory {
-  int log2_segments;  // 0 or 1
-  int pieces;
-  unsigned* meetings;  // one for each piece. Follow next_tile, and begin as zeros
+  int log2_segments = 0;
+  int pieces = 0;
+  unsigned* meetings = nullptr;  // one for each piece. Follow next_tile, and begin as zeros
+  float* sums = nullptr;         // of each piece and segment; float64 leaves its sums in C
 };
 
-constexpr int pieces_of_tile(int edge) { return edge / 16; }
+// On sm_90. Four warps compute what TileConfig says of a warpgroup.
+constexpr int pieces_of_tile(const TileConfig& tile) {
+  return 4 * tile.rows * tile.columns / (tile.warp_rows * tile.warp_columns);
+}
 
 struct Launch {
   TileSize tile;
   int multiprocessors;
   CUstream_st* stream;  // a cudaStream_t
   int group_rows = 0;   // tile rows in a group (multiply/sm90/list.cuh: tile_at)
+  SegmentMemory segments = {};
 };
 
 }  // namespace spamm::kernels

@@ -38,9 +38,11 @@ struct Atom;
 SPAMM_ATOM(__half, 32, F32F16F16)
 SPAMM_ATOM(__half, 64, F32F16F16)
 SPAMM_ATOM(__half, 128, F32F16F16)
+SPAMM_ATOM(__half, 192, F32F16F16)
 SPAMM_ATOM(__nv_bfloat16, 32, F32BF16BF16)
 SPAMM_ATOM(__nv_bfloat16, 64, F32BF16BF16)
 SPAMM_ATOM(__nv_bfloat16, 128, F32BF16BF16)
+SPAMM_ATOM(__nv_bfloat16, 192, F32BF16BF16)
 #undef SPAMM_ATOM
 
 // Descriptors count addresses and distances in units of 16 bytes.

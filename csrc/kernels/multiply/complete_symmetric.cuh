@@ -16,9 +16,8 @@ namespace spamm::kernels {
 
 constexpr int kLog2Square = 6, kSquare = 1 << kLog2Square;
 
-// As many threads as sum the norm of a square.
-template <class Element>
-constexpr int kSquareThreads = norm_threads<Element>(2 * kLog2Square);
+// Of a square. As many as sum its norm would be too few to copy it.
+constexpr int kSquareThreads = kNormThreads;
 
 // C is (batch, size, size), and its rows are contiguous.
 template <class Element>
@@ -34,7 +33,7 @@ struct SymmetricParams {
 template <class Element>
 struct SharedSquare {
   static constexpr int kPitch = kSquare + 1;
-  Element entries[kSquare * kPitch];
+  alignas(16) Element entries[kSquare * kPitch];  // chunks are read from aligned 16 bytes
 
   __device__ Element& at(int row, int column) { return entries[row * kPitch + column]; }
 };
@@ -93,9 +92,9 @@ __device__ void write_norms(const SymmetricParams<Element>& params, int64_t batc
 
 // A thread block for each square on and above the diagonal, of which there are `squares` along it.
 template <class Element>
-__global__ void __launch_bounds__(kSquareThreads<Element>)
+__global__ void __launch_bounds__(kSquareThreads)
     complete_symmetric(const SymmetricParams<Element> params, int squares) {
-  constexpr int kThreads = kSquareThreads<Element>, kEntries = kSquare * kSquare;
+  constexpr int kThreads = kSquareThreads, kEntries = kSquare * kSquare;
   __shared__ SharedSquare<Element> square;
   let_next_kernel_start();
   wait_for_previous_kernel();
@@ -108,7 +107,7 @@ __global__ void __launch_bounds__(kSquareThreads<Element>)
   Element* const c = params.c + batch * params.batch_stride;
 
   const Element* const upper = c + part.row * params.leading + part.column;
-#pragma unroll 16
+#pragma unroll
   for (int i = threadIdx.x; i < kEntries; i += kThreads) {
     const int row = i / kSquare, column = i % kSquare;
     const bool inside = row < part.rows && column < part.columns;
@@ -123,7 +122,7 @@ __global__ void __launch_bounds__(kSquareThreads<Element>)
     __syncthreads();
   }
   Element* const lower = c + part.column * params.leading + part.row;
-#pragma unroll 16
+#pragma unroll
   for (int i = threadIdx.x; i < kEntries; i += kThreads) {
     const int row = i / kSquare, column = i % kSquare;
     if (row < part.columns && column < part.rows && (!on_diagonal || column < row)) {

@@ -1,9 +1,9 @@
-// Patterns of block-sparse matrices in device memory, and what Hopper's multiply kernels read of a
+// Patterns of block-sparse matrices in device memory, and what multiply kernels read of a
 // block-sparse product in place of norm maps.
 //
 // A product's matrices are 2-D: stored block e begins at row e * edge, and all have as many columns
-// as a block. They are counted in cells of 64 x 64, from left to right and then downwards. Blocks
-// of 128 are four cells. Of blocks of 32, up to four neighbours are a cell
+// as a block. Hopper's kernels count cells of 64 x 64, from left to right and then downwards.
+// Blocks of 128 are four cells. Of blocks of 32, up to four neighbours are a cell
 // (kernels/sparse/blocks.cuh).
 #pragma once
 
@@ -70,7 +70,7 @@ struct ProductLists {
   int log2_parts;                              // cells along an edge of a block; 0 for blocks of 32
   bool upper_only;                             // blocks below the diagonal are neither read nor set
 
-  // Tile `n` of a class is places[class * capacity + n].
+  // Of Hopper's kernels. Tile `n` of a class is places[class * capacity + n].
   TilePlace* places;
   int* counts;  // of each class
   int capacity;

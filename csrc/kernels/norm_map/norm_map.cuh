@@ -51,14 +51,14 @@ struct NormBlock {
     return lines_left >> p.log2_block_lines != 0 && length_left >> p.log2_block_length != 0;
   }
 
-  // Whether the whole block can be read by loads of 16 bytes.
-  __device__ bool has_vectors() const { return p.vector && is_whole(); }
-
   // The line in which a chunk lies, and its first entry there. Chunks are counted line by line.
   __device__ int line_of(int chunk) const { return chunk >> log2_line_chunks(); }
   __device__ int entry_of(int chunk) const {
     return (chunk & ((1 << log2_line_chunks()) - 1)) << kLog2Entries;
   }
+
+  // Whether the whole block can be read by loads of 16 bytes.
+  __device__ bool has_vectors() const { return p.vector && is_whole(); }
 
   // Loads chunks first, first + step, ... by one load each. Only if has_vectors(). `step` is a
   // multiple of the number of chunks in a line.
@@ -73,7 +73,22 @@ struct NormBlock {
     }
   }
 
-  // Loads one chunk of any block entry by entry, with zeros outside the matrix.
+  // The same of any block, with zeros outside the matrix. Lanes may part ways.
+  template <int kLoads>
+  __device__ void load(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
+    if (has_vectors()) {
+      load_vectors(first, step, chunks);
+    } else if (p.vector) {
+      load_inside<true>(first, step, chunks);
+    } else if (p.entry_stride == 1) {
+      load_inside<false>(first, step, chunks);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) chunks[i] = gather(first + i * step);
+    }
+  }
+
+  // Loads one chunk of any block entry by entry.
   __device__ Chunk<Element> gather(int index) const {
     const int line = line_of(index), first_entry = entry_of(index);
     Chunk<Element> chunk{};
@@ -86,18 +101,92 @@ struct NormBlock {
     return chunk;
   }
 
+  // Stores what load() has loaded to the block's first entry in a copy, `to`.
+  template <int kLoads>
+  __device__ void copy(int first, int step, const Chunk<Element> (&chunks)[kLoads],
+                       Element* to) const {
+    const int line = line_of(first), entry = entry_of(first), lines = step >> log2_line_chunks();
+    if (entry >= length_left) return;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (line + i * lines >= lines_left) continue;
+      const auto& [x, y, z, w] = chunks[i].words;
+      *reinterpret_cast<uint4*>(to + (line + i * lines) * p.copy_line_stride + entry) =
+          uint4{x, y, z, w};
+    }
+  }
+
  private:
   __device__ int log2_line_chunks() const { return p.log2_block_length - kLog2Entries; }
+
+  // load() where entries of a line are neighbours. Only aligned 16 bytes with an entry of the
+  // matrix are read; others of that memory are masked. kAligned: chunks begin at multiples of 16
+  // bytes. Else each lies in two of them, and is shifted to its place.
+  template <bool kAligned, int kLoads>
+  __device__ void load_inside(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
+    constexpr int kTogether = kAligned ? kLoads : 2, kSize = sizeof(Element);
+    const int line = line_of(first), entry = entry_of(first);
+    const int lines = step >> log2_line_chunks();  // from a chunk to the next
+    const auto* const from = reinterpret_cast<const char*>(data + line * p.line_stride + entry);
+    const int64_t stride = lines * p.line_stride * kSize;
+    const int64_t left = min(length_left - entry, int64_t{kEntries});
+    const int inside = left > 0 ? static_cast<int>(left) * kSize : 0;  // bytes of each chunk
+    uint32_t masks[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      masks[w] = inside >= 4 * w + 4 ? ~0u : inside > 4 * w ? 0xffffu : 0;
+    }
+#pragma unroll
+    for (int begin = 0; begin < kLoads; begin += kTogether) {
+      uint32_t words[kTogether][kAligned ? 4 : 8];
+      int shifts[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const char* const at = from + (begin + i) * stride;
+        shifts[i] = kAligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(at) % 16);
+        const bool exists = line + (begin + i) * lines < lines_left && inside > 0;
+        const int end = exists ? shifts[i] + inside : 0;
+        const auto* const granules = reinterpret_cast<const uint4*>(at - shifts[i]);
+#pragma unroll
+        for (int j = 0; j < (kAligned ? 1 : 2); ++j) {
+          const uint4 loaded = end > 16 * j ? granules[j] : uint4{};
+          words[i][4 * j] = loaded.x, words[i][4 * j + 1] = loaded.y;
+          words[i][4 * j + 2] = loaded.z, words[i][4 * j + 3] = loaded.w;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if constexpr (!kAligned) drop_bytes(words[i], shifts[i]);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) chunks[begin + i].words[w] = words[i][w] & masks[w];
+      }
+    }
+  }
+
+  // Moves the bytes from number `count` on, a multiple of an entry's size below 16, to the front.
+  __device__ static void drop_bytes(uint32_t (&words)[8], int count) {
+#pragma unroll
+    for (int distance = 2; distance > 0; --distance) {
+#pragma unroll
+      for (int w = 0; w < 4 + distance; ++w) {
+        if ((count & 4 * distance) != 0) words[w] = words[w + distance];
+      }
+    }
+    if constexpr (sizeof(Element) == 2) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) words[w] = __funnelshift_r(words[w], words[w + 1], count % 4 * 8);
+    }
+  }
 };
 
 // Computes a thread's part of a block's sum of squares, and whether any of its entries is not zero.
 // All lanes of a warp call it together. Lanes without a block pass one that holds only zeros. The
-// sum does not depend on how the entries are loaded.
-template <class Block>
+// sum does not depend on how the entries are loaded. kCopies: they are also copied to `copy`, where
+// the block begins there; null: they are not.
+template <bool kCopies = false, class Block>
 __device__ void sum_squares(const Block& block, int thread, int threads, typename Block::Norm& sum,
-                            bool& nonzero) {
+                            bool& nonzero, typename Block::Element* copy = nullptr) {
   using Element = typename Block::Element;
-  const bool vectors = block.has_vectors();
   AnyNonzero<Element> any;
   const auto add = [&](const auto& loaded) {
     constexpr int kLoads = sizeof(loaded) / sizeof(loaded[0]);
@@ -106,20 +195,19 @@ __device__ void sum_squares(const Block& block, int thread, int threads, typenam
 #pragma unroll
     for (const Chunk<Element>& chunk : loaded) any.add(chunk);
   };
-  if (__all_sync(~0u, vectors)) {
+  if (!kCopies && __all_sync(~0u, block.has_vectors())) {
     for (int first = thread; first < block.chunks(); first += kChunks * threads) {
       Chunk<Element> loaded[kChunks];
       block.load_vectors(first, threads, loaded);
       add(loaded);
     }
   } else {
-    for (int first = thread; first < block.chunks(); first += kChain * threads) {
-      Chunk<Element> loaded[kChain];
-      if (vectors) {
-        block.load_vectors(first, threads, loaded);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kChain; ++i) loaded[i] = block.gather(first + i * threads);
+    constexpr int kLoads = kChunks / 2;  // masks and shifts need registers
+    for (int first = thread; first < block.chunks(); first += kLoads * threads) {
+      Chunk<Element> loaded[kLoads];
+      block.load(first, threads, loaded);
+      if constexpr (kCopies) {
+        if (copy != nullptr) block.copy(first, threads, loaded, copy);
       }
       __syncwarp();
       add(loaded);
@@ -241,8 +329,8 @@ template <class Element, class Group>
 __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& block,
                            const Group& group, NormOf<Element> sum, bool nonzero) {
   const NormOf<Element> norm = norm_of_shares(block, group, place.exists, sum, nonzero);
-  if (place.exists && group.thread == 0) {
-    const NormMapParams<NormOf<Element>>& p = block.p;
+  const NormMapParams<NormOf<Element>>& p = block.p;
+  if (place.exists && group.thread == 0 && p.norms != nullptr) {
     p.norms[place.batch * p.norm_batch_stride + place.line * p.norm_line_stride +
             place.entry * p.norm_entry_stride] = norm;
   }
@@ -262,7 +350,8 @@ struct MatrixPair {
 };
 
 // `zeroed`: the tile counter of the product that follows, which this kernel sets to 0. May be null.
-template <class Element>
+// kCopies: the pass copies matrices that say where to.
+template <class Element, bool kCopies>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair, int* zeroed) {
   let_next_kernel_start();
@@ -274,7 +363,13 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   NormOf<Element> sum = 0;
   bool nonzero = false;
-  sum_squares(block, group.thread, group.threads, sum, nonzero);
+  Element* copy = nullptr;
+  if (kCopies && p.copy != nullptr) {
+    copy = static_cast<Element*>(p.copy) + place.batch * p.copy_batch_stride +
+           (place.line << p.log2_block_lines) * p.copy_line_stride +
+           (place.entry << p.log2_block_length);
+  }
+  sum_squares<kCopies>(block, group.thread, group.threads, sum, nonzero, copy);
   write_norm(place, block, group, sum, nonzero);
 }
 

@@ -37,12 +37,7 @@ struct SplitShare {
   __device__ static int index(int i, int thread) { return thread + i * kSplitThreads; }
 
   __device__ void load(const NormBlock<float>& block, int thread) {
-    if (block.has_vectors()) {
-      block.load_vectors(thread, kSplitThreads, chunks);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSplitLoads; ++i) chunks[i] = block.gather(index(i, thread));
-    }
+    block.load(thread, kSplitThreads, chunks);
   }
 };
 

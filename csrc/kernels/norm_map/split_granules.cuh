@@ -146,13 +146,7 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
                  place.entry * kGranuleEdge < p.matrix.length;
   const NormBlock<float> granule = place.block<float>(p.matrix);
   Chunk<float> chunks[kGranuleLoads];
-  if (granule.has_vectors()) {
-    granule.load_vectors(group.thread, kGranuleThreads, chunks);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kGranuleLoads; ++i)
-      chunks[i] = granule.gather(group.thread + i * kGranuleThreads);
-  }
+  granule.load(group.thread, kGranuleThreads, chunks);
   __syncwarp();
   float sum = 0;
   bool nonzero = false;

@@ -47,9 +47,9 @@ static __global__ void __launch_bounds__(kBlockThreads)
 // the way come the norms of both, with the bits of norm_map(), but for blocks of 128 (`norms` is
 // null). Squares of 64 x 64, or the blocks of 32, pass through shared memory.
 template <class Element>
-__global__ void __launch_bounds__(kSquareThreads<Element>)
+__global__ void __launch_bounds__(kSquareThreads)
     mirror_blocks(Pattern pattern, Element* values, int edge, NormOf<Element>* norms) {
-  constexpr int kThreads = kSquareThreads<Element>;
+  constexpr int kThreads = kSquareThreads;
   __shared__ SharedSquare<Element> square;
   const int row = blockIdx.x, end = pattern.crow[row + 1];
   const int side = min(edge, kSquare), log2_side = 31 - __clz(side), squares = edge / side;
@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(kSquareThreads<Element>)
       const bool on_diagonal = row == column && top == left;
       if (row == column && top > left) continue;
       __syncthreads();
-#pragma unroll 16
+#pragma unroll 4
       for (int i = threadIdx.x; i < side * side; i += kThreads) {
         const int x = i >> log2_side, y = i & (side - 1);
         const int above = on_diagonal ? min(x, y) : x, right = on_diagonal ? max(x, y) : y;
         square.at(x, y) = from[(top + above) * edge + left + right];
       }
       __syncthreads();
-#pragma unroll 16
+#pragma unroll 4
       for (int i = threadIdx.x; mirror >= 0 && i < side * side; i += kThreads) {
         const int x = i >> log2_side, y = i & (side - 1);
         if (!on_diagonal || y < x) to[(left + x) * edge + top + y] = square.at(y, x);

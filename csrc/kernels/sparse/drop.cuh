@@ -51,7 +51,7 @@ __device__ Sweep sweep_norms(const DropParams<Norm>& p, const SearchInterval& in
     } else {
       if (key >= interval.low) keys.least = min(keys.least, key), keys.most = max(keys.most, key);
       bin = key < interval.low ? 0 : static_cast<int>((key - interval.low) >> shift);
-      const double ratio = norm / most, square = ratio * ratio;
+      const double ratio = at_most(norm) / most, square = ratio * ratio;
       units = __double2ull_ru((square < 1.5 ? square : 1.5) * unit);
     }
 #pragma unroll 8
@@ -100,7 +100,7 @@ __device__ void mark_rows(const DropParams<Norm>& p, double limit, int begin, in
         stays = !(p.norms[mirror < 0 ? e : mirror] < limit);
         p.stays[e] = stays;
         if (stays) kept.add(p.norms[e]);
-        if (!stays) gone.add(p.norms[e]);
+        if (!stays) gone.add(at_most(p.norms[e]));
       }
       stay += __popc(__ballot_sync(~0u, stays));
       const unsigned diagonal = __ballot_sync(~0u, stays && column == row);
@@ -137,7 +137,7 @@ __device__ void place_rows(const DropParams<Norm>& p, int begin, int end) {
   const double norm = sum_array(p.work->kept, warps).root();
   if (lane != 0) return;
   p.crow[end] = next;
-  *p.bound = round_up<Norm>(__dmul_ru(gone, 1 + 2 * kNormSlack<Norm>));
+  *p.bound = round_up<Norm>(at_most(__dmul_ru(gone, 1 + 2 * kNormSlack<Norm>)));
   *p.totals = {next, trace, norm};
 }
 

@@ -51,6 +51,11 @@ class Im2colBlock {
     for (int i = 0; i < kLoads; ++i) chunks[i] = gather(first + i * step);
   }
 
+  template <int kLoads>
+  __device__ void load(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
+    load_vectors(first, step, chunks);
+  }
+
  private:
   const Im2colNormsParams<Norm>& p_;
   BlockOrigin origin_;

@@ -49,7 +49,9 @@ struct StageTile {
       // Two lines span all banks. Doubles are read two chunks (four entries) of a line at a time.
       return sizeof(Element) == 8 ? line & 2 : line >> 1 & 3;
     } else {
-      // ldmatrix reads one chunk of 8 lines. Scalar loads read 32 bytes of 4 lines.
+      // ldmatrix reads one chunk of 8 lines, two of which span all banks where they are short.
+      // Scalar loads read 32 bytes of 4 lines.
+      if (kLineChunks == 4) return line >> 1 & 3;
       return sizeof(Element) == 2 ? line & 7 : (line & 3) << 1;
     }
   }

@@ -55,11 +55,11 @@ MatrixLayout layout_of_b(const MultiplyParams<Norm>& p, const ProductLists* list
   return layout(p.b, p.n, lists != nullptr ? lists->rows_b : p.k, p.batch);
 }
 
-// Fills in the tiles of C, each with 2^log2_segments segments. Returns the number of thread blocks
-// to start, at most `most_blocks`.
+// Fills in the tiles of C and their segments. Returns the number of thread blocks to start, at most
+// `most_blocks`.
 template <class Config, class Norm>
-int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, int group_rows,
-                   int most_blocks, int log2_segments = 0) {
+int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, const Launch& how,
+                   int most_blocks) {
   const auto tiles_along = [](int64_t size, int blocks) {
     return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
   };
@@ -71,10 +71,19 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
     params.tile_rows = folded_rows(edge);
     params.tile_columns = folded_columns(edge);
   }
-  params.log2_segments = log2_segments;
+  const auto inner = [](int64_t size, int blocks, int tiles) {
+    const int64_t rest = size % (blocks * kBlock);
+    return tiles - (tiles > 1 && rest > 0 && 2 * rest <= blocks * kBlock ? 1 : 0);
+  };
+  const bool folded = params.folded_edge != 0;
+  params.inner_rows = folded ? params.tile_rows : inner(p.m, Config::kRows, params.tile_rows);
+  params.inner_columns =
+      folded ? params.tile_columns : inner(p.n, Config::kColumns, params.tile_columns);
+  if constexpr (Config::kSegmented) params.segments = how.segments;
+  const int log2_segments = params.segments.log2_segments;
   params.tiles = static_cast<int>(params.tile_rows * params.tile_columns * p.batch)
                  << log2_segments;
-  params.group_rows = group_rows;
+  params.group_rows = how.group_rows;
   params.a_has_batch = p.a.batch_stride != 0;
   params.b_has_batch = p.b.batch_stride != 0;
   const int blocks = std::min(params.tiles, most_blocks);
@@ -95,10 +104,10 @@ static __global__ void set_to_zero(int* numbers, int count) {
 }
 
 // Starts a kernel with the shared memory and threads of Config, after the counter is zero, and with
-// it `others` numbers that follow it in memory.
+// it the meetings of segments that follow it in memory.
 template <class Config, class Params>
-cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream,
-                  int others = 0) {
+cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream) {
+  const int others = params.segments.pieces;
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= 227 * 1024);
   cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
@@ -138,7 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 // number of thread blocks to start.
 template <class Config, class Params, class Norm>
 int set_product(Params& params, const MultiplyParams<Norm>& p, const ProductLists* lists,
-                const Launch& how, int log2_segments = 0) {
+                const Launch& how) {
   // Thread blocks of half types share a multiprocessor with those of the kernels around them.
   const int most = how.multiprocessors * (std::is_same_v<Norm, double> ? Config::kBlocksPerSm : 1);
   if constexpr (Config::kListed) {
@@ -147,7 +156,7 @@ int set_product(Params& params, const MultiplyParams<Norm>& p, const ProductList
     params.claims_tiles = true;
     return std::min(lists->capacity, most);
   } else {
-    return cut_into_tiles<Config>(params, p, how.group_rows, most, log2_segments);
+    return cut_into_tiles<Config>(params, p, how, most);
   }
 }
 
@@ -207,18 +216,28 @@ using ListedIf = std::conditional_t<kListed, Listed<Dense>, Dense>;
 // Returns the error of the driver or of the launch, as all launchers do.
 template <class Element, Tiles kTiles>
 cudaError_t multiply(const MultiplyParams<float>& p, const ProductLists* lists, const Launch& how) {
-  const auto run = [&]<bool kListed, bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
-                       std::bool_constant<kListed>, std::bool_constant<kAlongA>,
-                       std::bool_constant<kAlongB>, std::bool_constant<kEdgeOf32>,
-                       std::bool_constant<kLarge>) {
-    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
+  const auto in = [&]<TileConfig kTile, bool kListed, bool kAlongA, bool kAlongB,
+                      bool kEdgeOf32>() {
     using Dense =
         Config<Element, major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64, kTile.rows / kBlock,
                kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
     static_assert(kHasTile<Dense, kTile> && Dense::kBlocksPerSm == kTile.blocks_per_multiprocessor);
     return multiply_in<ListedIf<kListed, Dense>>(p, lists, how);
   };
-  return with_layouts(run, p, lists, has_edge_of_32(p), how.tile == TileSize::kLarge);
+  const auto run = [&]<bool kListed, bool kAlongA, bool kAlongB, bool kEdgeOf32>(
+                       std::bool_constant<kListed>, std::bool_constant<kAlongA>,
+                       std::bool_constant<kAlongB>, std::bool_constant<kEdgeOf32>) {
+    if constexpr (!kListed && !kEdgeOf32) {
+      if (how.tile == TileSize::kMedium)
+        return in.template operator()<kTiles.medium, false, kAlongA, kAlongB, false>();
+      if (how.tile == TileSize::kSquare)
+        return in.template operator()<kTiles.square, false, kAlongA, kAlongB, false>();
+    }
+    return how.tile == TileSize::kLarge
+               ? in.template operator()<kTiles.large, kListed, kAlongA, kAlongB, kEdgeOf32>()
+               : in.template operator()<kTiles.small, kListed, kAlongA, kAlongB, kEdgeOf32>();
+  };
+  return with_layouts(run, p, lists, has_edge_of_32(p));
 }
 
 }  // namespace spamm::kernels::multiply::sm90

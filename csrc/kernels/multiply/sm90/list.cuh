@@ -130,25 +130,32 @@ __device__ void keep_pace(const TiledProduct<Norm>& p, int number) {
 // column, so that tiles in flight share rows of A and columns of B in L2. A group starts half a
 // turn away from the diagonal: in a decay matrix the heavy tiles then come in the middle, and light
 // tiles balance the end. The whole order is reversed, because L2 still holds the operands' last
-// rows, which the norm kernel has just read. With edges_last it is neither turned nor reversed, so
-// that the tiles that stick out of C, and have less work, come last.
+// rows, which the norm kernel has just read. Tiles that lie outside C for the most part have less
+// work, and come last: those of the last column, then those of the last row.
 template <class Config, class Norm>
 __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
-  const int batch = number / (p.tile_rows * p.tile_columns);
-  const int in_batch = number - batch * p.tile_rows * p.tile_columns;
-  const int first_row = in_batch / (p.group_rows * p.tile_columns) * p.group_rows;
-  const int in_group = in_batch - first_row * p.tile_columns;
-  const int rows = min(p.group_rows, p.tile_rows - first_row);
+  const int of_batch = p.tile_rows * p.tile_columns, batch_in_order = number / of_batch;
+  const int batch = (p.tiles >> p.segments.log2_segments) / of_batch - 1 - batch_in_order;
+  const int in_batch = number - batch_in_order * of_batch;
+  const int inner = p.inner_rows * p.inner_columns;
+  if (in_batch >= inner) {
+    const int in_column = p.inner_columns < p.tile_columns ? p.tile_rows : 0;
+    const int at = in_batch - inner;
+    const GridPlace place = at < in_column ? GridPlace{at, p.tile_columns - 1}
+                                           : GridPlace{p.tile_rows - 1, at - in_column};
+    return {batch, place.row * Config::kRows, place.column * Config::kColumns};
+  }
+  const int first_row = in_batch / (p.group_rows * p.inner_columns) * p.group_rows;
+  const int in_group = in_batch - first_row * p.inner_columns;
+  const int rows = min(p.group_rows, p.inner_rows - first_row);
   const int column = in_group / rows, row = first_row + in_group - column * rows;
-  if (p.edges_last) return {batch, row * Config::kRows, column * Config::kColumns};
   // In the reversed order. A folded grid has its diagonal where row and column are equal.
-  const int diagonal = p.folded_edge != 0 ? first_row + p.tile_columns - p.tile_rows
-                                          : first_row * p.tile_columns / p.tile_rows;
-  const int turned = (column + diagonal + p.tile_columns / 2) % p.tile_columns;
-  const int batches = (p.tiles >> p.log2_segments) / (p.tile_rows * p.tile_columns);
-  GridPlace place{p.tile_rows - 1 - row, p.tile_columns - 1 - turned};
+  const int diagonal = p.folded_edge != 0 ? first_row + p.inner_columns - p.inner_rows
+                                          : first_row * p.inner_columns / p.inner_rows;
+  const int turned = (column + diagonal + p.inner_columns / 2) % p.inner_columns;
+  GridPlace place{p.inner_rows - 1 - row, p.inner_columns - 1 - turned};
   if (p.folded_edge != 0) place = unfold(place, p.folded_edge);
-  return {batches - 1 - batch, place.row * Config::kRows, place.column * Config::kColumns};
+  return {batch, place.row * Config::kRows, place.column * Config::kColumns};
 }
 
 // The tile and segment with this number. The segments of a tile follow each other.

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "kernels/common/tile.h"
 #include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
 
@@ -18,9 +19,9 @@ struct TiledProduct {
   // Not 0: only tiles on and above the diagonal, so many along it, are computed. Rows and columns
   // are then those of the folded grid (common/triangle.cuh).
   int folded_edge;
-  bool edges_last;                // see tile_at() in list.cuh; not in a folded grid
+  int inner_rows, inner_columns;  // of tiles that do not lie outside C for the most part
   int group_rows;                 // tile rows of a group, see tile_at() in list.cuh
-  int log2_segments;              // of each tile (segments.cuh); 0 without kSegmented
+  SegmentMemory segments;         // of each tile (segments.cuh); one without kSegmented
   bool a_has_batch, b_has_batch;  // false: all batches share the operand
   bool claims_tiles;              // false: every tile has a thread block of its own
   int turn;                       // not 0: tiles loaded at a time, see keep_pace() in list.cuh

@@ -1,5 +1,6 @@
 // Segments: the steps of a tile, dealt out to several thread blocks where C has too few tiles to
-// fill the chip evenly. Each computes its sums of the whole tile; f64/join_segments.cuh adds them.
+// fill the chip evenly. Each computes its sums of the whole tile; join_sums.cuh adds them, or for
+// float64 f64/join_segments.cuh.
 //
 // Which step belongs to which segment follows from its number alone. So whether other blocks are
 // skipped changes no bit, and neither does timing. Neighbouring steps go to different segments,
@@ -14,7 +15,7 @@ namespace spamm::kernels::multiply::sm90 {
 // Of a tile's segments.
 template <class Config, class Norm>
 __device__ __forceinline__ int log2_segments(const TiledProduct<Norm>& p) {
-  return Config::kSegmented ? p.log2_segments : 0;
+  return Config::kSegmented ? p.segments.log2_segments : 0;
 }
 
 template <class Config, class Norm>

@@ -14,11 +14,9 @@ cudaError_t encode_doubles(CUtensorMap& map, const MatrixLayout& x) {
 
 template <class Config>
 cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const ProductLists* lists,
-                                const Launch& how, const SegmentMemory& segments, bool edges_last) {
+                                const Launch& how) {
   ParamsOf<Config, DoubleProduct> params{};
-  params.segments = segments;
-  const int blocks = set_product<Config>(params, p, lists, how, segments.log2_segments);
-  params.edges_last = edges_last && params.folded_edge == 0;
+  const int blocks = set_product<Config>(params, p, lists, how);
   cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layout_of_a(p, lists));
   if (error == cudaSuccess) {
     error = encode_doubles<Config::kMajorB>(params.map_b, layout_of_b(p, lists));
@@ -27,24 +25,13 @@ cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const ProductLi
     error = encode_doubles<Config::kMajorB>(params.map_own_b, layout(p.own_b, p.n, p.own_rows, 1));
   }
   if (error != cudaSuccess) return error;
-  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream,
-                       Config::kSegmented ? segments.pieces : 0);
-}
-
-// Whether half or more of the last block of rows or columns lies outside C. A small tile then skips
-// what lies outside.
-inline bool has_light_edges(const MultiplyParams<double>& p) {
-  const auto is_light = [](int64_t size) {
-    return size % kBlock != 0 && size % kBlock <= kBlock / 2;
-  };
-  return is_light(p.m) || is_light(p.n);
+  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream);
 }
 
 // Lists have no segments.
 template <Tiles kTiles>
 cudaError_t multiply_doubles(const MultiplyParams<double>& p, const ProductLists* lists,
-                             const Launch& how, const SegmentMemory& segments) {
-  const bool edges_last = how.tile == TileSize::kSmall && has_light_edges(p);
+                             const Launch& how) {
   const auto run = [&]<bool kListed, bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
                        std::bool_constant<kListed>, std::bool_constant<kAlongA>,
                        std::bool_constant<kAlongB>, std::bool_constant<kEdgeOf32>,
@@ -54,7 +41,7 @@ cudaError_t multiply_doubles(const MultiplyParams<double>& p, const ProductLists
     using Dense = DoubleConfig<major(kAlongA), major(kAlongB), kListed && !kEdgeOf32 ? 64 : 32,
                                kTile.rows / kBlock>;
     static_assert(kHasTile<Dense, kTile> && Dense::kBlocksPerSm == kTile.blocks_per_multiprocessor);
-    return multiply_doubles_in<ListedIf<kListed, Dense>>(p, lists, how, segments, edges_last);
+    return multiply_doubles_in<ListedIf<kListed, Dense>>(p, lists, how);
   };
   return with_layouts(run, p, lists, has_edge_of_32(p), how.tile == TileSize::kLarge);
 }

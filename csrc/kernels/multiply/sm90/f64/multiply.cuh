@@ -20,7 +20,6 @@ namespace spamm::kernels::multiply::sm90 {
 
 struct DoubleProduct : TiledProduct<double> {
   CUtensorMap map_a, map_b, map_own_b;
-  SegmentMemory segments;
 };
 
 // An operand block holds 16 of K. If K is contiguous, its 64 lines are 64 rows of A (or columns of
@@ -202,8 +201,7 @@ class WarpSums {
     const int batch = batch_of<Config>(params, tile);
     const int number =
         (batch * tiles_along(p.m) + tile.row / kRows) * tiles_along(p.n) + tile.column / kColumns;
-    constexpr int kPiecesOfTile = pieces_of_tile(kRows * kBlock);
-    static_assert(kPiecesOfTile == 4 * Config::kWarpgroups);
+    constexpr int kPiecesOfTile = 4 * Config::kWarpgroups;
     const SegmentMeeting meeting(params.segments.meetings + number * kPiecesOfTile + piece);
     if (!meeting.is_first()) {
       if (meeting.wait()) exchange<Exchange::kTake>(p, batch, tile);
@@ -400,7 +398,7 @@ __device__ void multiply_doubles(const ParamsOf<Config, DoubleProduct>& params, 
     }
     if (!ends_tile) continue;
     if constexpr (Config::kSegmented) {
-      if (params.log2_segments != 0 && !sums.join(params, tile, piece)) continue;
+      if (params.segments.log2_segments != 0 && !sums.join(params, tile, piece)) continue;
     }
     sums.store(params.product, batch_of<Config>(params, tile), tile);
   }

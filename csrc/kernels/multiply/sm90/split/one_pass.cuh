@@ -512,7 +512,7 @@ inline cudaError_t multiply_in_one_pass(const MultiplyParams<float>& p, const Sp
   const cudaError_t error =
       encode<float>(params.map_b, {b.data, b.length, b.lines, b.line_stride, 1, 0}, kBlock);
   if (error != cudaSuccess) return error;
-  const int blocks = cut_into_tiles<OnePassConfig>(params, p, how.group_rows, how.multiprocessors);
+  const int blocks = cut_into_tiles<OnePassConfig>(params, p, how, how.multiprocessors);
   params.claims_tiles = false;
   // cuda/heuristics.h does not choose it then.
   if (params.tile_rows > kOnePassRows || params.tiles > kOnePassTiles * blocks) {

@@ -8,6 +8,7 @@
 
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
+#include "kernels/multiply/sm90/segments.cuh"
 #include "kernels/multiply/sm90/split/largest_terms.cuh"
 #include "kernels/multiply/sm90/split/three_parts.cuh"
 #include "kernels/norm_map/split_params.h"
@@ -95,7 +96,7 @@ class GridTerms {
   // Reads the tile now: few products ask, and the others have no time and registers for it.
   __device__ int at(int row, int column) const {
     const int columns = p_.b.split.extent * Config::kGranules;
-    const int64_t rows_before = static_cast<int64_t>(tile_.batch) * p_.a.split.extent;
+    const int64_t rows_before = int64_t{batch_of<Config>(p_, tile_)} * p_.a.split.extent;
     const int64_t rows = (rows_before + tile_.row + row_) * Config::kGranules + row;
     return p_.terms[rows * columns + (tile_.column + column_) * Config::kGranules + column];
   }

@@ -1,0 +1,83 @@
+"""Lines that name the way for names and arguments that left, or are tried first in vain."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec, TypeVar
+
+_NO_REFERENCE = "calibrate(model, loader, evaluate, max_drop) finds what such pictures may skip"
+_ORDER = "docs/serving.md orders a batch by centres of mass with torch.argsort"
+
+_SPARSE = {
+    "addmm": "spamm_torch.addmm takes block-sparse matrices",
+    "dot": "spamm_torch.mm takes block-sparse matrices",
+    "drop": "drop= of from_dense, add and spamm_torch.mm leaves out small blocks",
+    "eye": "sparse.identity(size) is the identity",
+    "from_coo": "sparse.from_sparse takes any sparse tensor of torch, from_scipy one of scipy",
+    "from_csr": "sparse.from_sparse takes any sparse tensor of torch, from_scipy one of scipy",
+    "from_torch": "sparse.from_sparse takes any sparse tensor of torch, from_dense a dense one",
+    "matmul": "spamm_torch.mm takes block-sparse matrices",
+    "mm": "spamm_torch.mm takes block-sparse matrices",
+    "mul": "a * 2 is torch's own, sparse.inner(a, b) the sum of a[i, j] * b[i, j]",
+    "nnz": "len(a.values()) is the number of stored blocks",
+    "random": "sparse.from_scipy(scipy.sparse.random_array(shape)) makes one",
+    "scale": "a * 0.5 is torch's own",
+    "spy": "matplotlib's spy(sparse.to_scipy(a)) draws one",
+    "sub": "sparse.add(a, b, beta=-1) is a - b",
+}
+_LINALG = {
+    "density_matrix": "linalg.DensitySolver(overlap) makes them",
+    "eigh": "torch.linalg.eigh of the dense matrix",
+    "expm": "torch.linalg.matrix_exp of the dense matrix",
+    "inv": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(z, z, ...)",
+    "norm": "sparse.norm(a), or torch.linalg.norm of a dense matrix",
+    "sp2": "linalg.purify(hamiltonian, electrons, max_error=...) is SP2",
+    "sqrtm": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(s, z, ...)",
+}
+_TOP = {
+    "benchmark": "scripts/bench.py of the repository times the library",
+    "OrderedBatch": _ORDER,
+    "compile": 'torch.compile(model, backend="spamm_torch") fuses a network',
+    "convert": "spamm_torch.convert_(model) works in place",
+    "likeness_order": _ORDER,
+    "matmul": "spamm_torch.mm of matrices, bmm of batches",
+    "order_batch": _ORDER,
+    "show_config": "spamm_torch.build_info() says how it was built",
+}
+# By the module of a name, and by the function of an argument.
+HINTS: dict[str, dict[str, str]] = {
+    "spamm_torch": _TOP,
+    "spamm_torch.sparse": _SPARSE,
+    "spamm_torch.linalg": _LINALG,
+    "calibrate": {"reference": _NO_REFERENCE},
+    "conv2d": {"devices": "torch.nn.DataParallel, or mm(devices=) of its im2col matrix"},
+    "convert_": {"reference": _NO_REFERENCE},
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def with_hints(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which raises TypeError with a hint for an argument that left."""
+    hints = HINTS[function.__name__]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name, hint in hints.items():
+            if name in kwargs:
+                raise TypeError(f"{function.__name__} takes no {name} any more: {hint}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def hints_of(module: str) -> Callable[[str], NoReturn]:
+    """The ``__getattr__`` of a module, which names the way in one line."""
+
+    def missing(name: str) -> NoReturn:
+        hint = HINTS[module].get(name)
+        text = f"module {module!r} has no attribute {name!r}" + (f": {hint}" if hint else "")
+        raise AttributeError(text, name=name, obj=sys.modules[module])
+
+    return missing

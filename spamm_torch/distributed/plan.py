@@ -1,0 +1,376 @@
+"""The plan of a product over several devices: cuts by work, and which units of operands travel.
+
+Everything here follows from norm maps and a threshold. Nothing travels, and no operand is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
+from .._output import table
+from ..sparse.blocks import Blocks, is_sparse
+from ..sparse.maps import make_plan, of_maps
+
+_ops = torch.ops.spamm_torch
+
+ROW_MULTIPLE = 128  # cuts by work are multiples of it: the height of the kernels' tallest tiles
+WORK_UNIT = 1000  # the op row_work counts in thousandths of a valid block product
+WIDEST_TABLE = 8  # ranks to which a table has a column each
+
+
+def row_cuts(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: float | Tensor,
+    parts: int,
+    *,
+    block: int | Sequence[int] = 64,
+) -> list[int]:
+    """Cuts the rows of A, and so of C, into parts of about equal work.
+
+    The work of rows is their number of valid block products, plus 0.006 times their number of all
+    block products: the time of a product is linear in its valid products, and 0.006 was fitted to
+    float16 on an H200. Among all cuts into contiguous parts, the largest part's work is smallest:
+    found by bisection over it (Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D
+    partitioning", 2004). Waits for the device.
+
+    Args:
+        norm_a, norm_b, tau: norm maps without batches, and a threshold, as :func:`valid_counts`.
+        parts: how many parts, > 0.
+        block: the maps' block.
+
+    Returns:
+        parts + 1 ascending row numbers: part p owns the rows cuts[p] to cuts[p + 1]. They are
+        multiples of max(m, 128) but for the last, which is MB * m. It sticks out of an A whose rows
+        do not fill the last block, where a slice ends with A. Parts are empty where the rows are
+        too few.
+
+    Raises as that function, and for ``parts`` ValueError or TypeError.
+    """
+    check_tensor(norm_a, "norm_a")
+    check_tensor(norm_b, "norm_b")
+    check_integer(parts, "parts")
+    m = check_block(block)[0]
+    multiple = max(m, ROW_MULTIPLE) // m
+    if parts <= 0:
+        raise ValueError(f"parts must be positive; got {parts}")
+    return [m * cut for cut in _ops.row_work(norm_a, norm_b, as_tau(tau), parts, multiple)[1]]
+
+
+def stage_blocks(block_columns: int, edge: int) -> int:
+    """The block columns of a stage, of all that are ``edge`` wide, as csrc/shards/plan.h says."""
+    return int(max(-(-block_columns * edge // 4096) * 256, 2048) // edge)
+
+
+# ---- Exchange plans -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """The units of A and B that travel between the ranks of a product. Prints as a table.
+
+    Made by :func:`exchange_plan`. Rank ``row * mesh_shape[1] + column`` of the mesh owns the rows
+    ``cuts[row]`` to ``cuts[row + 1]`` of A and C, and the columns ``column_cuts[column]`` to
+    ``column_cuts[column + 1]`` of B and C.
+
+    Attributes:
+        mesh_shape: (rows, columns) of the mesh of ranks; (ranks, 1) where it is a line.
+        cuts, b_cuts: of the rows of A and C, as given, and of B (K); mesh rows + 1 numbers.
+        column_cuts, a_cuts: of the columns of B and C, and of A (K); mesh columns + 1 numbers.
+        stages: the number of stages in which each mesh column receives units of B.
+        need: for each mesh column, bool (mesh rows, KB, stages) on the CPU: which units of B each
+            rank of it needs, its own too; of block-sparse maps (mesh rows, stored blocks, 1).
+        need_a: for each mesh row, bool (mesh columns, KB, stages of rows): which units of A.
+        send: send[source][destination] is the number of bytes that travel between two ranks.
+        dense_send: the same without skipping.
+        work: each rank's work, in valid block products; see :func:`row_cuts`.
+        dtype: of the operands whose bytes are counted.
+    """
+
+    mesh_shape: tuple[int, int]
+    cuts: list[int]
+    column_cuts: list[int]
+    a_cuts: list[int]
+    b_cuts: list[int]
+    stages: int
+    need: list[Tensor]
+    need_a: list[Tensor]
+    send: list[list[int]]
+    dense_send: list[list[int]]
+    work: list[float]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of operands that travel. Norm maps are not among them."""
+        return sum(map(sum, self.send))
+
+    @property
+    def dense_bytes(self) -> int:
+        """The bytes that would travel without skipping."""
+        return sum(map(sum, self.dense_send))
+
+    @property
+    def imbalance(self) -> float:
+        """The largest rank's work over the mean: at least 1, and 1 where there is no work."""
+        total = sum(self.work)
+        return max(self.work) * len(self.work) / total if total else 1.0
+
+    def __str__(self) -> str:
+        ranks = range(len(self.send))
+        receivers = ranks if len(ranks) <= WIDEST_TABLE else ()
+        to = [f"to {rank}" for rank in receivers]
+        rows = [["rank", "rows", "columns", "work", *to, "sends", "dense"]]
+        rows += [self._line(rank, receivers) for rank in ranks]
+        share = f" ({self.bytes / self.dense_bytes:.1%})" if self.dense_bytes else ""
+        summary = (
+            f"{_bytes_text(self.bytes)} of {_bytes_text(self.dense_bytes)}{share} travel in "
+            f"{dtype_name(self.dtype)}, stages {self.stages}; "
+            f"largest work {self.imbalance:.3f} of the mean"
+        )
+        return f"{table(rows, str.rjust)}\n{summary}"
+
+    def _line(self, rank: int, receivers: Sequence[int]) -> list[str]:
+        row, column = divmod(rank, self.mesh_shape[1])
+        sent = ["-" if r == rank else _bytes_text(self.send[rank][r]) for r in receivers]
+        totals = (_bytes_text(sum(of[rank])) for of in (self.send, self.dense_send))
+        cuts = ((self.cuts, row), (self.column_cuts, column))
+        ranges = (f"{at[part]}:{at[part + 1]}" for at, part in cuts)
+        return [str(rank), *ranges, f"{self.work[rank]:.0f}", *sent, *totals]
+
+
+def exchange_plan(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: float | Tensor,
+    cuts: Sequence[int],
+    mesh_shape: Sequence[int] | None = None,
+    *,
+    b_cuts: Sequence[int] | None = None,
+    block: int | Sequence[int] = 64,
+    dtype: torch.dtype | None = None,
+) -> ExchangePlan:
+    """Tells which units of A and B would travel in a product over several ranks, and who does what
+    work.
+
+    Each rank of a line owns rows of A and of B, and computes its rows of C. B reaches it in stages,
+    which are neighbouring block columns. A unit, one block row of B in one stage, travels to a
+    rank that does not own it if one of its block products with the rank's rows of A is valid. In a
+    mesh, A is cut along K and travels along mesh rows likewise; B travels along mesh columns.
+
+    Of block-sparse matrices, cut into block rows, each stored block of B is a unit, there is one
+    stage, and the ranks stand in a line.
+
+    Pure: of no process group, and nothing travels. The maps say no more than the number of blocks,
+    so blocks that stick out of a matrix are counted whole. Waits for the device.
+
+    Args:
+        norm_a, norm_b, tau: norm maps without batches, and a threshold, as :func:`valid_counts`.
+        cuts: ascending row numbers from 0 to A's number of rows, as from :func:`row_cuts`:
+            one more than the mesh has rows, multiples of the block's m but for the last.
+        mesh_shape: (rows, columns) of a mesh of ranks; None: a line of len(cuts) - 1 ranks.
+            Columns of C, and A's of K, are cut along the mesh's columns as ``torch.chunk`` cuts
+            their blocks.
+        b_cuts: the same for B's rows (K), multiples of the block's k; None: as ``torch.chunk``
+            cuts the blocks.
+        block: the maps' block.
+        dtype: the operands' dtype, whose bytes are counted; None: that of the maps, so float32
+            where the operands may as well be half types, which send half of the bytes.
+
+    Returns:
+        The plan; its tensors are on the CPU.
+
+    Raises as that function; ValueError for cuts or a mesh that do not fit, TypeError for a
+    ``dtype`` without such norms.
+    """
+    stored = of_maps("exchange_plan", norm_a, norm_b) if is_sparse(norm_a, norm_b) else None
+    if stored is None:
+        _check_maps(norm_a, norm_b)
+    (m, k, n), threshold = check_block(block), as_tau(tau)
+    dtype = _operand_dtype(dtype, norm_a.dtype)
+    mesh_rows, mesh_columns = _mesh(mesh_shape, cuts)
+    (rows, depth), columns = norm_a.shape, norm_b.shape[1]
+    row_blocks = _block_cuts(cuts, rows, m, mesh_rows, "cuts")
+    column_blocks = chunk_cuts(columns, mesh_columns)
+    a_blocks = chunk_cuts(depth, mesh_columns)
+    b_blocks = chunk_cuts(depth, mesh_rows)
+    if b_cuts is not None:
+        b_blocks = _block_cuts(b_cuts, depth, k, mesh_rows, "b_cuts")
+    if stored is not None:
+        if mesh_columns != 1 or not m == k == n:
+            raise ValueError(
+                "norm maps of block-sparse matrices need one block edge and a line of ranks; got "
+                f"block {(m, k, n)} and mesh_shape {(mesh_rows, mesh_columns)}"
+            )
+        need, *moved, work = _stored_exchange(*stored, threshold, row_blocks, b_blocks)
+        along_columns, along_rows = [(need, *moved)], []
+    else:
+        # All ranks have stages of one length, that of the ranks with the most blocks.
+        stage, row_stage = (
+            stage_blocks(max(end - begin for begin, end in pairwise(at)), edge)
+            for at, edge in ((column_blocks, n), (row_blocks, m))
+        )
+
+        b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
+        # First, for it checks the maps: in valid block products, in the ranks' order.
+        units = torch.stack([_ops.row_work(norm_a, b, threshold)[0].cpu() for b in b_panels], 1)
+        of_ranks = [units[begin:end].sum(0) for begin, end in pairwise(row_blocks)]
+        work = (torch.cat(of_ranks).double() / WORK_UNIT).tolist()
+        a_panels = [norm_a[begin:end].t() for begin, end in pairwise(row_blocks)]
+        along_columns = [
+            _exchange(norm_a, panel, threshold, row_blocks, b_blocks, stage) for panel in b_panels
+        ]
+        along_rows = [
+            _exchange(norm_b.t(), panel, threshold, column_blocks, a_blocks, row_stage)
+            for panel in a_panels
+        ]
+    ranks = torch.arange(mesh_rows * mesh_columns).view(mesh_rows, mesh_columns)
+    send, dense_send = torch.zeros(2, ranks.numel(), ranks.numel(), dtype=torch.int64)
+    for group, (_, blocks, dense_blocks), block_bytes in (
+        *((ranks[:, c], moved, k * n * dtype.itemsize) for c, moved in enumerate(along_columns)),
+        *((ranks[r], moved, m * k * dtype.itemsize) for r, moved in enumerate(along_rows)),
+    ):
+        send[group[:, None], group] += blocks * block_bytes
+        dense_send[group[:, None], group] += dense_blocks * block_bytes
+    return ExchangePlan(
+        mesh_shape=(mesh_rows, mesh_columns),
+        cuts=[int(cut) for cut in cuts],
+        column_cuts=[n * cut for cut in column_blocks],
+        a_cuts=[k * cut for cut in a_blocks],
+        b_cuts=[k * cut for cut in b_blocks],
+        stages=max(need.shape[2] for need, *_ in along_columns),
+        need=[need for need, *_ in along_columns],
+        need_a=[need for need, *_ in along_rows],
+        send=send.tolist(),
+        dense_send=dense_send.tolist(),
+        work=work,
+        dtype=dtype,
+    )
+
+
+def _exchange(
+    norms: Tensor, other: Tensor, tau: Tensor, cuts: list[int], owners: list[int], stage: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The parts of ``other`` (KB, columns) that ranks with parts of ``norms`` (rows, KB) need.
+
+    Rank p computes with the block rows cuts[p] to cuts[p + 1] of ``norms``, and owns the block rows
+    owners[p] to owners[p + 1] of ``other``; without rows it needs nothing. Returns the units that
+    each needs, bool (ranks, KB, stages) on the CPU, and in blocks what travels between them,
+    [source, destination], with skipping and without.
+    """
+    parts = [norms[begin:end] for begin, end in pairwise(cuts)]
+    largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
+    has_rows = torch.tensor([len(part) > 0 for part in parts])[:, None, None]
+    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
+    columns = other.shape[1]
+    widths = torch.tensor(
+        [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64
+    )
+    everything = has_rows.expand_as(need)
+    return need, _transfers(need, widths, owners), _transfers(everything, widths, owners)
+
+
+def _transfers(need: Tensor, widths: Tensor | int, owners: list[int]) -> Tensor:
+    """[source, destination]: the number of needed blocks that others own."""
+    blocks = (need * widths).sum(2)  # (ranks, KB)
+    moved = torch.stack([blocks[:, begin:end].sum(1) for begin, end in pairwise(owners)])
+    return moved.fill_diagonal_(0)
+
+
+# ---- Cuts, arguments and texts ------------------------------------------------------------------
+
+
+def chunk_cuts(blocks: int, parts: int) -> list[int]:
+    """The cuts of ``torch.chunk``: equal parts, but for the last that are not empty."""
+    size = -(-blocks // parts)
+    return [min(part * size, blocks) for part in range(parts + 1)]
+
+
+def _check_maps(norm_a: Tensor, norm_b: Tensor) -> None:
+    """Checks the shapes of the maps, which the plan reads before an op checks them."""
+    check_tensor(norm_a, "norm_a")
+    check_tensor(norm_b, "norm_b")
+    if norm_a.dim() != 2 or norm_b.dim() != 2 or norm_a.shape[1] != norm_b.shape[0]:
+        raise RuntimeError(
+            "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes "
+            f"{list(norm_a.shape)} and {list(norm_b.shape)}"
+        )
+
+
+def _block_cuts(cuts: Sequence[int], blocks: int, edge: int, parts: int, name: str) -> list[int]:
+    """Cuts as block numbers; ValueError unless they cut all blocks into parts of whole blocks."""
+    several = isinstance(cuts, Sequence) and not isinstance(cuts, str)
+    numbers = list(cuts) if several else []
+    fit = (
+        len(numbers) == parts + 1
+        and all(map(is_integer, numbers))
+        and numbers == sorted(numbers)
+        and numbers[0] == 0
+        and -(-numbers[-1] // edge) == blocks
+        and all(cut % edge == 0 or cut == numbers[-1] for cut in numbers)
+    )
+    if not fit:
+        raise ValueError(
+            f"{name} must be {parts + 1} ascending numbers from 0 into the last of {blocks} blocks "
+            f"of {edge}, multiples of {edge} but for the last; got {cuts!r}"
+        )
+    return [-(-int(cut) // edge) for cut in numbers]
+
+
+def _mesh(mesh_shape: Sequence[int] | None, cuts: Sequence[int]) -> tuple[int, int]:
+    """The mesh's rows and columns; ValueError unless they are two positive integers."""
+    if mesh_shape is None:
+        if not isinstance(cuts, Sequence) or len(cuts) < 2:
+            raise ValueError(f"cuts must be at least two row numbers; got {cuts!r}")
+        return len(cuts) - 1, 1
+    edges = tuple(mesh_shape) if isinstance(mesh_shape, Sequence) else ()
+    if len(edges) != 2 or not all(is_integer(edge) and edge > 0 for edge in edges):
+        raise ValueError(f"mesh_shape must be two positive integers; got {mesh_shape!r}")
+    return int(edges[0]), int(edges[1])
+
+
+def _operand_dtype(dtype: torch.dtype | None, norm_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of operands with such norms; TypeError for one whose norms have another."""
+    narrow = (torch.float32, torch.float16, torch.bfloat16)
+    fitting = (torch.float64,) if norm_dtype == torch.float64 else narrow
+    if dtype is None or dtype in fitting:
+        return dtype or fitting[0]
+    names = " or ".join(map(dtype_name, fitting))
+    got = dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+    raise TypeError(f"dtype must be {names} for {dtype_name(norm_dtype)} norms; got {got}")
+
+
+def _bytes_text(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+# ---- Stored blocks of B that travel in a product of block-sparse shards --------------------------
+
+
+def _stored_exchange(
+    a: Blocks, b: Blocks, tau: Tensor, cuts: list[int], owners: list[int]
+) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+    """The stored blocks of B that ranks need, the numbers that travel (without skipping), work."""
+    plan = make_plan("exchange_plan", a, b, None, tau, False, 0)
+    ranks = len(cuts) - 1
+    of_row = torch.repeat_interleave(torch.arange(ranks), torch.tensor(cuts).diff())
+    row_of_c = Blocks(plan.crow, plan.col, plan.col, b.columns).row_of()
+    of_product = of_row.to(row_of_c.device)[row_of_c].repeat_interleave(plan.first.diff())
+    stored, device = len(b.col), a.col.device
+    need = torch.zeros(ranks, stored, dtype=torch.bool, device=device)
+    need[of_product, plan.slots_b.long()] = True
+    columns = torch.zeros(ranks, a.columns, dtype=torch.bool, device=device)
+    columns[of_row.to(device)[a.row_of()], a.col.long()] = True
+    ends = b.crow[torch.tensor(owners, device=device)].tolist()
+    units, all_units = (of.cpu()[:, :, None] for of in (need, columns[:, b.row_of()]))
+    work = torch.bincount(of_product, minlength=ranks).double().tolist()
+    return units, _transfers(units, 1, ends), _transfers(all_units, 1, ends), work

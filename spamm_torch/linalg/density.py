@@ -1,0 +1,913 @@
+"""The density matrix of a molecule from its Fock and overlap matrices, by products alone."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import sparse
+from .._arguments import check_number
+from ..sparse.blocks import is_sparse, read
+from ..spatial import spatial_order
+from .expansion import (
+    BASE,
+    REACH,
+    TAIL,
+    ZOOMED,
+    Expansion,
+    Fermi,
+    edges,
+    in_factors,
+    planned,
+    wide,
+)
+from .inverses import inverse_factor
+from .matrices import Matrices, NotConverged, norm_of
+
+BOLTZMANN = 3.166811563455546e-6  # hartree per kelvin (CODATA 2018)
+_EPS = torch.finfo(torch.float64).eps
+# Functions from which on "auto" takes blocks alone, where this share of them holds anything.
+_LARGE, _FEW = 4096, 0.1
+_SMALL = 2048  # functions up to which CUDA takes torch's own products
+_MOST_STEPS, _TRIES = 120, 4
+_SLOPE = 10  # kT over which a Fermi function changes, as errors of X see it
+# Absolute errors of products, in Frobenius norm, over the accuracy: of steps whose errors stay, of
+# steps before these times the gap, of H, of D.
+_LAST, _EARLY, _OF_H, _OF_D = 0.1, 1.0, 0.01, 0.05
+
+
+@dataclass(frozen=True)
+class Density:
+    """A density matrix and what belongs to it. Energies are in the units of F.
+
+    Where F has two spins, or ``spin`` is not 0, what each spin has is a pair, alpha first.
+
+    Attributes:
+        density: (N, N) of both spins, or stacked as (2, N, N), of sparse ones a list of two.
+        energy: tr(D F), the sum of the occupied states' energies.
+        free_energy: energy - kT * entropy, and less mu * electrons where mu was given.
+        entropy: in units of Boltzmann's constant.
+        chemical_potential: at zero temperature the middle of the gap.
+        homo, lumo: a bound of each that is near it: no state is between the two. None where there
+            is no such state, or a Fermi function that is not 0 or 1.
+        electrons: tr(D S).
+        energy_weighted: of the form of ``density``: occupied states times their energies; or None.
+        error: an estimate of the largest error of an entry of ``density``.
+        bound: a bound of the Frobenius norm of its error, given the gap.
+        residual: the largest entry of F D - D F in the orthogonal basis.
+        products: their number.
+    """
+
+    density: Any
+    energy: Any
+    free_energy: Any
+    entropy: float
+    chemical_potential: Any
+    homo: Any
+    lumo: Any
+    electrons: float
+    energy_weighted: Any
+    error: float
+    bound: float
+    residual: float
+    products: int
+
+
+# ---- Products -----------------------------------------------------------------------------------
+
+_Operand = tuple[Tensor, Any]  # a matrix and its norm map
+
+
+class _Torch:
+    """Dense products of torch's own, without a decision of the host: for graphs, derivatives."""
+
+    def product(
+        self, x: _Operand, y: _Operand, added: Tensor, alpha: float, beta: float, gap: float = 1.0
+    ) -> _Operand:
+        return torch.addmm(added, x[0], y[0], beta=beta, alpha=alpha), None
+
+    def shifted(self, a: Tensor, scale: float, shift: float) -> _Operand:
+        return a * scale + shift * self.identity(a), None
+
+    def identity(self, a: Tensor) -> Tensor:
+        return torch.eye(len(a), dtype=a.dtype, device=a.device)
+
+    def expanded(self, h: Tensor, of: Expansion, sums: list[Tensor]) -> Tensor:
+        """X behind an expansion. Adds tr(V) and norm(V)^2 of each V to ``sums``."""
+        v, _ = self.shifted(h, *of.start())
+        for a, b in of.forms:
+            sums.append(torch.stack((v.diagonal().sum(), (v * v).sum())))
+            v, _ = self.product((v, None), (v, None), v, a, b)
+        sums.append(torch.stack((v.diagonal().sum(), (v * v).sum())))
+        return self.shifted(v, 1.0, of.shifts[-1])[0]
+
+
+class _Skipping:
+    """Products that may each have an absolute error: in Frobenius norm, times a gap."""
+
+    def __init__(self, of: Matrices, error: float, graphs: "dict[int, _Graph] | None" = None):
+        self.of, self.error, self.graphs = of, error, graphs
+
+    def operand(self, a: Tensor) -> _Operand:
+        return a, norm_of(a) if self.is_exact(a) else self.of.norms(a)
+
+    def is_exact(self, a: Tensor) -> bool:
+        return a.is_cuda and not self.of.is_sparse and len(a) <= _SMALL
+
+    def graph(self, plan: Expansion, h: Tensor) -> "_Graph":
+        if id(plan) not in self.graphs:
+            self.graphs.clear()  # they keep memory
+            self.graphs[id(plan)] = _Graph(plan, h)
+        return self.graphs[id(plan)]
+
+    def product(
+        self,
+        x: _Operand,
+        y: _Operand,
+        added: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        gap: float = 1.0,
+        symmetric: bool = True,
+    ) -> _Operand:
+        share = None
+        if not self.is_exact(x[0]):
+            size = (norm_of(x[1]) * norm_of(y[1])).item() * abs(alpha)
+            limit = self.error * gap
+            share = limit / size if size > 0 else 0.0
+        maps = (x[1], y[1])
+        options: dict[str, Any] = {"symmetric": symmetric, "alpha": alpha, "beta": beta}
+        return self.of.product("X Y", x[0], y[0], maps, share, added=added, **options)
+
+    def shifted(self, a: Tensor, scale: float, shift: float) -> _Operand:
+        return self.operand(self.of.shifted(a, scale, shift))
+
+    def identity(self, a: Tensor) -> Tensor:
+        return self.of.identity(a)
+
+
+def _chebyshev(
+    by: _Torch | _Skipping, t: _Operand, degree: int
+) -> tuple[list[_Operand], list[_Operand]]:
+    """T_1 ... T_8, and T_8, T_16 ... up to a degree: T_(m + n) = 2 T_m T_n - T_(m - n)."""
+    one = by.identity(t[0])
+
+    def upto(first: _Operand, most: int) -> list[_Operand]:
+        found = [first]
+        for number in range(2, most + 1):
+            low, high = number // 2, (number + 1) // 2
+            added = one if low == high else first[0]
+            found.append(by.product(found[high - 1], found[low - 1], added, 2.0, -1.0, _LAST / 64))
+        return found
+
+    base = upto(t, BASE)
+    return base, upto(base[-1], degree // BASE)
+
+
+def _combined(rows: list[list[float]], base: list[Tensor], one: Tensor) -> list[Tensor]:
+    """Sums of 1 and matrices with these weights."""
+    if not is_sparse(one):
+        weights = torch.tensor(rows, dtype=one.dtype, device=one.device)
+        return list(torch.tensordot(weights, torch.stack((one, *base)), 1))
+    found = []
+    for row in rows:
+        total = one * row[0]
+        for weight, matrix in zip(row[1:], base, strict=True):
+            total = sparse.add(total, matrix, beta=weight)
+        found.append(total)
+    return found
+
+
+def _polynomial(
+    by: _Torch | _Skipping,
+    base: list[_Operand],
+    giants: list[_Operand],
+    coefficients: list[float],
+) -> Tensor:
+    """The sum of c_k T_k: of T_(8 j) times sums of T_0 ... T_7."""
+    one = by.identity(base[0][0])
+    parts = _combined(in_factors(coefficients), [x for x, _ in base[:-1]], one)
+    found = parts[0]
+    for giant, part in zip(giants, parts[1:], strict=True):
+        right = by.shifted(part, 1.0, 0.0)
+        found, _ = by.product(giant, right, found, 1.0, 1.0, _LAST)
+    return found
+
+
+def _moments(of: Matrices, base: list[_Operand], giants: list[_Operand]) -> Tensor:
+    """The traces of all T_k: 2 tr(T_m T_n) = tr T_(m + n) + tr T_(m - n)."""
+    small, large = [x for x, _ in base[:-1]], [x for x, _ in giants]
+    if of.is_sparse:
+        inner = [[float(sparse.inner(x, y)) for y in small] for x in large]
+    else:
+        inner = (torch.stack(large).flatten(1) @ torch.stack(small).flatten(1).mT).tolist()
+    traces = [of.diagonal(x).sum() for x in (*small, *large)]
+    first = torch.stack(traces).tolist()
+    found = [float(of.size), *first[: len(small)]]
+    for row, trace in zip(inner, first[len(small) :], strict=True):
+        found.append(trace)
+        for i, number in enumerate(row, 1):
+            found.append(2 * number - found[len(found) - 2 * i])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+# ---- One spin -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """So many electrons, or a chemical potential; kT; and the accuracy of X."""
+
+    count: float | None
+    mu: float | None
+    kt: float
+    accuracy: float
+
+
+@dataclass
+class _States:
+    """The projector on the occupied states, or the Fermi function, in the orthogonal basis.
+
+    Attributes:
+        x: the polynomial with these coefficients of 2 X - 1, or X itself, behind the expansion.
+        gap: what errors of H are divided by. wrong: how far eigenvalues of x may be from right.
+    """
+
+    x: Tensor
+    count: float
+    mu: float
+    gap: float = math.inf
+    wrong: float = 0.0
+    entropy: float = 0.0
+    homo: float | None = None
+    lumo: float | None = None
+    expansion: Expansion | None = None
+    coefficients: list[float] | None = None
+
+
+def _expanded(
+    by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None, made: Expansion
+) -> tuple[Tensor, list[float]]:
+    """X behind the steps of a plan, or of those that the trace or the chemical potential decides,
+    until they separate the states or spread those around it. And tr(X - X^2) before each.
+    """
+    of, size = by.of, by.of.size
+    residuals: list[float] = []
+    enough = max(wanted.accuracy / 100, 8 * _EPS * size)
+    gaps = plan.gaps() if plan else [min(1.0, 0.02 * 1.25**k) for k in range(_MOST_STEPS + 1)]
+    if plan and by.is_exact(h):
+        x, sums = by.graph(plan, h)(h)
+        for (trace, square), shift in zip(sums.tolist(), made.shifts, strict=True):
+            residuals.append(_residual(trace, square, shift, size)[1])
+        return x, residuals
+    v, norms = by.shifted(h, *made.start())
+    while True:
+        number = len(residuals)
+        trace, norm = of.trace_and_norm(v, norms)
+        trace, residual = _residual(trace, norm**2, made.shifts[number], size)
+        residuals.append(residual)
+        if plan is None and number < _MOST_STEPS:
+            last = [abs(x) for x in residuals[-3:]]
+            if last[-1] <= enough or (len(last) == 3 and last[0] < 0.01 and last[2] > last[0] / 4):
+                return v, residuals
+            if wanted.kt:
+                spectrum, middle = (made.lowest, made.highest), made.energy(0.5, number)
+                made.window = wide(wanted.kt, spectrum, middle)
+                if made.gaps()[-1] > ZOOMED:
+                    made.separates = False
+                    return v, residuals
+            if (count := wanted.count) is None:
+                squares = made.images(wanted.mu)[-1] > 0.5
+            else:
+                squares = abs(trace - residual - count) < abs(trace + residual - count)
+            made.append(squares)
+        if number == len(made.steps):
+            return of.shifted(v, 1.0, made.shifts[-1]) if made.shifts[-1] else v, residuals
+        a, b = made.forms[number]
+        # Later steps mend what errors do to occupied states alone, or to empty ones alone.
+        share = _EARLY * gaps[number] if residuals[-1] > 0.05 else _LAST
+        v, norms = by.product((v, norms), (v, norms), v, a, b, share)
+
+
+def _residual(trace: float, square: float, shift: float, size: int) -> tuple[float, float]:
+    """tr(X) and tr(X - X^2) of X = V + shift * 1, from tr(V) and tr(V^2)."""
+    square += shift * (2 * trace + shift * size)
+    trace += shift * size
+    return trace, trace - square
+
+
+def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -> _States:
+    """By a plan that a call before makes likely, else by steps that are found on the way."""
+    of, kt, count, mu = by.of, wanted.kt, wanted.count, wanted.mu
+    spectrum = _spectrum(of, h)
+    is_none, is_all = count == 0, count == of.size
+    if not kt and mu is not None:
+        is_none, is_all = mu <= spectrum[0], mu >= spectrum[1]
+    if is_none or is_all:
+        ends = -math.inf if is_none else math.inf
+        return _States(of.identity(h) * float(is_all), of.size * is_all, ends if mu is None else mu)
+    if kt and mu is not None:
+        plan = planned(spectrum, wide(kt, spectrum, mu))
+    for number in range(8):
+        made = plan or Expansion(*spectrum)
+        x, residuals = _expanded(by, h, wanted, plan, made)
+        if made.separates:
+            found = _projector(by, x, wanted, plan, made, residuals)
+            if found is not None and found.gap > 2 * TAIL * kt:
+                return found
+            if not kt and plan is None:
+                where = f"above {count:g} electrons of a spin" if mu is None else f"around {mu:g}"
+                raise NotConverged(
+                    f"expected a gap {where} that the accuracy resolves; got tr(X - X^2) = "
+                    f"{residuals[-1]:.2g} after {len(made.steps)} steps"
+                )
+            middle = made.energy(0.5, len(made.steps))
+        else:
+            found = _fermi(by, x, wanted, made)
+            if found.wrong < math.inf:
+                return found
+            middle = found.mu
+        was_guessed = number == 0 and plan is not None
+        plan = None if was_guessed else planned(spectrum, wide(kt, spectrum, middle))
+    raise NotConverged(
+        f"expected a chemical potential near {middle:.6g} for {count} electrons of a spin; got none"
+    )
+
+
+def _spectrum(of: Matrices, h: Tensor) -> tuple[float, float]:
+    low, high = of.gershgorin(h)
+    margin = 1e-9 * (1 + abs(low) + abs(high))
+    return low - margin, high + margin
+
+
+def _projector(
+    by: _Skipping,
+    x: Tensor,
+    wanted: _Wanted,
+    plan: Expansion | None,
+    made: Expansion,
+    residuals: list[float],
+) -> _States | None:
+    """None where the steps have not separated as many states as wanted."""
+    of = by.of
+    trace = float(of.diagonal(x).sum())
+    count = round(trace) if wanted.count is None else wanted.count
+    if not (abs(residuals[-1]) < 0.01 and abs(trace - count) < 0.01):
+        return None
+    error = by.error + _EPS * math.sqrt(of.size)
+    homo, lumo = edges(made, residuals, error * math.sqrt(of.size))
+    if plan:  # made so that no state is in its window
+        homo, lumo = min(homo, plan.window[0]), max(lumo, plan.window[1])
+    made = replace(made, window=(homo, lumo))
+    wrong = min(1 - made.gaps()[-1], abs(residuals[-1])) + 2 * _LAST * error
+    mu = (homo + lumo) / 2 if wanted.mu is None else wanted.mu
+    return _States(x, trace, mu, lumo - homo, wrong, 0.0, homo, lumo, made)
+
+
+def _fermi(by: _Skipping, x: Tensor, wanted: _Wanted, made: Expansion) -> _States:
+    """With an infinite error where the chemical potential is not in the window's middle: where it
+    may be instead.
+    """
+    of, kt = by.of, wanted.kt
+    enough = wanted.accuracy / 10
+    fermi = Fermi(made, kt, enough)
+    t = by.shifted(x, 2.0, -1.0)
+    base, giants = _chebyshev(by, t, fermi.degree)
+    moments = _moments(of, base, giants)
+    mu = fermi.potential(moments, wanted.count) if wanted.mu is None else wanted.mu
+    coefficients, error = fermi.polynomial(mu)
+    count = fermi.electrons(moments, mu)
+    if error > enough or (wanted.mu is None and abs(count - wanted.count) > 1e-6):
+        return _States(x, count, mu, wrong=math.inf)
+    x = _polynomial(by, base, giants, coefficients)
+    trace, entropy = float(of.diagonal(x).sum()), fermi.entropy(moments, mu)
+    return _States(x, trace, mu, _SLOPE * kt, error, entropy, None, None, made, coefficients)
+
+
+# ---- Gradients and graphs -----------------------------------------------------------------------
+
+
+def _response(h: Tensor, states: _States, g: Tensor, kt: float, is_fixed: bool) -> Tensor:
+    """The derivative of X, which is its own adjoint, applied to a symmetric G: the steps of X again
+    with their derivatives (A. M. N. Niklasson, M. Challacombe, "Density matrix perturbation
+    theory", Phys. Rev. Lett. 92, 193001 (2004)).
+    """
+    made, coefficients, by = states.expansion, states.coefficients, _Torch()
+    if made is None:
+        return torch.zeros_like(g)
+    if coefficients is None:
+        made = planned((made.lowest, made.highest), made.window, 1e-13)
+
+    def function(matrix: Tensor) -> Tensor:
+        x = by.expanded(matrix, made, [])
+        if coefficients is None:
+            return x
+        t = by.shifted(x, 2.0, -1.0)
+        return _polynomial(by, *_chebyshev(by, t, len(coefficients) - 1), coefficients)
+
+    found: Tensor = torch.func.jvp(function, (h,), (g,))[1]
+    if coefficients is not None and not is_fixed:  # mu moves so that the trace does not
+        slope = states.x - states.x @ states.x
+        found = found - slope * (found.trace() / slope.trace())
+    return found
+
+
+class _Differentiable(torch.autograd.Function):
+    """Density matrices and the free energy of dense tensors, in the caller's order."""
+
+    @staticmethod
+    def forward(ctx: Any, solver: "DensitySolver", made: "list[_Spin]", *given: Tensor) -> Any:
+        ctx.solver, ctx.made = solver, made
+        free = torch.tensor(sum(x.free for x in made), dtype=torch.float64, device=given[0].device)
+        return (*(solver.forms.given_back(x.density, given[0]) for x in made), free)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        solver, made = ctx.solver, ctx.made
+        of_f, of_s = [], torch.zeros_like(made[0].h)
+        z, zt = (
+            (torch.eye(len(of_s)).to(of_s),) * 2 if solver.z is None else (x for x, _ in solver.z)
+        )
+        for spin, grad in zip(made, grads[:-1], strict=True):
+            g = solver.forms.ordered(grad.to(of_s))
+            g = (g + g.mT) / 2
+            response = _response(spin.h, spin.states, zt @ g @ z, spin.kt, spin.is_fixed)
+            response *= spin.occupation
+            into_f = z @ response @ zt
+            # Z' = (1 - S^-1 dS / 2) Z is an inverse factor of S + dS.
+            lost = z @ (zt @ g @ spin.density + response @ spin.h @ zt)
+            of_s -= (lost + lost.mT) / 2 + grads[-1] * spin.weighted
+            of_f.append(into_f + grads[-1] * spin.density)
+        back = [solver.forms.given_back(x, grads[-1]) for x in (*of_f, of_s)]
+        return (None, None, *(back if ctx.needs_input_grad[-1] else (*back[:-1], None)))
+
+
+class _Graph:
+    """The steps of a plan as a CUDA graph: the host does nothing between them."""
+
+    def __init__(self, plan: Expansion, h: Tensor):
+        self.plan, self.h = plan, h.clone()
+        here, there = torch.cuda.current_stream(h.device), torch.cuda.Stream(h.device)
+        there.wait_stream(here)
+        with torch.cuda.stream(there):
+            self._run()  # libraries take their memory before the capture
+        here.wait_stream(there)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(h.device), torch.cuda.graph(self.graph):
+            self.x, self.sums = self._run()
+
+    def _run(self) -> tuple[Tensor, Tensor]:
+        sums: list[Tensor] = []
+        return _Torch().expanded(self.h, self.plan, sums), torch.stack(sums)
+
+    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        self.h.copy_(h)
+        self.graph.replay()
+        return self.x.clone(), self.sums
+
+
+# ---- Forms of matrices --------------------------------------------------------------------------
+
+
+@dataclass
+class _Forms:
+    """Matrices as callers have them, and as they are kept: in an order, dense or block-sparse."""
+
+    size: int
+    order: Tensor | None
+    block: int
+    device: torch.device
+    is_sparse: bool
+
+    def __post_init__(self) -> None:
+        self.back = None if self.order is None else self.order.argsort()
+
+    def of(self, like: Tensor) -> Matrices:
+        size = self.size if is_sparse(like) else None
+        return Matrices("DensitySolver", like, self.block, size, None)
+
+    def kept(self, a: Any, name: str) -> Tensor:
+        """Its symmetric part: it is checked to be finite and symmetric."""
+        found = self.ordered(_tensor(a, name, self.block).to(self.device, torch.float64), name)
+        found = self.of(found).kept(found, name)
+        if self.is_sparse and not is_sparse(found):
+            found = sparse.from_dense(found, self.block, drop=_EPS * float(found.abs().amax()))
+        return found
+
+    def ordered(self, a: Tensor, name: str = "A") -> Tensor:
+        edge = a.values().shape[-1] if is_sparse(a) else 1
+        shape = tuple(a.shape)
+        if len(shape) != 2 or shape[0] != shape[1] or not self.size <= shape[0] < self.size + edge:
+            raise RuntimeError(f"{name} must be {self.size} x {self.size}; got shape {shape}")
+        if is_sparse(a):
+            if self.is_sparse and edge == self.block:
+                return a if self.order is None else sparse.permute(a, self.order)
+            a = sparse.to_dense(a, (self.size, self.size))
+        return a if self.order is None else a[self.order][:, self.order]
+
+    def given_back(self, a: Tensor, like: Any) -> Any:
+        """In the order and form of ``like``."""
+        if is_sparse(a):
+            a = a if self.back is None else sparse.permute(a, self.back)
+            if hasattr(like, "tobsr"):
+                return sparse.to_scipy(a, (self.size, self.size)).asformat(like.format)
+            if is_sparse(like):
+                return a.to(like.device)
+            a = sparse.to_dense(a, (self.size, self.size))
+        elif self.back is not None:
+            a = a[self.back][:, self.back]
+        if hasattr(like, "tobsr"):
+            return type(like)(a.numpy(force=True))
+        if is_sparse(like):
+            return sparse.from_dense(a, like.values().shape[-1]).to(like.device)
+        return a.to(like.device) if isinstance(like, Tensor) else a.numpy(force=True)
+
+
+def _tensor(a: Any, name: str, block: int) -> Tensor:
+    if isinstance(a, Tensor):
+        return a.detach()
+    if hasattr(a, "tobsr"):
+        return sparse.from_scipy(a.astype("float64"), block)
+    if not hasattr(a, "__array__"):
+        raise TypeError(
+            f"{name} must be an array of numpy, a sparse matrix of scipy or a tensor; got "
+            f"{type(a).__name__}"
+        )
+    return torch.tensor(a)
+
+
+# ---- The solver ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _Spin:
+    """A density matrix of one spin, or of two that are alike, in the order kept."""
+
+    states: _States
+    h: Tensor
+    density: Tensor
+    weighted: Tensor | None
+    energy: float
+    error: float
+    bound: float
+    residual: float
+    occupation: int
+    kt: float
+    is_fixed: bool
+
+    @property
+    def free(self) -> float:
+        states = self.states
+        free = self.energy - self.kt * states.entropy * self.occupation
+        if self.is_fixed and states.count:
+            free -= states.mu * states.count * self.occupation
+        return free
+
+
+class DensitySolver:
+    """Density matrices for Fock matrices that share an overlap matrix, by products alone.
+
+    Example:
+        >>> solver = DensitySolver(mol.intor("int1e_ovlp"), positions=places)
+        >>> found = solver(fock, electrons=mol.nelectron)
+        >>> found.density, found.energy, found.homo, found.lumo
+
+    Args:
+        S: the overlap matrix, (N, N), real: an array of numpy, a sparse matrix of scipy, or a
+            tensor, dense or ``torch.sparse_bsr``. None: the functions are orthogonal.
+        positions: (N, 3), the nucleus of each function: :func:`spamm_torch.spatial_order` puts what
+            is near side by side, and more can be skipped. Of no consequence for the result.
+        groups: (N,), functions of one number stay together. None: those at one place.
+        order: (N,), instead of positions: the functions' order.
+        block: edge of blocks. None: that of a block-sparse matrix, 32 on CPUs, else 64.
+        accuracy: what the largest error of an entry of D may be.
+        storage: "dense"; "sparse", blocks alone; or "auto": this from 4096 functions on of which
+            at most a tenth of the blocks of S hold anything.
+        size: N, where a ``torch.sparse_bsr`` matrix is padded.
+        device: on which to compute. None: that of S, or of the first F.
+
+    Raises:
+        NotConverged: S is not positive definite.
+    """
+
+    def __init__(
+        self,
+        S: Any = None,
+        *,
+        positions: Any = None,
+        groups: Any = None,
+        order: Any = None,
+        block: int | None = None,
+        accuracy: float = 1e-8,
+        storage: str = "auto",
+        size: int | None = None,
+        device: torch.device | str | None = None,
+    ):
+        if storage not in ("auto", "dense", "sparse"):
+            raise ValueError(f'storage must be "auto", "dense" or "sparse"; got {storage!r}')
+        if positions is not None and order is not None:
+            raise ValueError("positions or order may be given; got both")
+        self.accuracy = _checked_accuracy(accuracy)
+        if positions is not None:
+            positions = torch.as_tensor(positions)
+            if groups is None:
+                groups = positions.unique(dim=0, return_inverse=True)[1]
+            order = spatial_order(positions, torch.as_tensor(groups))
+        self._given = block, storage, size, device
+        self._order = None if order is None else torch.as_tensor(order)
+        self._forms: _Forms | None = None
+        self._last: dict[int, tuple[Tensor, Any, _States]] = {}
+        self._plans: dict[int, Expansion] = {}
+        self._graphs: dict[int, _Graph] = {}
+        self._overlap = S if isinstance(S, Tensor) and S.requires_grad else None
+        self.z: tuple[_Operand, _Operand] | None = None
+        # The largest squared norm of a row of Z, and norm(Z): how errors of X and H grow.
+        self._row, self._norm, self._off = 1.0, 1.0, 0.0
+        if S is not None:
+            self._open(S, "S")
+            self._factorize(self.forms.kept(S, "S"))
+
+    @property
+    def forms(self) -> _Forms:
+        if self._forms is None:
+            raise RuntimeError("a solver without S must have been called before")
+        return self._forms
+
+    def _open(self, a: Any, name: str) -> None:
+        """Takes size, block, storage and device from the first matrix."""
+        block, storage, size, device = self._given
+        shape = getattr(a, "shape", ())
+        if len(shape) != 2:
+            raise RuntimeError(f"{name} must be a matrix; got shape {tuple(shape)}")
+        order = self._order
+        size = size or (shape[0] if order is None else len(order))
+        device = torch.device(device or (a.device if isinstance(a, Tensor) else "cpu"))
+        if is_sparse(a) and a.layout == torch.sparse_bsr:
+            block = block or a.values().shape[-1]
+        block = block or (32 if device.type == "cpu" else 64)
+        order = None if order is None else order.to(device)
+        self._forms = _Forms(size, order, block, device, storage == "sparse")
+        if storage == "auto" and size >= _LARGE:
+            self._forms.is_sparse = True
+            stored = len(self._forms.kept(a, name).values())
+            self._forms.is_sparse = stored <= _FEW * (-(-size // block)) ** 2
+
+    def _factorize(self, s: Tensor) -> None:
+        of = self.forms.of(s)
+        options: dict[str, Any] = {"block": of.block, "size": of.size if of.is_sparse else None}
+        try:
+            made = inverse_factor(s, max_error=1e-3 * self.accuracy, **options)
+        except NotConverged:  # then what rounding allows, which each result's error tells
+            made = inverse_factor(s, max_error=0.0, **options)
+        z, by = made.matrix, _Skipping(of, 0.0)
+        zt = of.transposed(z).contiguous() if not of.is_sparse else of.transposed(z)
+        self.z = by.operand(z), by.operand(zt)
+        self._row, self._norm = float(_row_squares(z).max()), float(norm_of(z))
+        self._off = made.residual
+
+    def __call__(
+        self,
+        F: Any,
+        electrons: Any = None,
+        *,
+        spin: float | None = None,
+        mu: Any = None,
+        temperature: float = 0.0,
+        accuracy: float | None = None,
+        energy_weighted: bool = False,
+    ) -> Density:
+        """The density matrix of the states of F C = S C E.
+
+        A call uses what the one before has learned of the gap: of a similar F it takes about half
+        as many products. At a temperature mu is that of each spin by itself.
+
+        Args:
+            F: (N, N), of any form that S may have, or one of each spin: (2, N, N) or a list of two.
+                The result has its form, order and device, float64.
+            electrons: of both spins, from 0 to 2 N, or of each, as a pair. A number of one spin
+                that is not whole takes a temperature.
+            spin: alpha less beta electrons. None: 0 if ``electrons`` is even, 1 if it is odd.
+            mu: the chemical potential, or that of each spin, instead of electrons.
+            temperature: of the electrons in kelvin, for F in hartree. (For F in another unit the
+                temperature is kT in it over 3.1668e-6: in eV 27.2114 times the kelvin.)
+            accuracy: what the largest error of an entry of D may be. None: the solver's.
+            energy_weighted: give this density, too: forces need it.
+
+        Raises:
+            NotConverged: the accuracy is not reached; at zero temperature as where there is no gap.
+        """
+        accuracy = self.accuracy if accuracy is None else _checked_accuracy(accuracy)
+        check_number(temperature, "temperature")
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"temperature must be from 0 kelvin on; got {temperature}")
+        is_pair = isinstance(F, (list, tuple)) or getattr(F, "ndim", 2) == 3
+        focks = list(F) if is_pair else [F]
+        if is_pair and len(focks) != 2:
+            raise ValueError(f"F must be one matrix or two of alpha and beta; got {len(focks)}")
+        if self._forms is None:
+            self._open(focks[0], "F")
+        wanted = _occupations(self.forms.size, electrons, spin, mu, temperature)
+        is_open = is_pair or wanted[0] != wanted[1]
+        has_gradient = torch.is_grad_enabled() and (
+            self._overlap is not None or any(getattr(f, "requires_grad", False) for f in focks)
+        )
+        if has_gradient and self.forms.is_sparse:
+            raise RuntimeError("block-sparse matrices have no gradient: expected dense storage")
+        kt, made, products = BOLTZMANN * temperature, [], 0
+        for number in range(1 + is_open):
+            f = self.forms.kept(focks[number % len(focks)], "F")
+            given = (*wanted[number], kt)
+            spins = 1 if is_open else 2
+            weighted = energy_weighted or has_gradient
+            one, count = self._solved(f, given, accuracy / spins, number, spins, weighted)
+            made.append(one)
+            products += count
+        density, energy, free = self._outputs(focks, made, has_gradient)
+        weighted_density = None
+        if energy_weighted:
+            back = [self.forms.given_back(x.weighted, focks[0]) for x in made]
+            weighted_density = _joined(back)
+
+        def each(values: list[Any]) -> Any:
+            return tuple(values) if is_open else values[0]
+
+        states = [x.states for x in made]
+        return Density(
+            density=_joined(density),
+            energy=energy,
+            free_energy=free,
+            entropy=sum(x.states.entropy * x.occupation for x in made),
+            chemical_potential=each([x.mu for x in states]),
+            homo=each([x.homo for x in states]),
+            lumo=each([x.lumo for x in states]),
+            electrons=sum(x.states.count * x.occupation for x in made),
+            energy_weighted=weighted_density,
+            error=max(x.error for x in made),
+            bound=math.hypot(*(x.bound for x in made)),
+            residual=max(x.residual for x in made),
+            products=products,
+        )
+
+    def _outputs(self, focks: list[Any], made: list[_Spin], has_gradient: bool) -> Any:
+        """Density matrices, energy and free energy."""
+        if not has_gradient:
+            found = [self.forms.given_back(x.density, focks[0]) for x in made]
+            return found, sum(x.energy for x in made), sum(x.free for x in made)
+        pairs = [focks[number % len(focks)] for number in range(len(made))]
+        *found, free = _Differentiable.apply(self, made, *pairs, self._overlap)
+        if made[0].kt or made[0].is_fixed:
+            return found, sum((d * f).sum() for d, f in zip(found, pairs, strict=True)), free
+        return found, free, free
+
+    def _solved(
+        self,
+        f: Tensor,
+        given: tuple[float | None, float | None, float],
+        accuracy: float,
+        number: int,
+        occupation: int,
+        is_weighted: bool,
+    ) -> tuple[_Spin, int]:
+        """Of one spin, to an accuracy of D / occupation; and the number of products."""
+        kt, of = given[2], self.forms.of(f)
+        allowed = accuracy / self._row  # what the largest error of an entry of X may be
+        of_h = _OF_H * allowed * (min(1.0, 40 * kt) if kt else 1.0)
+        h = self._transformed(_Skipping(of, of_h / self._norm), f, False)
+        scale = 0.2 if kt else 1.0
+        for _ in range(_TRIES):
+            by = _Skipping(of, allowed * scale, self._graphs)
+            states = _states(by, h, _Wanted(*given, allowed), self._plan(h, number, given, allowed))
+            # X H is symmetric but for what mixes occupied and empty states.
+            tight = _Skipping(of, 2 * _OF_H * allowed * min(states.gap, 1.0))
+            product, _ = tight.product(by.operand(states.x), by.operand(h), symmetric=False)
+            mirrored = of.transposed(product)
+            if of.is_sparse:
+                off = sparse.add(product, mirrored, beta=-1)
+                off_values = off.values()
+            else:
+                off = off_values = product - mirrored
+            most, norm = float(off_values.abs().amax()), float(norm_of(off))
+            self._last[number] = (h, given, states)
+            mixed = 2 * most / states.gap
+            rest = states.wrong + 2 * of_h / states.gap + self._off
+            error = self._row * (mixed + rest) + 2 * _OF_D * accuracy
+            if error <= accuracy:
+                break
+            scale *= min(0.3, 0.3 * allowed / mixed if mixed else 1.0)
+        else:
+            raise NotConverged(
+                f"expected a density matrix to an accuracy of {accuracy * occupation:.2g}; reached "
+                f"{error * occupation:.2g}, where the gap is {states.gap:.2g}"
+            )
+        back = _Skipping(of, _OF_D * accuracy / self._norm)
+        d = self._transformed(back, states.x, True) * occupation
+        weighted = None
+        if is_weighted:
+            half = (
+                sparse.add(product, mirrored, alpha=0.5, beta=0.5)
+                if of.is_sparse
+                else ((product + mirrored) / 2)
+            )
+            weighted = self._transformed(back, half, True) * occupation
+        energy = float(of.diagonal(product).sum()) * occupation
+        bound = self._row * (norm / states.gap + rest * math.sqrt(of.size)) + 2 * _OF_D * accuracy
+        numbers = (energy, error * occupation, bound * occupation, most)
+        is_fixed = given[1] is not None
+        one = _Spin(states, h, d, weighted, *numbers, occupation, kt, is_fixed)
+        return one, len(of.steps)
+
+    def _transformed(self, by: _Skipping, a: Tensor, is_back: bool) -> Tensor:
+        """Z^T A Z, or Z A Z^T."""
+        if self.z is None:
+            return a
+        z, zt = self.z[::-1] if is_back else self.z
+        half = by.product(zt, by.operand(a), symmetric=False)
+        return by.product(half, z)[0]
+
+    def _plan(self, h: Tensor, number: int, given: Any, allowed: float) -> Expansion | None:
+        """Steps for a matrix near the last one: by Weyl's theorem no state, and no chemical
+        potential, has moved farther than the norm of their difference.
+        """
+        before, given_before, states = self._last.get(number, (h, None, None))
+        if states is None or states.expansion is None or given_before != given:
+            return None
+        of, kt = self.forms.of(h), given[2]
+        change = sparse.add(h, before, beta=-1) if of.is_sparse else h - before
+        moved, spectrum = max(map(abs, of.gershgorin(change))), _spectrum(of, h)
+        if states.coefficients is not None:
+            return planned(spectrum, wide(kt, spectrum, states.mu)) if moved < REACH * kt else None
+        window = states.homo + moved, states.lumo - moved
+        if window[1] - window[0] < 0.2 * states.gap:
+            return None
+        plan = self._plans.get(number)
+        if plan is None or not plan.serves(spectrum, window):
+            margin = 0.02 * (spectrum[1] - spectrum[0]), 0.05 * (window[1] - window[0])
+            spectrum = spectrum[0] - margin[0], spectrum[1] + margin[0]
+            window = window[0] + margin[1], window[1] - margin[1]
+            plan = planned(spectrum, window, max(1e-2 * allowed, 1e-13))
+            self._plans[number] = plan
+        return plan
+
+
+def _row_squares(a: Tensor) -> Tensor:
+    if not is_sparse(a):
+        return a.square().sum(1)
+    blocks = read(a, "a", "DensitySolver")
+    sums = blocks.values.new_zeros(blocks.rows, blocks.edge)
+    return sums.index_add_(0, blocks.row_of(), blocks.values.square().sum(2)).flatten()
+
+
+def _joined(found: list[Any]) -> Any:
+    """One matrix, or two stacked where their form can be."""
+    if len(found) == 1:
+        return found[0]
+    if isinstance(found[0], Tensor):
+        return found if is_sparse(found[0]) else torch.stack(found)
+    if hasattr(found[0], "tobsr"):
+        return found
+    stacked = torch.stack([torch.from_numpy(x) for x in found])
+    return stacked.numpy()
+
+
+def _occupations(
+    size: int, electrons: Any, spin: float | None, mu: Any, temperature: float
+) -> list[tuple[float | None, float | None]]:
+    """Electrons and chemical potential of each spin, one of which is None."""
+    if (electrons is None) == (mu is None):
+        got = "neither" if mu is None else "both"
+        raise ValueError(f"electrons or mu must be given; got {got}")
+    given, name = (mu, "mu") if electrons is None else (electrons, "electrons")
+    pair = list(given) if isinstance(given, (tuple, list)) else None
+    for x in [given] if pair is None else pair:
+        check_number(x, name)
+    if pair is not None and len(pair) != 2:
+        raise ValueError(f"{name} must be one number or two of alpha and beta; got {len(pair)}")
+    if electrons is None:
+        return [(None, float(x)) for x in pair or [mu, mu]]
+    if pair is None:
+        if spin is None:
+            spin = float(electrons % 2 == 1)
+        check_number(spin, "spin")
+        pair = [(electrons + spin) / 2, (electrons - spin) / 2]
+    elif spin is not None:
+        raise ValueError("spin may be given with the electrons of both; got those of each")
+    if not all(0 <= x <= size for x in pair):
+        raise ValueError(
+            f"electrons must be from 0 to {size} of each spin; got {pair[0]:g} and {pair[1]:g}"
+        )
+    if not temperature and any(x % 1 for x in pair):
+        raise NotConverged(
+            "expected whole numbers of electrons of each spin at zero temperature; got "
+            f"{pair[0]:g} and {pair[1]:g}"
+        )
+    return [(float(x), None) for x in pair]
+
+
+def _checked_accuracy(accuracy: float) -> float:
+    check_number(accuracy, "accuracy")
+    if not 0 < accuracy < 0.1:
+        raise ValueError(f"accuracy must be above 0 and below 0.1; got {accuracy}")
+    return accuracy

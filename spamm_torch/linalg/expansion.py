@@ -1,0 +1,216 @@
+"""Recursive expansions of step functions: plain numbers, known before any product.
+
+Steps are those of SP2, with the scaling and folding of E. H. Rubensson, "Nonmonotonic recursive
+polynomial expansions for linear scaling calculation of the density matrix", J. Chem. Theory Comput.
+7, 1233 (2011): X becomes ((1 - alpha) + alpha X)^2 or 1 - (1 - alpha X)^2, alpha from 1 to 2. A
+Fermi function is a polynomial of the matrix in which some such steps have spread the states around
+the chemical potential over [0, 1].
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# In units of kT: where a Fermi function is within 1e-10 of 0 or 1, and how far the chemical
+# potential may be from the middle of an expansion's window, which is wider by as much.
+TAIL, REACH = 23.0, 13.0
+ZOOMED = 1 - 1e-4  # distance of the images of a window from which on a polynomial does the rest
+BASE = 8  # polynomials up to this degree are kept, and those of its multiples
+_DEGREES = (63, 95, 127, 191)
+_MOST_STEPS = 120
+
+
+@dataclass
+class Expansion:
+    """Steps from a spectrum within [lowest, highest], turned over: its low end has 1.
+
+    A matrix X is kept as V = X - shift * 1, for which each step is a V^2 + b V: one product.
+
+    Attributes:
+        window: two energies. Between them there is no state, or a Fermi function has its slope.
+        separates: is there no state, so that X becomes a projector.
+        steps: of each, does it square, and alpha.
+        forms: of each, a and b.
+        shifts: before and behind each.
+    """
+
+    lowest: float
+    highest: float
+    window: tuple[float, float] = (math.nan, math.nan)
+    separates: bool = True
+    steps: list[tuple[bool, float]] = field(default_factory=list)
+    forms: list[tuple[float, float]] = field(default_factory=list)
+    shifts: list[float] = field(default_factory=lambda: [0.0])
+
+    def start(self) -> tuple[float, float]:
+        """Scale and shift from H to V."""
+        width = self.highest - self.lowest
+        return -1 / width, self.highest / width
+
+    def append(self, squares: bool, alpha: float = 1.0) -> None:
+        a, b, c = _form(squares, alpha)
+        shift = self.shifts[-1]
+        self.steps.append((squares, alpha))
+        self.forms.append((a, 2 * a * shift + b))
+        self.shifts.append((a * shift + b) * shift + c)
+
+    def images(self, energy: Any) -> list[Any]:
+        """Of an energy, or a tensor of some, before and behind each step."""
+        scale, shift = self.start()
+        found = [energy * scale + shift]
+        for step in self.steps:
+            a, b, c = _form(*step)
+            found.append((a * found[-1] + b) * found[-1] + c)
+        return found
+
+    def energy(self, image: float, number: int) -> float:
+        """Of an image behind so many steps: the energy at which all of them rise."""
+        for squares, alpha in reversed(self.steps[:number]):
+            if squares:
+                image = (math.sqrt(max(image, 0.0)) - 1 + alpha) / alpha
+            else:
+                image = (1 - math.sqrt(max(1 - image, 0.0))) / alpha
+        scale, shift = self.start()
+        return (image - shift) / scale
+
+    def gaps(self) -> list[float]:
+        """Between the images of the window, before and behind each step."""
+        low, high = (self.images(energy) for energy in self.window)
+        return [x - y for x, y in zip(low, high, strict=True)]
+
+    def serves(self, spectrum: tuple[float, float], window: tuple[float, float]) -> bool:
+        """Whether its steps are right for another spectrum and window, too."""
+        low, high = self.window
+        within = self.lowest <= spectrum[0] and spectrum[1] <= self.highest
+        return within and window[0] <= low < high <= window[1]
+
+
+def _form(squares: bool, alpha: float) -> tuple[float, float, float]:
+    if squares:
+        return alpha**2, 2 * alpha * (1 - alpha), (1 - alpha) ** 2
+    return -(alpha**2), 2 * alpha, 0.0
+
+
+def planned(
+    spectrum: tuple[float, float], window: tuple[float, float], tolerance: float | None = None
+) -> Expansion:
+    """Steps until the window's images are 1 and 0, but for ``tolerance``; None: for a Fermi
+    function.
+    """
+    made = Expansion(*spectrum, window, tolerance is not None)
+    tolerance = 1 - ZOOMED if tolerance is None else tolerance
+    high, low = (made.images(energy)[-1] for energy in window)
+    while 1 - high + low > tolerance and len(made.steps) < _MOST_STEPS:
+        choices = []
+        # States beyond the window fold back, as far as the image of its own end.
+        for squares, alpha in ((True, 2 / (2 - low)), (False, 2 / (1 + high))):
+            a, b, c = _form(squares, alpha)
+            images = [(a * x + b) * x + c for x in (high, low)]
+            choices.append((abs(sum(images) - 1), squares, alpha, images))
+        _, squares, alpha, (high, low) = min(choices)
+        made.append(squares, alpha)
+    return made
+
+
+def edges(made: Expansion, residuals: Sequence[float], noise: float) -> tuple[float, float]:
+    """Bounds of the highest occupied and the lowest empty state, which are near these.
+
+    No eigenvalue x of X has x (1 - x) above tr(X - X^2), of which only these two states are left in
+    the end (E. H. Rubensson, A. M. N. Niklasson, "Interior eigenvalues from density matrix
+    expansions in quantum mechanical molecular dynamics", SIAM J. Sci. Comput. 36, B147 (2014)).
+    ``residuals``: that trace before and behind each step.
+    """
+    homo, lumo = math.inf, -math.inf
+    for number, residual in enumerate(residuals):
+        most = abs(residual) + noise
+        if most < 0.25:
+            away = 2 * most / (1 + math.sqrt(1 - 4 * most))
+            homo = min(homo, made.energy(1 - away, number))
+            lumo = max(lumo, made.energy(away, number))
+    return homo, lumo
+
+
+# ---- The Fermi function -------------------------------------------------------------------------
+
+
+def wide(kt: float, spectrum: tuple[float, float], mu: float) -> tuple[float, float]:
+    """Around ``mu`` the window of a Fermi function, as far as the spectrum reaches."""
+    mu, width = min(max(mu, spectrum[0]), spectrum[1]), (TAIL + REACH) * kt
+    return max(mu - width, spectrum[0]), min(mu + width, spectrum[1])
+
+
+class Fermi:
+    """1 / (1 + exp((H - mu) / kT)) as a polynomial of T = 2 X - 1, X behind an expansion.
+
+    Attributes:
+        degree: of the polynomial: the least that serves.
+        range: the chemical potentials that it serves.
+    """
+
+    def __init__(self, of: Expansion, kt: float, tolerance: float):
+        (low, high), spectrum = of.window, (of.lowest, of.highest)
+        self.kt = kt
+        spread = (1 - torch.cos(torch.linspace(0, math.pi, 400, dtype=torch.float64))) / 2
+        even = torch.linspace(0, 1, 400, dtype=torch.float64)
+        energies = low + (high - low) * torch.cat((spread, even))
+        parts = [(energies, of.images(energies)[-1])]
+        self.range = (spectrum[0] - 100 * kt, spectrum[1] + 100 * kt)
+        if low > spectrum[0]:  # states beyond the window have their images beyond its end's
+            beyond = torch.linspace(of.images(low)[-1], 1, 20, dtype=torch.float64)
+            parts.append((torch.full_like(beyond, -math.inf), beyond))
+            self.range = (low + TAIL * kt, self.range[1])
+        if high < spectrum[1]:
+            beyond = torch.linspace(0, of.images(high)[-1], 20, dtype=torch.float64)
+            parts.append((torch.full_like(beyond, math.inf), beyond))
+            self.range = (self.range[0], high - TAIL * kt)
+        self.energies, images = (torch.cat(x) for x in zip(*parts, strict=True))
+        angle = torch.acos((2 * images - 1).clamp(-1, 1))[:, None]
+        for degree in _DEGREES:
+            self.degree, self.values = degree, torch.cos(angle * torch.arange(degree + 1))
+            self.fit = torch.linalg.pinv(self.values, rtol=1e-14)
+            if self.polynomial((low + high) / 2)[1] <= tolerance:
+                break
+
+    def __call__(self, mu: float) -> Tensor:
+        return torch.special.expit((mu - self.energies) / self.kt)
+
+    def polynomial(self, mu: float) -> tuple[list[float], float]:
+        """Coefficients of Chebyshev's T_k, and the largest error."""
+        found = self.fit @ self(mu)
+        return found.tolist(), float((self.values @ found - self(mu)).abs().max())
+
+    def electrons(self, moments: Tensor, mu: float) -> float:
+        """The trace of the function, from those of all T_k."""
+        return float(moments @ (self.fit @ self(mu)))
+
+    def entropy(self, moments: Tensor, mu: float) -> float:
+        f = self(mu)
+        return float(moments @ (self.fit @ (torch.special.entr(f) + torch.special.entr(1 - f))))
+
+    def potential(self, moments: Tensor, count: float) -> float:
+        """The chemical potential of so many electrons; in a gap its middle."""
+        found = []
+        for wanted in (count - 1e-9, count + 1e-9):
+            low, high = self.range
+            for _ in range(80):
+                middle = (low + high) / 2
+                if self.electrons(moments, middle) < wanted:
+                    low = middle
+                else:
+                    high = middle
+            found.append(low)
+        return sum(found) / 2
+
+
+def in_factors(coefficients: Sequence[float]) -> list[list[float]]:
+    """b[j][i] with the sum of c_k T_k = that of T_(8 j) b[j][i] T_i, i < 8."""
+    c, found = list(coefficients), []
+    for first in range(len(c) - BASE, 0, -BASE):
+        found.append([c[first], *(2 * x for x in c[first + 1 : first + BASE])])
+        for i in range(1, BASE):
+            c[first - i] -= c[first + i]
+    return [c[:BASE], *reversed(found)]

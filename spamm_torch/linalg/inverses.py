@@ -1,0 +1,275 @@
+"""Inverse factors and the inverse square root, judged by norm(Z^T S Z - 1) of what is returned."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import sparse
+from ..sparse.blocks import read
+from ..sparse.matrices import blocks_at
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative, smaller
+
+# Up to so many rows the one diagonal block is the whole matrix. So it is, of dense matrices, where
+# the norm of D over the norm of 1 is more than this in the first step: many steps would follow.
+_WHOLE, _FAR = 1024, 0.3
+_ACCEPTED = 10  # times max_error
+_NO_FACTOR = (
+    "expected a positive definite matrix; got one with a diagonal block that has no Cholesky factor"
+)
+_MOST = 2.2  # eigenvalues of Z^T S Z at first, of which a step leaves none above 7/3
+
+
+def inverse_factor(
+    s: Tensor,
+    *,
+    max_error: float,
+    block: int = 64,
+    size: int | None = None,
+    most_iterations: int = 40,
+    callback: Callback | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Result:
+    """A matrix Z with Z^T S Z = 1, of a symmetric positive definite S.
+
+    Z is any such matrix, not the symmetric one: :func:`in_basis` takes a Hamiltonian into its
+    basis, and with Z^T a density matrix back.
+
+    Method: Cholesky's factors of diagonal blocks, put together, then Z <- Z (1 + D/2 + 3/8 D^2)
+    with D = 1 - Z^T S Z, which is measured against S itself in each step: so what products lose is
+    mended by the next step (A. M. N. Niklasson, Phys. Rev. B 70, 193102 (2004); E. H. Rubensson,
+    N. Bock, E. Holmström, A. M. N. Niklasson, J. Chem. Phys. 128, 104105 (2008)). Up to N = 1024,
+    and of dense matrices whose blocks leave much to do, one diagonal block is the whole matrix.
+
+    Args:
+        s: (N, N), symmetric. Padding of ``size`` stays zero.
+        max_error: what norm(Z^T S Z - 1) may be: at most ten times it is returned. 0: what rounding
+            allows.
+        most_iterations: a condition number of 1e15 needs no more than 40. Four products each.
+        block, size, callback, group: see above.
+
+    Returns:
+        A :class:`Result` whose ``residual`` is norm(Z^T S Z - 1) with what products that measured
+        it may have skipped, and ``total_bound`` a proven bound of it.
+
+    Raises:
+        NotConverged: ``s`` is not positive definite, or too near to singular for ``max_error``.
+
+    Example:
+        >>> z = inverse_factor(overlap, max_error=1e-9).matrix
+        >>> projector = purify(in_basis(fock, z, max_error=0.0).matrix, 10, max_error=1e-9).matrix
+        >>> density = in_basis(projector, z.mT, max_error=0.0).matrix
+    """
+    alike = {"max_error": max_error, "most_iterations": most_iterations}
+    of, s = Matrices.opened("inverse_factor", s, block, size, callback, group=group, alike=alike)
+    if not of.size:
+        return of.result(of.identity(s))
+    tested = _Overlap(of, s, max_error, max_error)
+    is_whole, before = of.size <= _WHOLE, math.sqrt(of.size)  # the norm of 1
+    z = _whole(of, s, max_error / 8) if is_whole else _leaves(of, s)
+    share = 0.0 if is_whole else 1e-4 * before  # of what products may lose
+    for step in range(most_iterations):
+        share = max(max_error / 8, share)
+        d, map_d = tested.distance(z, share, before)
+        if step == 0 and (most := 1 - of.gershgorin(d)[0]) > _MOST:
+            part = _MOST / most
+            z, d = z * math.sqrt(part), of.shifted(d, part, 1 - part)
+            map_d = of.norms(d)
+        error = norm_of(map_d).item()
+        if (found := tested.judged(error, before)) is not None:
+            return found
+        if step == 0 and not of.is_sparse and not is_whole and error > _FAR * before:
+            z, share = _whole(of, s, 0.0), 0.0
+            continue
+        falls, before = min(1.0, error / before), error
+        share = max(max_error / 8, 0.05 * error * falls**2)  # the next one is near error * falls^3
+        options: dict[str, Any] = {"residual": error, "added": d, "beta": 0.5, "alpha": 0.375}
+        each = relative(share, map_d, map_d)
+        w, map_w = of.product("D / 2 + 3/8 D^2", d, d, (map_d, map_d), each, **options)
+        del d
+        map_z = of.norms(z)
+        each = relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
+        options = {"residual": error, "added": z, "symmetric": False}
+        z, _ = of.product("Z + Z W", z, w, (map_z, map_w), each, **options)
+        share = 1e-3 * error * falls**2
+    raise tested.failed(before)
+
+
+def inverse_sqrt(
+    s: Tensor,
+    *,
+    max_error: float,
+    block: int = 64,
+    size: int | None = None,
+    most_iterations: int = 100,
+    callback: Callback | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Result:
+    """S^(-1/2) of a symmetric positive definite matrix, symmetric.
+
+    :func:`inverse_factor` is another such Z, faster and more accurate.
+
+    Method: the coupled Newton-Schulz iteration for the square root and its inverse (N. J. Higham,
+    "Functions of Matrices", SIAM 2008, section 6.3), three products an iteration, from scratch with
+    smaller errors where norm(Z S Z - 1) comes out too large.
+
+    Args:
+        s: (N, N), symmetric. Padding of ``size`` stays zero.
+        max_error: what norm(Z S Z - 1) may be: at most ten times it is returned. 0: what rounding
+            allows.
+        most_iterations: a condition number of 1e15 needs no more than 100.
+        block, size, callback, group: see above.
+
+    Returns, Raises: as of :func:`inverse_factor`.
+    """
+    alike = {"max_error": max_error, "most_iterations": most_iterations}
+    of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, group=group, alike=alike)
+    if not of.size:
+        return of.result(of.identity(s))
+    tested = _Overlap(of, s, max_error, _ACCEPTED * max_error)
+    share = max_error / 16
+    while True:
+        z, error = _coupled(of, s, tested.above, share, most_iterations)
+        if z is None:
+            raise tested.failed(error)
+        error = norm_of(tested.distance(z, max_error / 8, error)[1]).item()
+        if (found := tested.judged(error, math.inf if share else 0.0)) is not None:
+            return found
+        share = smaller(share, max_error / error / 8)
+
+
+def _coupled(
+    of: Matrices, s: Tensor, above: float, share: float, most_iterations: int
+) -> tuple[Tensor | None, float]:
+    """Z = S^(-1/2) by Y <- Y + Y R / 2 and Z <- Z + R Z / 2 with R = 1 - Z Y, products losing
+    ``share`` each, or None; and the norm of R.
+
+    R is not mirrored: Z and Y commute but for rounding, of which a mirror image would make what
+    every step multiplies by up to the condition number.
+    """
+    one = of.identity(s)
+    y, z = s * (1 / above), one
+    map_y, map_z, before = of.norms(y), of.norms(z), math.inf
+    for _ in range(most_iterations):
+        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
+        each = relative(share, map_z, map_y)
+        r, map_r = of.product("1 - Z Y", z, y, (map_z, map_y), each, symmetric=False, **options)
+        error = norm_of(map_r).item()
+        if error < 1e-2 and error >= before / 4:  # was to be squared
+            return of.symmetric_part(z) * above**-0.5, error
+        if not error < max(before, of.size) * 2:  # NaN, too
+            break
+        before, options = error, {"residual": error, "alpha": 0.5}
+        maps, each = (map_y, map_r), relative(share, map_y, map_r)
+        y, map_y = of.product("Y + Y R / 2", y, r, maps, each, added=y, **options)
+        maps, each = (map_r, map_z), relative(share, map_r, map_z)
+        z, map_z = of.product("Z + R Z / 2", r, z, maps, each, added=z, **options)
+    return None, before
+
+
+# ---- The door and the judge ----------------------------------------------------------------------
+
+
+class _Overlap:
+    """S, and how far Z^T S Z is from 1."""
+
+    def __init__(self, of: Matrices, s: Tensor, max_error: float, goal: float):
+        self.of, self.s, self.max_error, self.goal = of, s, max_error, goal
+        self.above, self.width = of.bound_of_norm(s, s) or 1.0, math.inf
+        self.norms, self.one = of.norms(s), of.identity(s)
+
+    def distance(self, z: Tensor, share: float, before: float) -> tuple[Tensor, Tensor]:
+        """1 - Z^T S Z, where both products together lose at most 3 ``share``; and its norms."""
+        of, self.z = self.of, z
+        mirrored = of.transposed(z)
+        map_z, map_t = of.norms(z), of.norms(mirrored)
+        self.width, self.lost = of.bound_of_norm(z, mirrored), 3 * share
+        each = relative(share / self.width, self.norms, map_z)
+        maps = self.norms, map_z
+        options: dict[str, Any] = {"residual": before, "symmetric": False}
+        y, map_y = of.product("S Z", self.s, z, maps, each, **options)
+        maps, each = (map_t, map_y), relative(share, map_t, map_y)
+        options = {"residual": before, "added": self.one, "alpha": -1}
+        return of.product("1 - Z^T S Z", mirrored, y, maps, each, **options)
+
+    @property
+    def condition(self) -> float:
+        """A bound of the condition number, once Z is an inverse factor."""
+        return self.above * self.width**2
+
+    def judged(self, error: float, before: float) -> Result | None:
+        """The result, where norm(1 - Z^T S Z) is what was asked for; None where it may still fall.
+
+        NotConverged where it will not. Below 1/2 each step cubes it.
+        """
+        of, whole = self.of, error + self.lost
+        rounding = torch.finfo(self.s.dtype).eps * (self.condition + 8 * math.sqrt(of.size))
+        goal, most = self.goal, _ACCEPTED * self.max_error
+        if not self.max_error:
+            goal, most = rounding / 10, rounding
+        has_stalled = before < 0.5 and error > before / 4
+        if whole <= (most if has_stalled else goal):
+            asymmetric = of.asymmetry * self.width**2
+            found = of.result(self.z, whole + asymmetric)
+            first, second = (made.total_bound for made in found.iterations[-2:])
+            off = math.sqrt(2) * self.width * first + second + asymmetric
+            return replace(found, total_bound=(error + off) * (1 + 1e-4))
+        if has_stalled or not error < 2 * max(before, math.sqrt(of.size)):
+            raise self.failed(error)
+        return None
+
+    def failed(self, error: float) -> NotConverged:
+        number, known = len(self.of.steps), f"at most {self.condition:.2g}"
+        return NotConverged(
+            "expected a positive definite matrix whose condition number allows the error; got "
+            f"norm(1 - Z^T S Z) = {error:.2g} for max_error={self.max_error:.2g} after {number} "
+            f"products (condition number {known if self.width < math.inf else 'unknown'})"
+        )
+
+
+def _whole(of: Matrices, s: Tensor, drop: float) -> Tensor:
+    """Cholesky's inverse factor of all. ``drop``: about what blocks that are left out may cost."""
+    if not of.is_sparse:
+        return _inverse_factors(of, s)
+    whole = read(s, "s", of.function).dense()
+    of.whole(whole)
+    z = torch.zeros_like(whole)
+    z[: of.size, : of.size] = _inverse_factors(of, whole[: of.size, : of.size])
+    largest = torch.linalg.matrix_norm(whole, 1).item()
+    return of.own_rows(sparse.from_dense(z, of.block, drop / math.sqrt(largest) / s.shape[1]))
+
+
+def _leaves(of: Matrices, s: Tensor) -> Tensor:
+    """Cholesky's inverse factors of the diagonal blocks, as one matrix."""
+    edge = of.block
+    if not of.is_sparse:
+        z, rows = torch.zeros_like(s), of.size // edge * edge
+        parts = (x[:rows, :rows].view(rows // edge, edge, -1, edge) for x in (z, s.contiguous()))
+        of_z, of_s = (x.diagonal(dim1=0, dim2=2).permute(2, 0, 1) for x in parts)
+        of_z.copy_(_inverse_factors(of, of_s))
+        z[rows:, rows:] = _inverse_factors(of, s[rows:, rows:])
+        return z
+    blocks = read(s, "s", of.function)
+    row = blocks.row_of()
+    of_diagonal = (row == blocks.col).nonzero()[:, 0]
+    if of.whole(row.new_tensor([len(of_diagonal)])).item() < blocks.rows:
+        raise NotConverged(_NO_FACTOR)
+    row, values = row[of_diagonal], blocks.values[of_diagonal]
+    padding = (row[:, None] * edge + torch.arange(edge, device=row.device)) >= of.size
+    values.diagonal(dim1=1, dim2=2).add_(padding)
+    values = _inverse_factors(of, values)
+    values.diagonal(dim1=1, dim2=2).sub_(padding.to(values))
+    keys = row * blocks.columns + row
+    return blocks_at(keys, values, blocks.rows, blocks.columns, blocks.crow.dtype).matrix()
+
+
+def _inverse_factors(of: Matrices, s: Tensor) -> Tensor:
+    """Upper triangular, of one matrix or of many."""
+    factor, failed = torch.linalg.cholesky_ex(s)
+    if of.whole(failed.sum()[None]).item():
+        raise NotConverged(_NO_FACTOR)
+    one = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+    return torch.linalg.solve_triangular(factor.mT, one, upper=True).contiguous()

@@ -1,0 +1,620 @@
+"""The backend "spamm_torch" of torch.compile, and its pass by itself, :func:`fuse`.
+
+In a graph of inference every convolution gets its fastest engine, with what follows it in the same
+call where that engine can, and the rest goes to Inductor. Weights are folded into tensors of their
+own. Each call compares versions and addresses of what they were folded of, and folds them again,
+in the same memory, where these differ. Everything else that may change is guarded by dynamo.
+"""
+
+import copy
+import inspect
+import itertools
+import operator
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .._arguments import check_block, check_bool, check_module
+from .._library import VERSION
+from .choice import Choice, call_of, choose, operands
+from .fusion import Constants, Site, attribute, find_sites, lower_modules, value_of
+from .plan import computes_output_norms
+from .report import ConvertReport, Row
+
+_ops = torch.ops.spamm_torch
+
+_INNER = ("inductor", "eager")
+_version_of = operator.attrgetter("_version")
+_EDGE = 64  # of the blocks of the norms that travel: images, and channels
+
+Compiled: TypeAlias = Callable[..., Any]
+
+
+def backend(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Compiled:
+    """Compiles a graph of dynamo: ``torch.compile(model, backend="spamm_torch")``.
+
+    Args:
+        graph_module, example_inputs: as dynamo gives them.
+        mode: as of ``torch.compile``, for Inductor.
+        options: "inner": "inductor", or "eager" (nothing more is compiled), which computes the
+            rest; "measure": True chooses engines by times, and is the default, False by a table;
+            others are Inductor's.
+
+    Raises ValueError for another "inner", and TypeError for a "measure" that is no bool.
+    """
+    rest = dict(options or {})
+    inner, measures = rest.pop("inner", "inductor"), rest.pop("measure", True)
+    compiles = _compiles(inner)
+    check_bool(measures, "measure")
+    modules = _guarded_modules()
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    given = dict(zip(placeholders, example_inputs, strict=True))
+    sources = [node for node, value in given.items() if _is_lasting(node, value)]
+    reason = _reason_to_leave(graph_module.graph, example_inputs)
+    rewriting = _Rewriting(graph_module, sources, reason)
+    rewriting.run(lambda node: given[node], measures, compiles, packs=True)
+    places = [placeholders.index(node) for node in rewriting.folding.sources]
+    call = _Call(rewriting, places, [given[node] for node in sources], modules)
+    call.run = _inner(graph_module, example_inputs, compiles, mode, rest)
+    return call
+
+
+def fuse(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    inner: str = "inductor",
+) -> fx.GraphModule:
+    """The pass of the backend by itself, on any graph of inference.
+
+    ``fuse(torch.export.export(model, images).module())`` can be exported again, for AOTInductor.
+
+    Args:
+        graph_module: what ``torch.fx.symbolic_trace``, onnx2torch, or ``module()`` of an exported
+            program returns, in eval mode. It stays as it is.
+        example_inputs: what it takes, by position. Then shapes are known, so that residual adds can
+            be computed with a convolution, and engines are chosen by times. Graphs of
+            ``torch.export`` know their shapes.
+        inner: who computes the rest later: "inductor", or "eager" for nobody.
+
+    Returns:
+        Another GraphModule. It holds the weights folded as they are now, as buffers: changes of the
+        first one do not act in it.
+
+    Raises TypeError for what is no GraphModule, and ValueError for another ``inner``.
+    """
+    if not isinstance(graph_module, fx.GraphModule):
+        kind = type(graph_module).__name__
+        raise TypeError(
+            f"fuse expects a torch.fx.GraphModule; got {kind} (torch.fx.symbolic_trace or "
+            "torch.export make one)"
+        )
+    compiles = _compiles(inner)
+    module = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    lower_modules(module.graph)
+    with torch.no_grad():
+        if example_inputs is not None:
+            module.recompile()
+            _Shapes(module).run(*example_inputs)
+        attributes = module.graph.find_nodes(op="get_attr")
+        sources = [node for node in attributes if type(_read(node)) in (Tensor, nn.Parameter)]
+        rewriting = _Rewriting(module, sources, "")
+        rewriting.run(_read, example_inputs is not None, compiles, packs=False)
+    fused = fx.GraphModule(module, module.graph)
+    fused.meta["spamm_torch"] = tuple(rewriting.rows)
+    return fused
+
+
+def explain(model: nn.Module) -> ConvertReport:
+    """The engine of each convolution in what the backend compiled of a model, as a table.
+
+    Args:
+        model: a model that ``torch.compile(backend="spamm_torch")`` compiled and that was called
+            since, or the result of :func:`fuse`.
+
+    Returns:
+        A report: a row for each convolution, with what its call computes, the times of its
+        candidates, and the reason of the choice, or why it was left.
+
+    Raises:
+        TypeError: a model that is no module.
+        ValueError: a model of which the backend has compiled nothing yet.
+    """
+    check_module(model, "explain")
+    rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))
+    calls = sorted(_calls_of(model), key=lambda call: call.number)
+    by_name = {row.name: row for row in itertools.chain(rows, *(call.rows for call in calls))}
+    if not by_name and not calls:
+        raise ValueError(
+            "explain expects a model that the backend spamm_torch compiled, called since; got "
+            f"{type(model).__name__} of which nothing is compiled"
+        )
+    first = next(model.parameters(), None)
+    device = "cpu" if first is None else str(first.device)
+    return ConvertReport(by_name.values(), device=device)
+
+
+def refresh_compiled(model: nn.Module) -> bool:
+    """Folds the weights of all that was compiled of a model again; returns whether there is any."""
+    calls = list(_calls_of(model))
+    for call in calls:
+        call.fold_again()
+    return bool(calls)
+
+
+# ---- Registration -------------------------------------------------------------------------------
+
+_NAME = "spamm_torch"
+
+
+def register() -> None:
+    """Makes the backend known to torch, also where the package is not installed; the compiler is
+    not imported for it."""
+    registry = sys.modules.get("torch._dynamo.backends.registry")
+    if registry is None:
+        sys.meta_path.append(_Finder())
+    elif _NAME not in registry._COMPILER_FNS:
+        registry.register_backend(backend, name=_NAME)
+
+
+class _Finder:
+    """A finder of one distribution beside the package's own, whose entry point is the backend."""
+
+    def find_spec(self, *_: Any) -> None:
+        """Finds no module."""
+
+    def find_distributions(self, context: Any = None) -> Iterator[Any]:
+        """The distribution, unless another one is asked for."""
+        from importlib.metadata import Distribution
+
+        class Source(Distribution):
+            def read_text(self, filename: str) -> str | None:
+                files = {
+                    "METADATA": f"Metadata-Version: 2.1\nName: {__name__}\nVersion: {VERSION}\n",
+                    "entry_points.txt": f"[torch_dynamo_backends]\n{_NAME} = {__name__}:backend\n",
+                }
+                return files.get(filename)
+
+            def locate_file(self, path: Any) -> Any:
+                return path
+
+        if context is None or context.name in (None, __name__):
+            yield Source()
+
+
+# ---- Compiling ----------------------------------------------------------------------------------
+
+
+def _compiles(inner: Any) -> bool:
+    if inner not in _INNER:
+        raise ValueError(f"inner must be one of {', '.join(_INNER)}; got {inner!r}")
+    return bool(inner == "inductor")
+
+
+def _inner(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compiles: bool,
+    mode: str | None,
+    options: dict[str, Any],
+) -> Compiled:
+    """What computes the graph as it is now."""
+    if not compiles:
+        return module.forward
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {**(list_mode_options(mode) if mode else {}), **options}
+    return compile_fx(module, list(example_inputs), config_patches=patches or None)
+
+
+def _guarded_modules() -> list[nn.Module]:
+    """The modules that the graph in compilation calls. Lets dynamo guard on them having no hook,
+    which it leaves out by default, and on the outermost ones being these: others of their classes
+    are compiled apart, with weights of their own."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        return []
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    output = InstructionTranslator.current_tx().output
+    scope = {"L": output.local_scope, "G": output.global_scope}
+    left_out = getattr(GuardBuilder, "EMPTY_NN_MODULE_HOOKS_DICT", None)
+    found: dict[str, Any] = {}  # by name
+    guards = context.guards_context.dynamo_guards
+    for guard in list(guards):
+        if guard.create_fn is not left_out:
+            continue
+        guard.create_fn = GuardBuilder.SEQUENCE_LENGTH
+        source: Any = guard.originating_source
+        outermost = None
+        while (source := getattr(source, "base", None)) is not None:
+            name = source.name
+            if name not in found and name.startswith(("L[", "G[")):
+                found[name] = eval(name, scope)
+            if isinstance(found.get(name), nn.Module):
+                outermost = source
+        if outermost is not None:
+            guards.add(outermost.make_guard(GuardBuilder.ID_MATCH))
+    return [module for module in found.values() if isinstance(module, nn.Module)]
+
+
+def _is_lasting(node: fx.Node, value: Any) -> bool:
+    """Whether an input is a parameter or buffer, of which a counter tells changes."""
+    if type(value) not in (Tensor, nn.Parameter) or value.is_inference():
+        return False
+    known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return isinstance(value, nn.Parameter) or known is not None
+
+
+def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any]) -> str:
+    """Why nothing is fused in a graph of dynamo, or nothing."""
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    modes = {getattr(node.target, "__name__", "") for node in graph.nodes}
+    if "_enter_autocast" in modes or any(
+        torch.is_autocast_enabled(kind) for kind in {tensor.device.type for tensor in tensors}
+    ):
+        return "under autocast"
+    wants = torch.is_grad_enabled() or "_set_grad_enabled" in modes
+    if wants and any(tensor.requires_grad for tensor in tensors):
+        return "gradients are wanted: call it under torch.no_grad()"
+    return ""
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a graph, and notes the form of each value."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self._mode = torch._subclasses.FakeTensorMode()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As of the base."""
+        value = super().run_node(n)
+        if type(value) in (Tensor, nn.Parameter) and n.op != "get_attr":
+            n.meta["val"] = self._mode.from_tensor(value)
+        return value
+
+
+def _read(node: fx.Node) -> Any:
+    return attribute(node.graph.owning_module, str(node.target))
+
+
+# ---- Rewriting ----------------------------------------------------------------------------------
+
+
+class _Folding:
+    """Computes the operands of fused calls from ``sources``, copies of nodes in a graph apart."""
+
+    def __init__(self) -> None:
+        self.sources: list[fx.Node] = []
+        self._graph = fx.Graph()
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._recipes: list[tuple[Any, ...]] = []
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        if node not in self._copies:
+            if node.op in ("placeholder", "get_attr"):
+                self.sources.append(node)
+                self._copies[node] = self._graph.placeholder(node.name)
+            else:
+                for read in node.all_input_nodes:
+                    self._copy(read)
+                self._copies[node] = self._graph.node_copy(node, self._copies.__getitem__)
+        return self._copies[node]
+
+    def add(self, engine: str, site: Site) -> None:
+        """Adds the operands of a site, which are three tensors or None."""
+        images = value_of(site.input)
+        shape = None if images is None else tuple(map(_hint, images.shape))
+        read = (site.weight, site.bias, site.scales)
+        self._recipes.append((engine, site, fx.node.map_arg(read, self._copy), shape))
+
+    def operands(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, ...]]:
+        """The operands of each site for the values that the sources have now."""
+        values: dict[fx.Node, Any] = dict(
+            zip((self._copies[node] for node in self.sources), tensors, strict=True)
+        )
+
+        def value(node: fx.Node) -> Any:
+            if node not in values:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+                function = node.target
+                if node.op == "call_method":
+                    function = getattr(args[0], str(function))
+                    args = args[1:]
+                values[node] = function(*args, **kwargs)
+            return values[node]
+
+        found: list[tuple[Tensor | None, ...]] = []
+        for engine, site, read, shape in self._recipes:
+            weight, bias, scales = fx.node.map_arg(read, value)
+            found.append(operands(engine, site, weight, bias, scales, shape))
+        return found
+
+
+def _hint(size: Any) -> int:
+    """A size, or the value that a symbol was traced with."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+class _Rewriting:
+    """Puts one call in the place of each convolution and what it absorbs, in a graph.
+
+    Attributes:
+        rows: of the report. folding: computes the operands of ``tensors``, its sources. buffers:
+        what the graph reads of these, attributes of the module; ``kept`` tells which they are.
+    """
+
+    def __init__(self, module: fx.GraphModule, sources: Sequence[fx.Node], reason: str) -> None:
+        self.module, self.graph = module, module.graph
+        self._constants = Constants(self.graph, sources)
+        self._sites = find_sites(self.graph, self._constants)
+        for site in self._sites:
+            site.reason = site.reason or reason
+        self.rows: list[Row] = []
+        self.folding = _Folding()
+        self.buffers: list[Tensor] = []
+        self.tensors: list[Tensor] = []
+        self.kept: list[tuple[int, int]] = []
+        self._now: dict[fx.Node, fx.Node] = {}  # nodes that took the place of others
+        self._norms: dict[fx.Node, fx.Node] = {}  # of values, by the nodes that compute them
+
+    def run(
+        self, read: Callable[[fx.Node], Tensor], measures: bool, compiles: bool, packs: bool
+    ) -> None:
+        """Rewrites the graph. ``read``: the tensor of a source."""
+        chosen: list[tuple[Site, Choice]] = []
+        for site in self._sites:
+            site.packs = packs
+            choice = None if site.reason else choose(site, measures, compiles)
+            self.rows.append(_row(site, choice))
+            if choice is not None:
+                chosen.append((site, choice))
+                self.folding.add(choice.engine, site)
+        if not chosen:
+            return
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            self.tensors = tensors = [read(node) for node in self.folding.sources]
+            found = self.folding.operands(tensors)
+        values = dict(zip(self.folding.sources, tensors, strict=True))
+        memories = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        readers = self._norm_readers(chosen)
+        for place, ((site, choice), of_site) in enumerate(zip(chosen, found, strict=True)):
+            nodes = []
+            for which, (value, own) in enumerate(
+                zip(of_site, (site.weight, site.bias, None), strict=True)
+            ):
+                is_own = own is not None and value is values.get(own)
+                if value is None or is_own:
+                    nodes.append(own if is_own else None)
+                    continue
+                self.kept.append((place, which))
+                self.buffers.append(_apart(value, memories))
+                nodes.append(self._attribute(site.node))
+            self._replace(site, choice.engine, nodes, readers)
+        # Others than constants may have effects, which nothing tells.
+        self.graph.eliminate_dead_code(
+            lambda node: node.op in ("placeholder", "output") or node not in self._constants
+        )
+        self.module.recompile()
+
+    def _attribute(self, before: fx.Node) -> fx.Node:
+        """A node that reads the newest buffer."""
+        name = f"spamm_torch_{len(self.buffers)}"
+        self.module.register_buffer(name, self.buffers[-1])
+        sources = getattr(self.module, "_param_name_to_source", None)
+        if sources is not None:  # dynamo's, by which its compilers know lasting inputs
+            sources[name] = torch._dynamo.source.ConstantSource(name)
+        with self.graph.inserting_before(before):
+            return self.graph.get_attr(name)
+
+    def _norm_readers(self, chosen: Sequence[tuple[Site, Choice]]) -> dict[fx.Node, Site]:
+        """The sites that skip by norms that the convolution before them computes, by its value."""
+        by_last = {site.last: (site, choice.engine) for site, choice in chosen}
+        found = {}
+        for site, _ in chosen:
+            before, engine = by_last.get(site.input, (None, ""))
+            if before is not None and engine == "spamm" and _reads_norms(site):
+                found[before.last] = site
+        return found
+
+    def _replace(
+        self, site: Site, engine: str, given: Sequence[Any], readers: dict[fx.Node, Site]
+    ) -> None:
+        nodes = site.nodes[: site.folded] if engine == "torch" else site.nodes
+        if engine == "spamm, pool" and site.pool is not None:
+            nodes = [*nodes, site.pool]
+        end, dtype = nodes[-1], value_of(site.weight).dtype
+        x, residual = (self._now.get(node, node) for node in (site.input, site.residual))
+        function, args, options = call_of(engine, site, dtype, (x, *given), residual)
+        if x in self._norms and _reads_norms(site):
+            options["norm_input"] = self._norms[x]
+        with self.graph.inserting_before(end):
+            if end in readers:
+                both = self.graph.call_function(_ops.conv2d_with_norms.default, args, options)
+                new = self.graph.call_function(operator.getitem, (both, 0))
+                self._norms[new] = self.graph.call_function(operator.getitem, (both, 1))
+            else:
+                new = self.graph.call_function(function, args, options)
+        new.meta = dict(end.meta)
+        end.replace_all_uses_with(new)
+        self._now[end] = new
+        for node in reversed(nodes):
+            self.graph.erase_node(node)
+
+
+def _apart(value: Tensor, memories: set[int]) -> Tensor:
+    """The tensor, in memory that no source has."""
+    is_shared = not value.is_mkldnn and value.untyped_storage().data_ptr() in memories
+    return value.clone() if is_shared else value
+
+
+def _reads_norms(site: Site) -> bool:
+    """Whether a site skips by the norms that the convolution before it can compute."""
+    images, setting = value_of(site.input), site.setting
+    if not site.skips or images is None or site.geometry[3] != 1:
+        return False
+    block, pixel_block = setting.get("block"), setting.get("pixel_block")
+    _, k, n = (0, _EDGE, _EDGE) if block is None else check_block(list(block))
+    fills = _hint(images.shape[0]) >= _EDGE or setting.get("threshold") is not None
+    is_whole = pixel_block is None or tuple(pixel_block) == (_EDGE, 1, 1)
+    reads = (k == _EDGE or images.shape[1] <= k < _EDGE) and n == _EDGE and is_whole
+    return fills and reads and computes_output_norms(images.device, images.dtype)
+
+
+def _row(site: Site, choice: Choice | None) -> Row:
+    weight = value_of(site.weight)
+    shape = ""
+    if weight is not None and site.geometry:
+        stride, _, dilation, groups = site.geometry
+        outer, inner, *kernel = weight.shape
+        shape = f"{inner * groups} > {outer}, {'x'.join(map(str, kernel))}"
+        shape += f", /{stride[0]}" if max(stride) > 1 else ""
+        shape += f", dilated {dilation[0]}" if max(dilation) > 1 else ""
+        shape += f", {groups} groups" if groups > 1 else ""
+    row = Row(site.name, shape, "left", reason=site.reason)
+    if choice is None:
+        return row
+    absorbed = site.absorbed
+    if choice.engine == "torch":
+        absorbed = tuple(what for what in absorbed if what in ("bn", "scale", "shift"))
+    elif choice.engine == "spamm, pool":
+        absorbed += ("pool",)
+    return replace(
+        row, action=choice.engine, absorbed=absorbed, reason=choice.reason, times=choice.times
+    )
+
+
+# ---- Calls --------------------------------------------------------------------------------------
+
+_calls: "weakref.WeakSet[_Call]" = weakref.WeakSet()
+_numbers = itertools.count()
+
+
+def _calls_of(model: nn.Module) -> Iterator["_Call"]:
+    """What was compiled of a model: it reads a tensor of the model's."""
+    own = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
+    for call in list(_calls):
+        if any(id(tensor) in own for tensor in call.read):
+            yield call
+
+
+class _Call:
+    """A compiled graph, which brings its folded weights up to date before it runs.
+
+    Attributes:
+        run: the graph. rows: of the report. read: the parameters and buffers that it reads.
+        number: in the order of compiling.
+    """
+
+    run: Compiled
+
+    def __init__(
+        self,
+        rewriting: _Rewriting,
+        places: list[int],
+        read: list[Tensor],
+        modules: Iterable[nn.Module],
+    ) -> None:
+        self.rows, self.number, self.read = rewriting.rows, next(_numbers), read
+        self._modules = [weakref.ref(module) for module in modules]
+        self._norms = [weakref.ref(m) for m in modules if "num_batches_tracked" in m._buffers]
+        self._methods = list(_methods_of({type(module) for module in modules}))
+        self._kinds = [type(module) for module in modules]
+        self._code = self._code_now()
+        self._folding, self._kept = rewriting.folding, rewriting.kept
+        self._buffers = rewriting.buffers
+        self._places = places if rewriting.buffers else []
+        self._lock = threading.Lock()
+        self._note(rewriting.tensors)
+        _calls.add(self)
+
+    def __call__(self, *args: Any) -> Any:
+        if self._code_now() != self._code:
+            raise RuntimeError(
+                "a compiled model expects modules of the classes and methods that they had, and as "
+                "many hooks of all modules; got others (torch._dynamo.reset() compiles it anew)"
+            )
+        if self._places:
+            sources = [args[place] for place in self._places]
+            if self._state_of(sources) != self._state:
+                self._fold(sources)
+        return self.run(*args)
+
+    def _code_now(self) -> Any:
+        """The classes of the modules, their methods and the hooks of all modules, of which dynamo
+        guards only a part."""
+        modules = [reference() for reference in self._modules]
+        kinds = [
+            kind if module is None else type(module)  # dynamo sees which module takes its place
+            for module, kind in zip(modules, self._kinds, strict=True)
+        ]
+        hooks = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+        return kinds, [methods.get(name) for methods, name in self._methods], *map(len, hooks)
+
+    def fold_again(self) -> None:
+        """Folds the weights again, into the same memory."""
+        if self._places:
+            self._fold(self._sources)
+
+    def _fold(self, sources: list[Tensor]) -> None:
+        with self._lock, _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            found = self._folding.operands(sources)
+            for buffer, (place, which) in zip(self._buffers, self._kept, strict=True):
+                buffer.copy_(found[place][which])
+            self._note(sources)
+
+    def _note(self, sources: Sequence[Tensor]) -> None:
+        """Notes what the operands are folded of, and holds its memory, so that nothing else gets
+        its address."""
+        self._state = self._state_of(sources)
+        self._sources = list(sources)
+        self._held = [source.detach() for source in sources]
+
+    def _state_of(self, tensors: Sequence[Tensor]) -> Any:
+        """What tells changes: versions, addresses, and of batch norms, which count no versions when
+        they update their statistics, how many batches they have seen."""
+        norms: list[Any] = [reference() for reference in self._norms]
+        if None in norms:
+            return object()  # another one takes its place, which is not known here
+        counts = [norm._buffers.get("num_batches_tracked") for norm in norms]
+        try:
+            versions = list(map(_version_of, (*tensors, *filter(_is_tensor, counts))))
+        except RuntimeError:  # a tensor of inference mode counts none
+            return object()
+        return versions, [tensor.data_ptr() for tensor in tensors], list(map(id, counts))
+
+
+def _is_tensor(value: Any) -> bool:
+    return value is not None
+
+
+_METHODS = ("__call__", "forward", "_call_impl", "_conv_forward")
+
+
+def _methods_of(kinds: Iterable[type]) -> Iterator[tuple[Any, str]]:
+    """The methods that a call of such a module may run, as entries of its classes' namespaces:
+    every one of a user's class, and of torch's those that take part in a call."""
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
+    for base in bases:
+        if base in (nn.Module, object):
+            continue
+        own = () if base.__module__.startswith("torch.") else vars(base)
+        found = {name for name in own if inspect.isfunction(vars(base)[name])}
+        yield from ((vars(base), name) for name in sorted(found.union(_METHODS)))

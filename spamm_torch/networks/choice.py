@@ -1,0 +1,259 @@
+"""The engine of each fused convolution: its call, its operands, and the choice by times."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .._arguments import norm_dtype
+from .._timing import Timing, times_of
+from .config import NOTHING_SKIPPED, lossless
+from .fusion import Site, value_of
+from .operands import joined_weight
+
+_ops = torch.ops.spamm_torch
+
+_LEAST_CHANNELS = 64  # from so many on, the table takes "spamm" for float32 on Hopper
+_MOST_JOINED_BYTES = 1 << 28  # of the weight of joined groups
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine by name, why it was chosen, and the times of the candidates.
+
+    Engines: "spamm" (the op ``conv2d``, with nothing skipped unless a SpAMM layer skips), "spamm,
+    pool" (``conv2d_max_pool``), "groups joined" (``conv2d``, of all groups at once), "dense"
+    (``dense_conv2d``), and "torch": the convolution is torch's, and the rest the compiler's.
+    """
+
+    engine: str
+    reason: str
+    times: tuple[tuple[str, Timing], ...] = ()
+
+
+# ---- Calls --------------------------------------------------------------------------------------
+
+
+def operands(
+    engine: str, site: Site, weight: Tensor, bias: Tensor | None, scales: Any, input_shape: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Weight and bias with the maps of channels behind the convolution in them, rounded once, and
+    the weight's norms. Those of a layer that skips are of its own weight, by which its setting was
+    chosen: it skips the same products. For "dense" on a CPU the weight may be packed.
+    """
+    own, groups = weight, site.geometry[3]
+    if scales:
+        dtype = norm_dtype(weight.dtype)
+        scale, shift = torch.ones((), dtype=dtype, device=weight.device), 0.0
+        if bias is not None:
+            shift = bias.to(dtype)
+        for kind, given in scales:
+            if kind == "bn":
+                mean, variance, gamma, beta, eps = given
+                factor = torch.rsqrt(variance.to(dtype) + eps)
+                factor = factor if gamma is None else factor * gamma.to(dtype)
+                shift = (shift - mean.to(dtype)) * factor
+                shift = shift if beta is None else shift + beta.to(dtype)
+                scale = scale * factor
+                continue
+            other = given[0]
+            other = other.flatten().to(dtype) if isinstance(other, Tensor) else other
+            shift = shift * other if kind == "mul" else shift + other
+            scale = scale * other if kind == "mul" else scale
+        weight = (weight.to(dtype) * scale.reshape(-1, 1, 1, 1)).to(weight.dtype)
+        if isinstance(shift, Tensor) or shift:
+            shift = torch.as_tensor(shift, dtype=dtype, device=weight.device)
+            bias = shift.expand(weight.shape[0]).to(weight.dtype)
+    if engine == "groups joined":
+        own = weight = joined_weight(weight, groups)
+        groups = 1
+    if site.is_last:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    third = None
+    if engine in ("spamm", "spamm, pool", "groups joined"):
+        source = own if site.skips else weight
+        third = _ops.conv2d_weight_norm(source, groups, **_blocks(engine, site, weight.dtype))
+    elif engine == "dense" and _packs(site, weight):
+        stride, padding, dilation, _ = site.geometry
+        reorder = torch.ops.mkldnn._reorder_convolution_weight
+        weight = reorder(weight, padding, stride, dilation, groups, input_shape)
+    bias = None if bias is None else bias.contiguous()
+    return weight, bias, third
+
+
+def _packs(site: Site, weight: Tensor) -> bool:
+    """Whether "dense" reads a copy of the weight in oneDNN's layout, whose result is channels last:
+    oneDNN makes one in each call of another."""
+    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+    is_enabled = torch._C._has_mkldnn and torch._C._get_mkldnn_enabled()
+    return is_plain and is_enabled and site.is_last and site.packs
+
+
+def _setting(engine: str, site: Site, dtype: torch.dtype) -> dict[str, Any]:
+    """The arguments of the op ``conv2d`` that say what it skips."""
+    if engine == "groups joined":
+        return lossless(dtype).op_arguments()
+    return dict(site.setting) if site.skips else NOTHING_SKIPPED.op_arguments()
+
+
+def _blocks(engine: str, site: Site, dtype: torch.dtype) -> dict[str, Any]:
+    setting = _setting(engine, site, dtype)
+    return {name: setting.get(name) for name in ("block", "pixel_block")}
+
+
+def call_of(
+    engine: str, site: Site, dtype: torch.dtype, given: tuple[Any, ...], residual: Any
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function, its arguments, and those by name, for an input, a weight, a bias and norms."""
+    x, weight, bias, norms = given
+    stride, padding, dilation, groups = site.geometry
+    groups = 1 if engine == "groups joined" else groups
+    args = (x, weight, bias, stride, padding, dilation, groups)
+    if engine == "torch":
+        return F.conv2d, args, {}
+    options = {"activation": site.activation}
+    if engine == "spamm, pool":
+        return _ops.conv2d_max_pool.default, args, {**options, "norm_weight": norms}
+    options |= {} if residual is None else {"residual": residual}
+    if engine == "dense":
+        return _ops.dense_conv2d.default, args, options
+    setting = {**_setting(engine, site, dtype), "norm_weight": norms}
+    return _ops.conv2d.default, args, {**setting, **options}
+
+
+# ---- Candidates and their times -----------------------------------------------------------------
+
+
+def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
+    """The engines that may compute it, the table's first, which others have to beat. ``compiles``:
+    a compiler gets what is left."""
+    names = ["torch", "dense"] if compiles else ["dense"]
+    groups = site.geometry[3]
+    if groups == 1:
+        names.append("spamm")
+        if site.pool is not None and weight.is_cuda:
+            names.append("spamm, pool")
+    elif weight.shape[1] > 1 and weight.is_cuda and weight.nbytes * groups <= _MOST_JOINED_BYTES:
+        names.append("groups joined")
+    first = _predicted(site, weight, compiles).engine
+    return sorted(names, key=lambda name: name != first)
+
+
+_measured: dict[Any, Choice] = {}  # by shapes, in this process
+
+
+def choose(site: Site, measures: bool, compiles: bool) -> Choice:
+    """The engine of a site, measured on made-up numbers of the shapes that it was traced with."""
+    weight = value_of(site.weight)
+    if site.skips:
+        return Choice("spamm", "skips by its own setting")
+    images = value_of(site.input)
+    if weight.device.type not in ("cpu", "cuda"):
+        return Choice("torch", f"on the device {weight.device.type}")
+    is_absent = weight.device.type == "cuda" and not torch.cuda.is_available()
+    if not measures or images is None or is_absent:
+        return _predicted(site, weight, compiles)
+    others = [value_of(site.residual) if site.residual is not None else None]
+    key = (
+        *(_form(value) for value in (images, weight, *others)),
+        *(str(site.geometry), site.activation, site.pool is not None, site.bias is None),
+        *(bool(site.scales), site.is_last, site.packs, compiles, torch.get_num_threads()),
+    )
+    if key not in _measured:
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            _measured[key] = _measure(site, weight, images, others[0], compiles)
+    return _measured[key]
+
+
+def _form(value: Any) -> Any:
+    """What a tensor's times depend on, as numbers: sizes may be symbols with a value."""
+    if value is None:
+        return None
+    return value.device, value.dtype, _numbers(value.shape), _numbers(value.stride())
+
+
+def _numbers(sizes: Any) -> tuple[int, ...]:
+    return tuple(size if type(size) is int else int(size.node.hint) for size in sizes)
+
+
+def _made_up(value: Tensor) -> Tensor:
+    """Numbers of a tensor's sizes and memory format."""
+    made = torch.randn(_numbers(value.shape), dtype=value.dtype, device=value.device)
+    is_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    return made.contiguous(memory_format=torch.channels_last) if is_last else made
+
+
+def _measure(
+    site: Site, weight: Tensor, images: Tensor, residual: Tensor | None, compiles: bool
+) -> Choice:
+    x, w = _made_up(images), _made_up(weight)
+    other = None if residual is None else _made_up(residual)
+    bias = None
+    if site.bias is not None or site.scales:
+        bias = torch.zeros(w.shape[0], dtype=w.dtype, device=w.device)
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in _candidates(site, w, compiles):
+        call = _whole_call(name, site, x, w, bias, other)
+        try:
+            call()
+        except RuntimeError:  # no memory, or an op that does not take such sizes
+            continue
+        calls[name] = call
+    if len(calls) < 2:
+        return Choice(next(iter(calls), "torch"), "nothing else can compute it")
+    times = dict(zip(calls, times_of(list(calls.values()), w.device), strict=True))
+    best = next(iter(times))
+    for name, time in times.items():
+        if time.beats(times[best]):
+            best = name
+    least = min(times, key=lambda name: times[name].median)
+    reason = "measured: fastest" if least == best else "measured: nothing is clearly faster"
+    return Choice(best, reason, tuple(times.items()))
+
+
+def _whole_call(
+    name: str, site: Site, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> Callable[[], Any]:
+    """The call with what the compiler would do behind it: one pass in place for everything that is
+    not a max pool. On CUDA a compiler adds the bias in that pass, too."""
+    weight, b, norms = operands(name, site, w, bias, (), tuple(x.shape))
+    is_torch = name == "torch"
+    adds_bias_later = is_torch and w.is_cuda and b is not None
+    has_epilogue = is_torch and (
+        adds_bias_later or residual is not None or site.activation != "none"
+    )
+    given = (x, weight, None if adds_bias_later else b, norms)
+    function, args, options = call_of(name, site, w.dtype, given, residual)
+
+    def call() -> Any:
+        output = function(*args, **options)
+        if has_epilogue:
+            output = output.relu_() if residual is None else output.add_(residual)
+        if site.pool is not None and name != "spamm, pool":
+            output = F.max_pool2d(output, 2)
+        return output
+
+    return call
+
+
+def _predicted(site: Site, weight: Tensor, compiles: bool) -> Choice:
+    """The engine of a convolution of which nothing is measured."""
+    groups = site.geometry[3]
+    on_cuda = weight.device.type == "cuda"
+    if on_cuda and groups == 1 and torch.cuda.is_available():
+        is_hopper = torch.cuda.get_device_capability(weight.device)[0] == 9
+        least = min(weight.shape[:2])
+        if is_hopper and weight.dtype == torch.float32 and least >= _LEAST_CHANNELS:
+            return Choice("spamm", "table: faster than cuDNN on Hopper")
+    if not compiles:
+        return Choice("dense", "table: nothing is skipped")
+    is_fused = on_cuda and site.activation == "relu" and groups == 1
+    is_half = weight.dtype in (torch.float16, torch.bfloat16)
+    fills = all(channels % 8 == 0 for channels in weight.shape[:2])
+    if (is_fused and is_half and fills) or _packs(site, weight):
+        return Choice("dense", "table: one call")
+    return Choice("torch", "table: nothing is faster")

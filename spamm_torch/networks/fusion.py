@@ -1,0 +1,525 @@
+"""Finds the convolutions of an FX graph, and what follows each that its own call can compute.
+
+From a convolution single users are followed: batch norm or another affine map of channels by
+constants, residual add, activation, max pool. Constant is what is computed of parameters and
+buffers alone. Graphs of dynamo, of ``torch.export`` and of ``torch.fx`` are read alike.
+"""
+
+import functools
+import inspect
+import math
+import operator
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._prims_common import suggest_memory_format
+from torch.nn import functional as F
+
+from ..nn import SpAMMConv2d
+from .nodes import is_of_pairs, pair_of, reason_not_plain
+
+_ops, _aten = torch.ops.spamm_torch, torch.ops.aten
+
+# ---- Nodes by names -----------------------------------------------------------------------------
+
+_NAMES = (
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "pad", "max_pool2d"),
+    *("constant_pad_nd", "alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
+    *("relu", "relu6", "hardswish", "silu", "leaky_relu", "linear"),
+)
+_POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+
+
+@functools.cache
+def _names() -> dict[Any, str]:
+    """The names of functions, operators and overloads, in place or not."""
+    found: dict[Any, str] = {operator.add: "add", operator.iadd: "add", operator.mul: "mul"}
+    found |= {operator.imul: "mul", _ops.conv2d.default: "spamm", _ops.conv2d: "spamm"}
+    for name in _NAMES:
+        for form in (name, name + "_"):
+            for place in (torch, F, torch._C._nn):
+                if (function := getattr(place, form, None)) is not None:
+                    found[function] = name
+            if (packet := getattr(_aten, form, None)) is not None:
+                found |= {getattr(packet, which): name for which in packet.overloads()}
+    return found
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of the operation that a node calls, if it is one of those known here."""
+    if node.op == "call_method":
+        name = str(node.target).rstrip("_")
+        return name if name in _NAMES else ""
+    return _names().get(node.target, "") if node.op == "call_function" else ""
+
+
+@functools.cache
+def _parameters(target: Any, name: str) -> tuple[str, ...]:
+    """The names of an operation's arguments, as the functions of torch.nn have them."""
+    if target is F.max_pool2d:
+        return ("input", *_POOLING)
+    if inspect.isfunction(target):
+        return tuple(inspect.signature(target).parameters)
+    if not isinstance(target, torch._ops.OpOverload):
+        packet = _ops.conv2d if name == "spamm" else getattr(_aten, name)
+        target = getattr(packet, packet.overloads()[0])
+    arguments = [argument.name for argument in target._schema.arguments]
+    return tuple("input" if argument == "self" else argument for argument in arguments)
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a known operation by name."""
+    return {
+        **dict(zip(_parameters(node.target, name_of(node)), node.args, strict=False)),
+        **node.kwargs,
+    }
+
+
+def value_of(node: Any) -> Any:
+    """The tensor that a node was traced with, or None."""
+    if not isinstance(node, fx.Node):
+        return None
+    value = node.meta.get("val", node.meta.get("example_value"))
+    if value is None and node.op == "get_attr":
+        value = attribute(node.graph.owning_module, str(node.target))
+    return value if isinstance(value, Tensor) else None
+
+
+def attribute(module: Any, path: str) -> Any:
+    """What lies at a path such as ``features.0.weight``; None for nothing."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node may change one of its operands in place."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_")
+    if node.op == "call_module":
+        module = attribute(node.graph.owning_module, str(node.target))
+        is_unknown = not type(module).__module__.startswith("torch.nn")
+        return bool(getattr(module, "inplace", is_unknown))
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    name = getattr(node.target, "__name__", "")
+    in_place = node.kwargs.get("inplace") or any(given is True for given in node.args)
+    is_operator = getattr(node.target, "__module__", "") == "_operator" and name[0] == "i"
+    is_assignment = name in ("setitem", "delitem") or "out" in node.kwargs
+    return bool(in_place or is_operator or is_assignment or name.endswith("_"))
+
+
+_RANDOM = re.compile("rand|dropout|bernoulli|normal|multinomial|poisson")
+
+
+class Constants:
+    """Tells which nodes are computed of ``sources`` alone, which nothing in the graph writes to."""
+
+    def __init__(self, graph: fx.Graph, sources: Iterable[fx.Node]) -> None:
+        written = {read for node in graph.nodes if _writes(node) for read in node.all_input_nodes}
+        for node in reversed(graph.nodes):  # what may be a view of another value
+            if node in written and len(node.all_input_nodes) == 1:
+                written.update(node.all_input_nodes)
+        self._known = dict.fromkeys((node for node in sources if node not in written), True)
+
+    def __contains__(self, node: Any) -> bool:
+        if not isinstance(node, fx.Node):
+            return node is None or isinstance(node, (int, float))
+        if node not in self._known:
+            reads = node.all_input_nodes
+            self._known[node] = (
+                node.op in ("call_function", "call_method")
+                and bool(reads)
+                and not _RANDOM.search(getattr(node.target, "__name__", str(node.target)))
+                and not _writes(node)
+                and all(read in self for read in reads)
+            )
+        return self._known[node]
+
+
+# ---- Sites --------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Site:
+    """A call of a convolution, and the nodes behind it that its own call may compute.
+
+    Attributes:
+        name: of the layer, or of what it is called in.
+        node, input, weight, bias: the convolution and its operands. geometry: stride, padding,
+            dilation, groups.
+        setting: the further arguments of the op ``conv2d``, where a SpAMM layer calls it.
+        scales: the maps of channels behind it, in order: (kind, operands).
+        nodes: the convolution and what is computed with it, in order. ``folded``: how many of them
+            are computed by other weights.
+        residual, activation, pool: as of the ops; ``pool`` is a node.
+        is_last: whether its result has channels last in memory. packs: whether a weight may be
+            replaced by a copy in the layout of oneDNN.
+        reason: why it stays as it is; empty if it need not.
+    """
+
+    name: str
+    node: fx.Node
+    input: Any = None
+    weight: Any = None
+    bias: Any = None
+    geometry: tuple[Any, ...] = ()
+    setting: dict[str, Any] = field(default_factory=dict)
+    scales: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    nodes: list[fx.Node] = field(default_factory=list)
+    folded: int = 1
+    residual: fx.Node | None = None
+    activation: str = "none"
+    pool: fx.Node | None = None
+    absorbed: tuple[str, ...] = ()
+    is_last: bool = False
+    packs: bool = False
+    reason: str = ""
+
+    @property
+    def last(self) -> fx.Node:
+        """The node whose value the fused call computes."""
+        return self.nodes[-1]
+
+    @property
+    def skips(self) -> bool:
+        """Whether a SpAMM layer calls it, by its own setting."""
+        return bool(self.setting)
+
+
+def find_sites(graph: fx.Graph, constants: Constants) -> list[Site]:
+    """The convolutions of a graph, in its order."""
+    sites = [site for node in graph.nodes if (site := _site_of(node, constants)) is not None]
+    # The last convolution first: an add belongs to the one that runs last of its two.
+    finder = _Finder(graph, constants)
+    for site in reversed(sites):
+        if not site.reason:
+            finder.follow(site)
+    return sites
+
+
+def _site_of(node: fx.Node, constants: Constants) -> Site | None:
+    name = name_of(node)
+    if node.op == "call_module":
+        module = attribute(node.graph.owning_module, str(node.target))
+        if isinstance(module, nn.modules.conv._ConvNd):
+            return Site(str(node.target), node, reason=f"a module, {type(module).__name__}")
+        return None
+    if not (name.startswith("conv") or name == "spamm"):
+        return None
+    given = arguments_of(node)
+    site = Site(_layer_name(node, given.get("weight")), node, nodes=[node])
+    site.input, site.weight, site.bias = (given.get(key) for key in ("input", "weight", "bias"))
+    value = value_of(node)
+    site.is_last = value is not None and suggest_memory_format(value) == torch.channels_last
+    site.reason = _reason(site, name, given, constants)
+    if not site.reason:
+        padding = given.get("padding", 0)
+        if isinstance(padding, str):
+            padding = _padding_of(padding, value_of(site.weight), given)
+        edges = (given.get("stride", 1), padding, given.get("dilation", 1))
+        site.geometry = (*(list(_pair(edge)) for edge in edges), given.get("groups", 1))
+    if name == "spamm":
+        known = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+        site.setting = {key: value for key, value in given.items() if key not in known}
+    return site
+
+
+def _pair(value: Any) -> Any:
+    """A value for rows and columns; a list may hold one for both."""
+    return (
+        (value[0],) * 2 if isinstance(value, (list, tuple)) and len(value) == 1 else pair_of(value)
+    )
+
+
+def _layer_name(node: fx.Node, weight: Any) -> str:
+    """The name of the module that calls it, or of the weight, or of the node."""
+    stack = node.meta.get("nn_module_stack")
+    if stack:
+        path = str(list(stack.values())[-1][0])
+        path = re.sub(r"\['?(\w+)'?\]", r".\1", path).removeprefix("L.self").strip(".")
+        return re.sub(r"\b_modules\.|^self\.", "", path) or node.name
+    is_attribute = isinstance(weight, fx.Node) and weight.op == "get_attr"
+    return str(weight.target).removesuffix(".weight") if is_attribute else node.name
+
+
+def _reason(site: Site, name: str, given: dict[str, Any], constants: Constants) -> str:
+    """Why a convolution stays as it is, or nothing."""
+    if name not in ("conv2d", "convolution", "spamm") or given.get("transposed"):
+        return "not a 2-d convolution"
+    weight, images = value_of(site.weight), value_of(site.input)
+    if site.weight not in constants or site.bias not in constants:
+        return "its weight is computed in the call"
+    if weight is None or weight.dim() != 4 or (images is not None and images.dim() != 4):
+        return "no batch of images"
+    if not weight.is_floating_point() or (images is not None and images.dtype != weight.dtype):
+        return "its weight is of another type than its input"
+    if type(weight) not in (Tensor, nn.Parameter, torch._subclasses.FakeTensor):
+        return f"its weight is a {type(weight).__name__}"
+    padding = given.get("padding", 0)
+    if isinstance(padding, str) and _padding_of(padding, weight, given) is None:
+        return f"padding {padding!r} that differs between sides"
+    return ""
+
+
+def _padding_of(padding: str, weight: Any, given: dict[str, Any]) -> tuple[int, int] | None:
+    """The padding that a word means; None where sides differ."""
+    if padding == "valid":
+        return (0, 0)
+    dilation = _pair(given.get("dilation", 1))
+    both = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    return None if any(total % 2 for total in both) else (both[0] // 2, both[1] // 2)
+
+
+class _Finder:
+    """Follows single users of a convolution through the graph."""
+
+    def __init__(self, graph: fx.Graph, constants: Constants) -> None:
+        self._constants = constants
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._writers = [node for node in graph.nodes if _writes(node)]
+        self._taken: set[fx.Node] = set()
+
+    def follow(self, site: Site) -> None:
+        """Takes what follows the site, as far as its call can compute it."""
+        if not site.skips:
+            self._take_pad(site)
+        if site.setting.get("activation", "none") != "none" or site.setting.get("residual"):
+            return
+        while self._pass_over_identity(site) or self._take_scale(site):
+            pass
+        self._take_add(site)
+        while self._pass_over_identity(site):
+            pass
+        self._take_activation(site)
+        while len(site.nodes) > site.folded and _is_identity(site.last):
+            site.nodes.pop()
+        self._taken.update(site.nodes)
+        if site.activation == "relu" and site.residual is None and not site.skips:
+            node = self._next(site)
+            is_pair = node is not None and name_of(node) == "max_pool2d"
+            site.pool = node if is_pair and _is_pool_of_pairs(node) else None
+
+    def _next(self, site: Site) -> fx.Node | None:
+        """The only user of what the site computes so far, if it can be computed with it."""
+        users = list(site.last.users)
+        if len(users) != 1 or users[0].op == "output" or users[0] in self._taken:
+            return None
+        return None if self._is_written_between(site, users[0]) else users[0]
+
+    def _is_written_between(self, site: Site, end: fx.Node) -> bool:
+        """Whether anything else is written to before the fused call would run."""
+        start, stop = self._order[site.node], self._order[end]
+        own = {*site.nodes, end}
+        return any(start < self._order[node] < stop and node not in own for node in self._writers)
+
+    def _take(self, site: Site, node: fx.Node, what: str) -> None:
+        site.nodes.append(node)
+        site.absorbed += (what,)
+
+    def _take_pad(self, site: Site) -> None:
+        node = site.input
+        if not isinstance(node, fx.Node) or name_of(node) not in ("pad", "constant_pad_nd"):
+            return
+        given = arguments_of(node)
+        pad = list(given["pad"])
+        left, right, *rows = [*pad, 0, 0][:4]
+        is_zero = given.get("mode", "constant") == "constant" and not given.get("value")
+        is_even = len(pad) in (2, 4) and left == right and rows[0] == rows[1]
+        if is_zero and is_even and all(type(edge) is int and edge >= 0 for edge in pad):
+            stride, padding, *rest = site.geometry
+            site.geometry = (stride, [padding[0] + rows[0], padding[1] + left], *rest)
+            site.input = given["input"]
+
+    def _pass_over_identity(self, site: Site) -> bool:
+        node = self._next(site)
+        if node is None or not _is_identity(node):
+            return False
+        site.nodes.append(node)
+        return True
+
+    def _take_scale(self, site: Site) -> bool:
+        """Takes a batch norm, or a product or sum with a constant of each channel."""
+        node = self._next(site)
+        name = "" if node is None else name_of(node)
+        if node is None or name not in ("batch_norm", "mul", "add"):
+            return False
+        if name == "batch_norm":
+            given = arguments_of(node)
+            tensors = tuple(given.get(key) for key in _BATCH_NORM)
+            if given.get("training") or tensors[0] is None or given["input"] is not site.last:
+                return False
+            if not all(tensor in self._constants for tensor in tensors):
+                return False
+            site.scales.append(("bn", (*tensors, given.get("eps", 1e-5))))
+        else:
+            other = _other_operand(node, site.last)
+            if (
+                other is None
+                or other not in self._constants
+                or not self._is_of_channels(site, other)
+            ):
+                return False
+            site.scales.append((name, (other,)))
+        self._take(
+            site, node, "bn" if name == "batch_norm" else "scale" if name == "mul" else "shift"
+        )
+        site.folded = len(site.nodes)
+        return True
+
+    def _is_of_channels(self, site: Site, other: Any) -> bool:
+        """Whether a constant is a number, or one of each channel that keeps the value's type."""
+        if not isinstance(other, fx.Node):
+            return not isinstance(other, bool)
+        value, weight = value_of(other), value_of(site.weight)
+        if value is None or value.dtype != weight.dtype:
+            return False
+        shape = (1,) * (4 - value.dim()) + tuple(value.shape)
+        return len(shape) == 4 and math.prod(shape) == shape[1] and shape[1] in (1, weight.shape[0])
+
+    def _take_add(self, site: Site) -> None:
+        node = self._next(site)
+        if node is None or name_of(node) != "add":
+            return
+        other, own = _other_operand(node, site.last), value_of(site.last)
+        value = value_of(other)
+        if other is None or own is None or value is None or other in self._constants:
+            return
+        if (own.shape, own.dtype, own.device) != (value.shape, value.dtype, value.device):
+            return
+        if _writes(node) and node.args[0] is not site.last:
+            return  # the other operand is written to, and may be read elsewhere
+        site.residual = other
+        self._take(site, node, "add")
+
+    def _take_activation(self, site: Site) -> None:
+        node = self._next(site)
+        if node is None:
+            self._take_gate(site)
+        elif (activation := activation_of(node)) is not None:
+            site.activation = activation
+            self._take(site, node, activation)
+
+    def _take_gate(self, site: Site) -> None:
+        """Takes x * sigmoid(x), which is SiLU, and x * hardsigmoid(x), which is hardswish."""
+        for gate in site.last.users:
+            others = [user for user in site.last.users if user is not gate]
+            name = {"sigmoid": "silu", "hardsigmoid": "hardswish"}.get(name_of(gate))
+            if name and len(others) == 1 and name_of(others[0]) == "mul":
+                product = others[0]
+                is_own = set(product.all_input_nodes) == {site.last, gate} and list(gate.users) == [
+                    product
+                ]
+                if is_own and not _writes(gate) and not self._is_written_between(site, product):
+                    site.activation = name
+                    site.nodes.append(gate)
+                    self._take(site, product, name)
+                    return
+
+
+_BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
+
+
+def _other_operand(node: fx.Node, own: fx.Node) -> Any:
+    """The operand beside ``own`` of a sum or product; None where there is no such one."""
+    if len(node.args) != 2 or set(node.kwargs) - {"alpha"} or node.kwargs.get("alpha", 1) != 1:
+        return None
+    first, second = node.args
+    if first is second:
+        return None
+    return second if first is own else first if second is own else None
+
+
+def _is_identity(node: fx.Node) -> bool:
+    """Whether a node returns its first argument."""
+    name = name_of(node)
+    if name == "alias":
+        return True
+    if name not in ("dropout", "dropout2d"):
+        return False
+    given = arguments_of(node)
+    return not given.get("training", given.get("train", True))
+
+
+def _is_pool_of_pairs(node: fx.Node) -> bool:
+    given = arguments_of(node)
+    kernel, stride, padding, dilation, ceil_mode, indices = (given.get(key) for key in _POOLING)
+    pooling = (_pair(kernel), _pair(stride or kernel), _pair(padding or 0), _pair(dilation or 1))
+    return not indices and is_of_pairs((*pooling, bool(ceil_mode)))
+
+
+def activation_of(node: fx.Node) -> str | None:
+    """The name of the activation that a node computes, if the ops compute it."""
+    name = name_of(node)
+    if name in ("relu", "relu6", "silu", "hardswish"):
+        return name
+    if name not in ("leaky_relu", "hardtanh", "clamp", "clamp_min"):
+        return None
+    given = arguments_of(node)
+    if name == "leaky_relu":
+        return name if given.get("negative_slope", 0.01) == 0.01 else None
+    least = given.get("min_val", given.get("min", -1.0))
+    most = given.get("max_val", given.get("max", 1.0 if name == "hardtanh" else None))
+    if isinstance(least, fx.Node) or isinstance(most, fx.Node) or least != 0:
+        return None
+    return "relu" if most is None else "relu6" if most == 6 else None
+
+
+# ---- Modules as functions -----------------------------------------------------------------------
+
+
+def lower_modules(graph: fx.Graph) -> None:
+    """Puts functions of tensors in the place of torch's own layers that a graph calls."""
+    root: Any = graph.owning_module
+    for node in list(graph.nodes):
+        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+            continue
+        module = attribute(root, str(node.target))
+        if not isinstance(module, nn.Module) or reason_not_plain(module) is not None:
+            continue
+        with graph.inserting_before(node):
+            new = _lowered(graph, node, module)
+        if new is not None:
+            new.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+
+
+def _lowered(graph: fx.Graph, node: fx.Node, module: Any) -> fx.Node | None:
+    x, kind = node.args[0], type(module)
+
+    def tensor(name: str) -> fx.Node | None:
+        return None if getattr(module, name) is None else graph.get_attr(f"{node.target}.{name}")
+
+    if kind is nn.Conv2d and module.padding_mode == "zeros":
+        edges = (module.stride, module.padding, module.dilation, module.groups)
+        return graph.call_function(F.conv2d, (x, tensor("weight"), tensor("bias"), *edges))
+    if kind is nn.BatchNorm2d and not module.training and module.running_mean is not None:
+        tensors = [tensor(name) for name in _BATCH_NORM]
+        return graph.call_function(F.batch_norm, (x, *tensors, False, 0.0, module.eps))
+    if kind is nn.MaxPool2d:
+        return graph.call_function(
+            F.max_pool2d, (x,), {key: getattr(module, key) for key in _POOLING}
+        )
+    simple = {
+        nn.ReLU: F.relu,
+        nn.SiLU: F.silu,
+        nn.Hardswish: F.hardswish,
+        nn.Sigmoid: torch.sigmoid,
+    }
+    if kind in simple:
+        return graph.call_function(simple[kind], (x,))
+    if kind is nn.LeakyReLU:
+        return graph.call_function(F.leaky_relu, (x, module.negative_slope))
+    if kind in (nn.ReLU6, nn.Hardtanh):
+        return graph.call_function(F.hardtanh, (x, module.min_val, module.max_val))
+    if kind is SpAMMConv2d:
+        return None
+    return graph.call_function(_aten.alias.default, (x,)) if kind is nn.Identity else None

@@ -1,0 +1,350 @@
+"""Functions of matrices, dense and block-sparse, against eigenvectors."""
+
+import functools
+import math
+
+import pytest
+import torch
+from support import (
+    one_thread,  # noqa: F401  the fixture is automatic
+    refuses,
+)
+
+from density import basis, sources
+from density.measuring import measure, methods
+from density.sources import Problem
+from models.files import UserError
+from spamm_torch import linalg, sparse
+from spamm_torch.linalg import Budget, Schedule, constant, loose_then_tight
+
+N = 150  # of 160 rows in blocks of 32
+FORMS = ("dense", "sparse", "padded")
+
+
+def decaying(seed=0, base=0.6):
+    """Symmetric, about 1 on the diagonal."""
+    generator = torch.Generator().manual_seed(seed)
+    i = torch.arange(N)
+    a = torch.rand(N, N, generator=generator, dtype=torch.float64) - 0.5
+    return (a + a.mT) * base ** (i[:, None] - i).abs().double()
+
+
+def given(a, form):
+    """A matrix in a form, and the options that say which."""
+    if form == "dense":
+        return a, {"block": 32}
+    if form == "sparse":
+        a = torch.block_diag(a, torch.eye(10, dtype=a.dtype))  # no padding
+        return sparse.from_dense(a, 32), {}
+    return sparse.from_dense(a, 32), {"size": N}
+
+
+def dense(a):
+    return a if a.layout == torch.strided else sparse.to_dense(a, (N, N))
+
+
+def function_of(a, function):
+    values, vectors = torch.linalg.eigh(a)
+    return (vectors * function(values)) @ vectors.mT
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_error", [0.0, 1e-10, 1e-7])
+@pytest.mark.parametrize("name", ["inverse_sqrt", "sign"])
+def test_functions_of_eigenvalues(form, max_error, name):
+    if name == "sign":
+        s = decaying() + torch.diag(1.5 * (-1.0) ** torch.arange(N)).double()
+        right = function_of(s, torch.sign)
+    else:
+        s = torch.eye(N, dtype=torch.float64) + 0.3 * decaying()
+        right = function_of(s, lambda x: x**-0.5)
+    a, options = given(s, form)
+    found = getattr(linalg, name)(a, max_error=max_error, **options)
+    assert found.matrix.layout == a.layout
+    assert torch.linalg.vector_norm(dense(found.matrix) - right) <= 1e-9 + 1e4 * max_error
+    assert name == "sign" or found.residual <= 1e-10 + 1e4 * max_error
+    if form == "padded":
+        assert not sparse.to_dense(found.matrix)[N:].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 12])
+@pytest.mark.parametrize("max_error", [0.0, 1e-6, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_matrix_power(form, n, max_error, dtype):
+    a = (decaying() + 0.1 * decaying(1).triu()).to(dtype)  # not symmetric
+    given_a, options = given(a, form)
+    found = linalg.matrix_power(given_a, n, max_error=max_error, **options)
+    whole = (given_a if form == "dense" else sparse.to_dense(given_a)).double()
+    right = torch.linalg.matrix_power(whole, n)
+    if form == "padded" and n == 0:
+        right.diagonal()[N:] = 0
+    got = found.matrix if form == "dense" else sparse.to_dense(found.matrix)
+    error, size = torch.linalg.vector_norm(got - right), torch.linalg.vector_norm(whole)
+    rounding = max(1, size**n) * (1e-13 if dtype == torch.float64 else 1e-5)
+    assert error <= found.error_bound + rounding
+    assert error <= found.total_bound + 1e-13 * max(1, size**n)
+    assert found.error_bound <= found.total_bound < math.inf
+    assert [step.step for step in found.iterations][:2] == ["a^2", "a^3" if n in (3, 7) else "a^4"][
+        : len(found.iterations)
+    ]
+    assert (found.error_bound > 0) == (max_error > 0 and n > 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_basis(form):
+    """Exact, and mended where Z is near S^(-1/2) alone."""
+    s, f = torch.eye(N, dtype=torch.float64) + 0.3 * decaying(), decaying(1)
+    exact, near = function_of(s, lambda x: x**-0.5), torch.eye(N).double() - 0.15 * decaying()
+    (a, options), (z, _) = given(f, form), given(exact, form)
+    found = linalg.in_basis(a, z, max_error=0.0, **options)
+    torch.testing.assert_close(dense(found.matrix)[:N, :N], exact @ f @ exact)
+    assert found.matrix.layout == a.layout
+    off = torch.linalg.eigvalsh(near @ s @ near) - 1
+    w = 1.5 * torch.eye(N) - near @ s @ near / 2
+    once = linalg.in_basis(a, given(near, form)[0], max_error=0.0, **options).matrix
+    twice = linalg.in_basis(once, given(w, form)[0], max_error=0.0, **options).matrix
+    right = torch.linalg.eigvalsh(exact @ f @ exact)
+    lost, left = (
+        (torch.linalg.eigvalsh(dense(x)[:N, :N]) - right).abs().max() for x in (once, twice)
+    )
+    assert left < 2 * off.abs().max() ** 2 * right.abs().max()
+    assert left < lost / 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_error", [1e-7, 1e-9])
+def test_purify(form, max_error):
+    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
+    a, options = given(h, form)
+    if form == "sparse":  # what it adds lies at 1, above the occupied states
+        assert torch.linalg.eigvalsh(h)[N // 2 - 1] < 0
+    heard = []
+    found = linalg.purify(
+        a, N, max_error=max_error, callback=lambda *said: heard.append(said), **options
+    )
+    values, vectors = torch.linalg.eigh(h)
+    right = vectors[:, : N // 2] @ vectors[:, : N // 2].mT
+    x = dense(found.matrix)
+    assert x.dtype == torch.float64
+    energy = 2 * (x * h).sum() - 2 * values[: N // 2].sum()
+    assert abs(energy) <= 10 * max_error * N
+    assert torch.linalg.vector_norm(x - right) <= max_error * math.sqrt(N / 2)
+    off = torch.linalg.vector_norm(x @ h - h @ x)
+    assert off <= found.residual <= off + max_error * math.sqrt(N) * 5
+    assert [number for number, _ in heard] == list(range(len(found.iterations)))
+    assert [step.residual for step in found.iterations] == [residual for _, residual in heard]
+    assert {step.dtype for step in found.iterations} == {torch.float64}
+    assert found.error_bound == sum(step.error_bound for step in found.iterations) > 0
+    assert all(0 < step.valid_ratio <= 1 for step in found.iterations)
+    if form == "padded":
+        assert not sparse.to_dense(found.matrix)[N:].any()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("max_error", [1e-7, 1e-9])
+def test_purify_on_cuda_takes_the_steps_of_the_cpu(max_error):
+    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
+    a, options = given(h, "padded")
+    x, y = (linalg.purify(m, N, max_error=max_error, **options) for m in (a, a.cuda()))
+    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
+    assert torch.linalg.vector_norm(dense(x.matrix) - dense(y.matrix).cpu()) <= 1e3 * max_error
+
+
+def test_block_sparse_and_dense_agree_where_nothing_is_lost():
+    """The same steps; float64 throughout."""
+    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
+    schedule = linalg.constant(linalg.Budget(0.0))
+    x, y = (
+        linalg.purify(a, N, schedule=schedule, **options)
+        for a, options in (given(h, "dense"), given(h, "padded"))
+    )
+    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
+    torch.testing.assert_close(sparse.to_dense(y.matrix, (N, N)), x.matrix, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_gershgorin(form):
+    a = decaying()
+    lowest, highest = linalg.gershgorin(given(a, form)[0])
+    values = torch.linalg.eigvalsh(a)
+    assert lowest <= values[0]
+    assert values[-1] <= highest
+    radius = a.abs().sum(1) - a.diagonal().abs()
+    assert lowest == pytest.approx(float((a.diagonal() - radius).min()))
+
+
+SQUARE = torch.eye(64, dtype=torch.float64)
+BLOCKS = sparse.from_dense(SQUARE, 32)
+
+
+SIGN = functools.partial(linalg.sign, max_error=0)
+POWER = functools.partial(linalg.matrix_power, BLOCKS, max_error=0)
+PURIFY = functools.partial(linalg.purify, BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "kind", "words"),
+    [
+        (SIGN, {"a": SQUARE[:32]}, RuntimeError, "expects a square matrix; got shape (32, 64)"),
+        (SIGN, {"a": SQUARE.half()}, TypeError, "sign expects float32 or float64; got float16"),
+        (SIGN, {"a": SQUARE.to_sparse()}, TypeError, "sign expects dense or sparse_bsr"),
+        (SIGN, {"a": BLOCKS, "max_error": -1}, ValueError, "must be at least 0; got -1"),
+        (SIGN, {"a": BLOCKS, "size": 30}, ValueError, "from 33 to 64 for 64 rows; got 30"),
+        (SIGN, {"a": SQUARE, "size": 63}, ValueError, "size must be from 64 to 64"),
+        (SIGN, {"a": SQUARE * 0}, linalg.NotConverged, "without an eigenvalue at 0"),
+        (POWER, {"n": -1}, ValueError, "n must be at least 0; got -1"),
+        (POWER, {"n": 0.5}, TypeError, "n must be an integer; got 0.5"),
+        (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and schedule"),
+        (PURIFY, {"electrons": 63, "max_error": 1e-6}, ValueError, "even and from 2 to 126 for 64"),
+        (PURIFY, {"electrons": 64, "max_error": 1e-6}, linalg.NotConverged, "gap above the 32"),
+        (linalg.inverse_sqrt, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
+        (linalg.inverse_factor, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
+    ],
+)
+def test_bad_input(call, given, kind, words):
+    refuses(kind, lambda: call(**given), words)
+
+
+# ---- Purification --------------------------------------------------------------------------------
+
+
+SITES = 320
+
+
+@pytest.fixture(scope="module")
+def chain():
+    return sources.chain(SITES, 0.2)
+
+
+@pytest.fixture(scope="module")
+def waters():
+    """The embedded cluster, and its F in an orthogonal basis."""
+    problem = sources.embedded("default")
+    return problem, basis.transformed(problem.fock, basis.inverse_factor(problem.overlap))
+
+
+def purify(fock, occupied, schedule):
+    return linalg.purify(fock, 2 * occupied, schedule=schedule, block=32)
+
+
+def exact(fock, occupied):
+    """The projector on the lowest states and the energy of two electrons in each."""
+    energies, vectors = torch.linalg.eigh(fock)
+    return vectors[:, :occupied] @ vectors[:, :occupied].mT, 2 * energies[:occupied].sum().item()
+
+
+def energy_error(x, fock, problem):
+    """In hartree an atom."""
+    _, energy = exact(fock, problem.occupied)
+    return abs(2 * (x * fock).sum().item() - energy) / problem.atoms
+
+
+def test_nothing_skipped_gives_the_projector_of_the_eigenvectors(chain, device):
+    right, _ = exact(chain.fock, chain.occupied)
+    for budget in (Budget(None), Budget(0)):
+        run = purify(chain.fock.to(device), chain.occupied, constant(budget))
+        assert run.matrix.device.type == device.type
+        torch.testing.assert_close(run.matrix.cpu(), right, rtol=0, atol=1e-9)
+        assert all(iteration.valid_ratio == 1 for iteration in run.iterations)
+
+
+@pytest.mark.parametrize("first_dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("max_error", [1e-7, 1e-9])
+def test_a_schedule_costs_the_energy_about_its_budget(chain, device, max_error, first_dtype):
+    schedule = loose_then_tight(max_error, first_dtype)
+    run = purify(chain.fock.to(device), chain.occupied, schedule)
+    x = run.matrix.cpu()
+    assert x.dtype == torch.float64
+    assert energy_error(x, chain.fock, chain) < 3 * max_error
+    assert torch.linalg.vector_norm(x @ x - x) < 1e3 * max_error  # each may lose max_error * 160
+    assert 2 * x.trace().item() == pytest.approx(SITES, abs=1e3 * max_error)
+    assert max(iteration.valid_ratio for iteration in run.iterations) < 0.5
+
+
+def test_a_schedule_on_a_real_fock_matrix(waters, device):
+    problem, fock = waters
+    for max_error in (1e-8, 1e-9):
+        run = purify(fock.to(device), problem.occupied, loose_then_tight(max_error))
+        x = run.matrix.cpu()
+        assert energy_error(x, fock, problem) < 1e-7
+        assert torch.linalg.vector_norm(x @ x - x) < 1e-5
+        assert 2 * x.trace().item() == pytest.approx(problem.electrons, rel=1e-7)
+
+
+def test_only_the_last_iterations_need_accuracy(chain):
+    """Loose then tight is far better than loose throughout, and hardly worse than tight."""
+    loose, tight = Budget(1e-5), Budget(1e-8)
+    error = {
+        schedule: energy_error(
+            purify(chain.fock, chain.occupied, schedule).matrix, chain.fock, chain
+        )
+        for schedule in (constant(loose), constant(tight), Schedule(loose, tight))
+    }
+    scheduled = error[Schedule(loose, tight)]
+    assert scheduled < 0.02 * error[constant(loose)]
+    assert scheduled < 10 * error[constant(tight)]
+
+
+@pytest.mark.parametrize("gap", [2.0, 0.5, 0.2])
+@pytest.mark.parametrize("last_iterations", [2, 4, 6])
+def test_the_last_iterations_are_as_many_as_asked_for(gap, last_iterations):
+    """The first step is predicted; a pair of steps more is what a wrong guess may cost."""
+    problem = sources.chain(200, gap)
+    schedule = loose_then_tight(1e-8, torch.float64, last_iterations=last_iterations)
+    iterations = purify(problem.fock, problem.occupied, schedule).iterations
+    budgets = [Budget(iteration.max_error, iteration.dtype) for iteration in iterations]
+    last = budgets.count(schedule.last)
+    assert last_iterations <= last <= last_iterations + 2
+    assert budgets == [schedule.first] * (len(budgets) - last) + [schedule.last] * last
+
+
+def test_iterations_tell_what_was_done(chain):
+    run = purify(chain.fock, chain.occupied, constant(Budget(1e-8)))
+    x = _initial_of(chain.fock)
+    for iteration in run.iterations[:6]:
+        assert iteration.residual == pytest.approx((x - x @ x).trace().item(), rel=1e-5)
+        x = x @ x if iteration.step == "X^2" else 2 * x - x @ x
+    assert run.seconds == pytest.approx(sum(iteration.seconds for iteration in run.iterations))
+    assert run.iterations[-1].residual < 1e-2 < run.iterations[0].residual
+
+
+def _initial_of(fock):
+    """By Gershgorin's circles, of a chain: -gap/2 - 1 to gap/2 + 1."""
+    edge = fock[0, 0].abs() + 1
+    return (edge * torch.eye(len(fock)) - fock) / (2 * edge)
+
+
+# ---- The orthogonal basis -----------------------------------------------------------------------
+
+
+def test_the_basis_of_an_overlap(waters, device):
+    overlap = waters[0].overlap.to(device)
+    z = basis.inverse_factor(overlap)
+    one = torch.eye(len(z), dtype=z.dtype, device=device)
+    assert torch.linalg.vector_norm(z.mT @ overlap @ z - one) < 1e-9
+
+
+def test_the_energy_is_that_of_the_generalised_eigenproblem(waters):
+    """F C = S C e by Cholesky's factor of S: another basis, the same energies."""
+    problem, fock = waters
+    factor = torch.linalg.cholesky(problem.overlap)
+    half = torch.linalg.solve_triangular(factor, problem.fock, upper=False)
+    reduced = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+    _, expected = exact((reduced + reduced.mT) / 2, problem.occupied)
+    assert exact(fock, problem.occupied)[1] == pytest.approx(expected, abs=1e-9)
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+def test_no_gap():
+    """A ring of 8 sites, half filled, has two states of energy 0 for two electrons."""
+    fock = torch.zeros(8, 8, dtype=torch.float64)
+    site = torch.arange(8)
+    fock[site, (site + 1) % 8] = fock[(site + 1) % 8, site] = 1
+    with pytest.raises(linalg.NotConverged, match=r"a gap above the 4 occupied .* got trace"):
+        purify(fock, 4, constant(Budget(1e-9)))
+    ring = Problem("ring", fock, 8, 8)
+    with pytest.raises(UserError, match=r"a gap above the 4 occupied states; got"):
+        measure(fock, ring, methods([1e-9], None, 4), repeats=1, block=32, progress=print)
