@@ -34,7 +34,6 @@ Choices: TypeAlias = Mapping[str, Sequence[Option]]
 
 RATIOS = (0.85, 0.7, 0.55, 0.42, 0.3, 0.18)
 PIXEL_BLOCKS = ((64, 1, 1), (1, 8, 8))  # by position in the picture, and image by image
-_TIMED = 2  # every other option of a shape of blocks is timed
 _MEASURED = 128  # inputs whose errors are measured
 EXACT = Option(None, 0.0, 1.0, 0.0, 0.0, math.inf)  # conv2d with nothing skipped
 _LEAST_CHANNELS = 32  # fewer leave most of the smallest block empty
@@ -185,7 +184,7 @@ class Bench:
             layer = self.layers[name]
             engines[name] = {Trial(name, "dense"): _dense(layer)}
             by_block = ([x for x in given if x.pixel_block == block] for block in PIXEL_BLOCKS)
-            timed = [option for of_block in by_block for option in of_block[::_TIMED]]
+            timed = [of[n] for of in by_block if of for n in sorted({0, len(of) // 2, len(of) - 1})]
             for each in (EXACT, *timed):
                 trial = Trial(name, str(each.pixel_block), each.valid_ratio)
                 engines[name][trial] = SpAMMConv2d.from_dense(layer, **each.setting.setting())
@@ -230,11 +229,12 @@ class Bench:
 
 def _options(found: Mapping[Any, Tensor], size: float) -> list[Option]:
     rows = ((block, *(sums[1:] / sums[0]).tolist()) for (block, _), sums in found.items())
-    return [
-        Option(block, tau, ratio, error / (output or 1.0), error / (output or 1.0), size * ratio)
+    options = {  # ties leave fewer ratios
+        (block, ratio): Option(block, tau, ratio, *[error / (output or 1.0)] * 2, size * ratio)
         for block, tau, ratio, error, output in rows
         if 0 < tau < math.inf and ratio < 1 and error < math.inf
-    ]
+    }
+    return list(options.values())
 
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
