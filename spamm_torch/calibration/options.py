@@ -228,12 +228,12 @@ class Bench:
 
 
 def _options(found: Mapping[Any, Tensor], size: float) -> list[Option]:
-    rows = ((block, *(sums[1:] / sums[0]).tolist()) for (block, _), sums in found.items())
-    options = {  # ties leave fewer ratios
-        (block, ratio): Option(block, tau, ratio, *[error / (output or 1.0)] * 2, size * ratio)
-        for block, tau, ratio, error, output in rows
-        if 0 < tau < math.inf and ratio < 1 and error < math.inf
-    }
+    options: dict[Any, Option] = {}
+    for (block, _), sums in found.items():
+        tau, ratio, error, output = (sums[1:] / sums[0]).tolist()
+        error /= output or 1.0
+        if 0 < tau < math.inf and ratio < 1 and error < math.inf:  # ties leave fewer ratios
+            options[block, ratio] = Option(block, tau, ratio, error, error, size * ratio)
     return list(options.values())
 
 
