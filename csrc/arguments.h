@@ -165,6 +165,9 @@ void push_arguments(const c10::OperatorHandle& op, Stack& stack, const Arguments
 }
 
 inline void push_results(Stack& stack, Tensor&& result) { stack.emplace_back(std::move(result)); }
+inline void push_results(Stack& stack, std::string&& result) {
+  stack.emplace_back(std::move(result));
+}
 inline void push_results(Stack& stack, std::vector<Tensor>&& results) {
   stack.emplace_back(std::move(results));
 }

@@ -219,7 +219,7 @@ def test_second_operands_and_patterns_that_change():
         (sparse, "eye", "identity(size)"),
         (sparse, "from_coo", "sparse.from_sparse"),
         (spamm_torch.linalg, "sqrtm", "inverse_sqrt"),
-        (spamm_torch.linalg, "density_matrix", "purify"),
+        (spamm_torch.linalg, "density_matrix", "DensitySolver"),
         (spamm_torch, "convert", "convert_(model)"),
         (spamm_torch, "show_config", "build_info()"),
         (sparse, "nothing", "module 'spamm_torch.sparse' has no attribute 'nothing'"),

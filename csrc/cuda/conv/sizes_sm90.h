@@ -75,7 +75,7 @@ inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape
 // What heuristics.h asks where nothing is skipped.
 inline UnskippedConv unskipped_size(const Convolution& conv) {
   const spamm::ConvShape& shape = conv.shape;
-  return {.images = conv.whole_images,
+  return {.images = shape.images,
           .in_channels = shape.in_channels,
           .out_channels = shape.out_channels,
           .positions = shape.kernel_positions(),
