@@ -20,7 +20,7 @@ _L2_BYTES = 1 << 27  # more than the L2 of any GPU that is served
 _MOST_CYCLES = 1 << 30  # of a wait on the device: about half a second
 
 Call: TypeAlias = Callable[[], Any]
-Mark: TypeAlias = Callable[[str], None]
+Mark: TypeAlias = Callable[[Any], None]  # gets what tells a part from others
 Marking: TypeAlias = Callable[[Mark], Any]
 Run: TypeAlias = Callable[[], dict[str, float]]  # microseconds of one round, by part
 

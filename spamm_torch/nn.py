@@ -24,7 +24,7 @@ from ._arguments import (
     check_pixel_block,
     is_number,
 )
-from ._info import multiplied_dtype
+from ._info import NormMaps, as_multiplied, conv2d_norm_maps, multiplied_dtype
 from .functional import conv2d, linear, norm_map
 
 _ops = torch.ops.spamm_torch
@@ -404,6 +404,15 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             self.weight, self.groups, block=self.block, pixel_block=self.pixel_block
         )
 
+    def norm_maps(self, input: Tensor) -> NormMaps:
+        """The norm maps of a call with this input: of the weight and of the im2col matrix."""
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        padded = nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=mode)
+        geometry: Any = (self.stride, (0, 0), self.dilation, self.groups)
+        given: Any = (as_multiplied(padded), as_multiplied(self.weight), geometry)
+        blocks: Any = (self.tau is not None, self.block, self.pixel_block, None)
+        return conv2d_norm_maps(*given, *blocks)
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
@@ -484,6 +493,14 @@ class SpAMMLinear(_SpAMM, nn.Linear):
     def _weight_norms(self) -> Tensor:
         _, k, n = check_block(self.block)
         return norm_map(self.weight.t(), (k, n))
+
+    def norm_maps(self, input: Tensor) -> NormMaps:
+        """The norm maps of a call with this input: of its rows and of the transposed weight."""
+        rows = torch.cat(input.unbind()) if input.is_nested else input
+        rows, weight = as_multiplied(rows).reshape(-1, rows.shape[-1]), as_multiplied(self.weight)
+        m, k, n = block = check_block(self.block)
+        norms = norm_map(weight.t(), (k, n))
+        return NormMaps(norm_map(rows, (m, k)), norms, norms, block)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., out_features) for an input (..., in_features), which may be a nested tensor."""

@@ -226,7 +226,7 @@ def timed(monkeypatch):
     from support import linear_time, made_up
 
     def replace(time_of):
-        monkeypatch.setattr("spamm_torch.calibration.times.measure", made_up(time_of))
+        monkeypatch.setattr("spamm_torch.calibration.options.times_of_parts", made_up(time_of))
 
     replace(linear_time)
     return replace

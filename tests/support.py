@@ -223,22 +223,20 @@ def linear_time(trial):
 
 
 def made_up(time_of):
-    """Measures runs of the model: each part takes ``time_of(trial)`` in each of its calls."""
+    """Measures runs of calibrate: each part takes ``time_of(trial)`` in each of its calls."""
 
-    def measure(runs, _, before):
-        found = {}
-        for (trials, run), prepare in zip(runs, before, strict=True):
-            calls = Counter({"": 1})
+    def times_of_parts(calls, _, before):
+        found = []
+        for call, prepare in zip(calls, before, strict=True):
+            counts = Counter()
             prepare()
-            run(lambda name, calls=calls: calls.update([name]))
-            for name, trial in trials.items():
-                if calls[name]:
-                    time = time_of(trial)
-                    time = time if isinstance(time, Timing) else Timing(time)
-                    found[trial] = replace(time, median=time.median * (calls[name] if name else 1))
+            call(lambda trial, counts=counts: counts.update([trial]))
+            times = {trial: time_of(trial) for trial in counts if trial}
+            times = {t: x if isinstance(x, Timing) else Timing(x) for t, x in times.items()}
+            found.append({t: replace(x, median=x.median * counts[t]) for t, x in times.items()})
         return found
 
-    return measure
+    return times_of_parts
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,8 +2,7 @@
 
 Trains VGG13 on MNIST, or uses the checkpoint of train_vgg13.py. spamm_torch.calibrate finds the
 settings that save the most time within an accuracy drop; they go to calibrated_DEVICE.json. Then
-the network so converted is timed beside the dense one. If it is interrupted, the same command goes
-on from there. With --shifted digits are not centred.
+the network so converted is timed beside the dense one. With --shifted digits are not centred.
 
 Thresholds are found and chosen on one half of the validation images; the change of accuracy is
 that on the other, the dense accuracy that on all. Valid: the share of block products multiplied,
@@ -49,7 +48,7 @@ def add_options(parser):
     what = "percentage points of accuracy that may be lost"
     cli.add(parser, "--max-drop", what, 0.5, metavar="POINTS", type=_points)
     what = "the most evaluations, each on half of the images"
-    least = cli.number(int, lambda value: value >= 5, "an integer of 5 or more")
+    least = cli.number(int, lambda value: value >= 6, "an integer of 6 or more")
     cli.add(parser, "--evaluations", what, 12, metavar="COUNT", type=least)
     what = f"validation images are shifted at random by up to {MAX_SHIFT} pixels"
     cli.add(parser, "--shifted", what, False, "as they are", action="store_true")
@@ -99,7 +98,11 @@ def measure(options):
     pictures = validation_pictures(validation.to(options.device), options.images, shifts)
     batches = [(batch.to(dtype), labels) for batch, labels in pictures]
     path = options.out / f"calibrated_{options.device.type}.json"
-    report = calibrated(model, batches, options, path.with_suffix(".partial.json"))
+    given = model, batches, score_and_answers, options.max_drop
+    try:
+        report = spamm_torch.calibrate(*given, evaluations=options.evaluations)
+    except ValueError as error:
+        raise UserError(first_line(error)) from error
     report.save(path)
     console.print(str(report), soft_wrap=True)
     console.print(f"settings: {path}")
@@ -119,7 +122,7 @@ def measure(options):
         {"case": case}
         | (row.pop("setting") or {})
         | row
-        | {"speedup": row["dense_us"] / row["chosen_us"]}
+        | {"speedup": row["dense_us"] / row["chosen_us"] if row["dense_us"] else None}
         for row in map(asdict, report)
     ]
     networks = networks_of(model, batches[0][0], path, options, console)
@@ -136,25 +139,6 @@ def measure(options):
         "served, quality": [place | quality],
         "calibrated layers": layers,
     }
-
-
-def calibrated(model, batches, options, journal):
-    """The report of calibrate, whose finished part is in a file of its own."""
-    if options.fresh:
-        journal.unlink(missing_ok=True)
-    given = model, batches, score_and_answers, options.max_drop
-    try:
-        report = spamm_torch.calibrate(*given, evaluations=options.evaluations, journal=journal)
-    except ValueError as error:
-        raise UserError(first_line(error)) from error
-    except KeyboardInterrupt:
-        if not journal.exists():
-            raise
-        raise KeyboardInterrupt(
-            f"what is finished is in {journal}; the same command goes on from there"
-        ) from None
-    journal.unlink(missing_ok=True)
-    return report
 
 
 def score_and_answers(model, batches):

@@ -1,36 +1,28 @@
 """calibrate: each layer's setting, to save the most time within an accuracy drop."""
 
-import itertools
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import nn
 
 from .._arguments import check_bool, check_integer, check_module, check_number
 from .._hints import with_hints
-from .._output import Progress, check_path
-from .._state import RandomStates, in_eval_mode
-from .._timing import Timing
-from ..networks.config import DENSE, LEFT, Band, Engine, SpAMMConfig
-from ..networks.conversion import device_name
-from ..networks.example import Example
-from ..networks.report import shape_of
-from .form import SPAMM, Form, check_model
-from .inputs import Evaluator, Loss, halves_of, statistics_inputs
-from .journal import Journal, journal_settings
+from .._output import Progress
+from .._timing import MUST_WIN, Timing
+from ..networks.config import SpAMMConfig
+from ..networks.report import ConvertReport, Row, geometry_of, shape_of
+from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
+from .options import Bench, Options, Settings, Trial, reason_not_to_skip
 from .outcome import CalibrationReport, CalibrationRow, Outcome
-from .search import LEAST_EVALUATIONS, Found, Move, chosen_after, moves_of, search
-from .statistics import LayerStatistics, measure_layers, thresholds_for, with_output_errors
-from .stats import record_stats
-from .times import LayerTimes, time_layers, time_models
+from .search import Allocation, Option, search
 
+_LEAST_EVALUATIONS = 6
+_LEAST_SHARE = 0.05  # of the products: skipping fewer does not make a model 3% faster
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
-
-_AS_IT_WAS, _EXACT, _CHOSEN = "as it was", "nothing skipped", "as chosen"
 
 
 @with_hints
@@ -42,302 +34,186 @@ def calibrate(
     *,
     example_input: Any = None,
     evaluations: int = 12,
-    journal: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> CalibrationReport:
     """Picks each convolution's setting, to save the most time within an accuracy drop.
 
-    Statistics of some 512 inputs and times of layers give one list of moves: a layer to a lower
-    valid ratio, by the time that it saves for the squared error that it adds. ``evaluate`` says on
-    one half of the data how far to go, the other half must agree, and the whole model's time
-    decides: where skipping does not make it less, nothing is skipped; where converting alone saves
-    nothing either, the settings leave every layer as it is. docs/calibration.md has each step.
-
-    Source: layer errors and times on a convex hull are the allocation of rate-distortion theory
-    (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988), as for
-    mixed precision in HAWQ-V3 (Yao et al., 2021).
+    One budget of error at the model's output is dealt to the layers, by the time that each saves
+    for the error that it adds. ``evaluate`` says on one half of the data how large it may be, the
+    other half must agree, and the whole model's time decides. Where skipping a twentieth of the
+    products is too much already, it ends at once. docs/calibration.md has each step.
 
     Args:
-        model: an ``nn.Module`` that is not converted; it stays as it is: weights, hooks, modes,
-            random states. It is evaluated in eval mode without gradients.
+        model: an ``nn.Module`` that is not converted, in any mode; it stays as it is.
         loader: batches with labels, the same in each pass: a ``DataLoader`` or a list. The batches
-            of even number are one half, those of odd number the other. Of a batch that is a tuple
-            or a list, the first element is the model's input; one that is a dict holds the model's
-            arguments by name.
-        evaluate: ``evaluate(model, loader)`` is called with the model and half of the loader, which
-            can be iterated over and has a length in batches. It gives a score, higher is better; or
-            a pair of the score, in percentage points, and the answers: a tensor or list with one
-            entry for each input, such as the class that the model says, in the same order each
-            time. Then at most 2 * ``max_drop`` percent of them may change.
+            of even number are one half, those of odd number the other. A batch is the model's
+            input, a tuple or list that begins with it, or a dict of its arguments by name.
+        evaluate: ``evaluate(model, loader)`` gets the model, in eval mode, and half of the loader,
+            which can be iterated over and has a length in batches. It gives a score, higher is
+            better; or a pair of the score, in percentage points, and the answers: a tensor or list
+            with one entry for each input, such as the class that the model says. Then at most
+            2 * ``max_drop`` percent of them may change.
         max_drop: the most that the score may drop, in its units; at least 0.
-        example_input: what is timed, as :func:`convert_` takes it; its batch size and dtype should
-            be those that will be served. None: the input of the first batch.
-        evaluations: the most calls of ``evaluate``, each on half of the loader; at least 5. Three
-            are of the model as it is, one of them to see that ``evaluate`` repeats itself.
-        journal: a file in which finished parts are kept. After an interruption the same call goes
-            on from there; a call with another ``max_drop`` uses what it can. None keeps nothing.
-        progress: whether to say on standard error how far it is, and about how long it takes.
+        example_input: what is timed, of the batch size and dtype that will be served: a tensor, a
+            tuple of positional arguments, or a dict by name. None: the input of the first batch.
+        evaluations: the most calls of ``evaluate``, at least 6. Three are of the model as it is,
+            one of them to see that ``evaluate`` repeats itself.
+        progress: True says on standard error how far it is; None does where that is a terminal.
 
     Returns:
         A :class:`CalibrationReport`: a row for each convolution, and what the whole model gains.
         ``print`` shows a table; ``report.save(path)`` writes what ``convert_(model, path)`` takes.
-        The same times give the same report. Its note says where times vary much, since other
-        programs run: then only larger gains are chosen, and the journal keeps no times.
+        The same times give the same report.
 
     Raises:
-        TypeError: arguments of another type, an ``evaluate`` that takes or returns something else.
+        TypeError: arguments of another type, an ``evaluate`` that returns something else.
         ValueError: a model that is converted or has nothing to skip; a loader without two batches,
             or one that is used up; an ``evaluate`` that gives no finite number, or two for the same
-            model; a ``max_drop`` below 0; a journal of something else.
+            model, or moves it; a ``max_drop`` below 0.
 
     After any error the model is as it was.
     """
     check_module(model, "calibrate")
-    check_model(model)
+    for name, module in model.named_modules():
+        if any(key.startswith("_spamm_") for key in vars(module)):
+            raise ValueError(
+                "calibrate expects a model that is not converted; got one whose "
+                f"{name or type(model).__name__} is (call revert_ first)"
+            )
+    bench = Bench(model)
+    if all(map(reason_not_to_skip, bench.layers.values())):
+        raise ValueError(
+            "calibrate expects a model with convolutions that can skip; got "
+            f"{type(model).__name__}, which has none ({len(bench.layers)} others)"
+        )
     check_number(max_drop, "max_drop")
     if not 0 <= max_drop < math.inf:
-        raise ValueError(
-            "max_drop must be a finite number of at least 0, since the dense model itself drops by "
-            f"0; got {max_drop}"
-        )
+        raise ValueError(f"max_drop must be a finite number of at least 0; got {max_drop}")
     check_integer(evaluations, "evaluations")
-    if evaluations < LEAST_EVALUATIONS:
-        raise ValueError(f"evaluations must be at least {LEAST_EVALUATIONS}; got {evaluations}")
-    if journal is not None:
-        check_path(journal, "journal")
-    check_bool(progress, "progress")
-    randomness = RandomStates(next(model.parameters()).device)
-    with randomness.again(), in_eval_mode(model) as before, torch.no_grad():
+    if evaluations < _LEAST_EVALUATIONS:
+        raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
+    if progress is not None:
+        check_bool(progress, "progress")
+    is_shown = sys.stderr.isatty() if progress is None else progress
+    with isolated(model), Progress("calibrate", is_shown) as shown:
         halves = halves_of(loader)
-        evaluator = Evaluator(model, evaluate, halves, randomness)
-        with randomness.again():
-            inputs = statistics_inputs(model, halves[0], example_input)
-        example = inputs[0] if example_input is None else Example(example_input)
-        form = Form(model, example, before)
-        given = model, inputs, example, device_name(model)
-        kept = Journal(journal, {} if journal is None else journal_settings(*given))
-        with Progress("calibrate", progress) as shown:
-            run = _Calibration(form, evaluator, inputs, example, kept, shown)
-            return run.run(float(max_drop), evaluations)
-
-
-Chosen: TypeAlias = Mapping[str, Move]  # by layer; where there is none, nothing is skipped
+        evaluator = Evaluator(model, evaluate, halves)
+        inputs = inputs_of(model, halves[0])
+        bench.set_inputs(inputs, inputs[0] if example_input is None else example_input, shown)
+        return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
 
 
 class _Calibration:
-    """The steps, in order. The journal keeps each measurement."""
+    """The steps, in order."""
 
-    def __init__(
-        self,
-        form: Form,
-        evaluator: Evaluator,
-        inputs: list[Example],
-        example: Example,
-        journal: Journal,
-        progress: Progress,
-    ) -> None:
-        self._form, self._evaluator, self._inputs, self._example = form, evaluator, inputs, example
-        self._journal, self._progress = journal, progress
-        # Halves and numbers of moves, also those that the journal kept.
-        self._tried: set[tuple[int, int]] = set()
-        self._check_evaluate()
-        given = form, inputs
-        self._statistics = journal.measured(
-            "statistics",
-            lambda: with_output_errors(*given, measure_layers(*given, progress), progress),
-            dict[str, LayerStatistics],
-        )
-        self._times = journal.measured(
-            "times",
-            lambda: time_layers(form, self._statistics, example, progress),
-            dict[str, LayerTimes],
-            self._statistics,
-        )
-        # The faster engine without a loss, of each layer.
-        self._fastest = {
-            name: SPAMM if times.is_spamm_faster else DENSE for name, times in self._times.items()
-        }
-        self._bases = form.bases(self._fastest)
-        self._moves = moves_of(self._statistics, self._times)
+    def __init__(self, bench: Bench, evaluator: Evaluator, max_drop: float) -> None:
+        self._bench, self._evaluator, self._max_drop = bench, evaluator, max_drop
+        self._sizes: dict[str, float] = {}
+        self._times: dict[str, tuple[float, list[Option]]] = {}
 
-    def run(self, max_drop: float, evaluations: int) -> CalibrationReport:
-        found = self._search(max_drop, evaluations)
-        chosen = chosen_after(self._moves[: found.moves])
-        times, base = self._whole_model(chosen)
-        widest = max(times.values(), key=lambda timing: timing.spread)
-        notes = []
-        if chosen and not all(times[_CHOSEN].beats(times[kind]) for kind in (_EXACT, _AS_IT_WAS)):
-            notes = [f"the whole model is not faster with it ({times[_CHOSEN].median:.0f} us)"]
-        elif not self._moves:
-            notes = ["no layer is faster with it"]
-        elif not chosen:
-            notes = ["no choice that was tried held on both halves"]
-        if notes:
-            chosen, found = {}, Found(0)
-            times[_CHOSEN], base[_CHOSEN] = times[_EXACT], base[_EXACT]
-        engines = self._engines(chosen, base[_CHOSEN])
-        if not chosen and not times[_EXACT].beats(times[_AS_IT_WAS]):
-            engines = dict.fromkeys(self._form.layers, LEFT)
-            times[_CHOSEN] = times[_AS_IT_WAS]
-            notes.append("nothing is installed: the model as it was is as fast")
-        if notes:
-            notes[0] = f"nothing is skipped: {notes[0]}"
-        if not widest.is_steady:
-            notes.append(f"times vary by {widest.spread:.2g}x here: other programs run")
-        bands, ratios = self._ratios(engines, chosen)
-        engines |= {name: replace(engines[name], band=band) for name, band in bands.items()}
-        searched, held = found.searched, found.held
-        outcome = Outcome(
-            max_drop=max_drop,
-            drop=held.drop if held else 0.0,
-            searched_drop=searched.drop if searched else (None if found.moves else 0.0),
-            changed=held.changed if held else None,
-            resolution=self._evaluator.resolution(1) if held else None,
-            valid_ratio=self._weighted(ratios),
-            evaluations=self._evaluations(),
-            before_us=times[_AS_IT_WAS].median,
-            exact_us=times[_EXACT].median,
-            after_us=times[_CHOSEN].median,
-            spread=widest.spread,
-            note="; ".join(notes),
-        )
-        rows = [
-            self._row(name, engines[name], chosen.get(name), ratios.get(name, 1.0))
-            for name in self._times
-        ]
-        return CalibrationReport(rows, outcome, self._form.settings(engines))
+    def run(self, evaluations: int) -> CalibrationReport:
+        bench, evaluator = self._bench, self._evaluator
+        bench.progress.at("evaluations of the model as it is", 0, 2, each=True)
+        evaluator.check_repeats()
+        found = bench.errors()
+        self._sizes = {name: size for name, (size, _) in found.items()}
+        if why := self._first_bound(Allocation(found)):
+            return self._report({}, {}, Loss(0.0), why)
+        self._times = bench.times({name: options for name, (_, options) in found.items()})
+        faster = bench.with_output_errors({name: of[1] for name, of in self._times.items()})
+        times = {name: time for name, (time, _) in self._times.items()}
+        allocation = Allocation({name: (times[name], options) for name, options in faster.items()})
+        least = allocation.least((1 - 1 / MUST_WIN) * math.fsum(times.values()))
+        if least is None:
+            return self._report({}, {}, Loss(0.0), "layers are not faster, or not enough")
+        settings: dict[float, dict[str, SpAMMConfig]] = {}
 
-    # ---- Measuring ------------------------------------------------------------------------------
+        def loss(half: int, budget: float) -> Loss:
+            bench.progress.at("evaluations", evaluator.calls, evaluations, each=True)
+            evaluator.see(half)
+            if budget not in settings:
+                settings[budget] = bench.thresholds(allocation.within(budget))
+            with bench.installed(settings[budget]):
+                return evaluator.loss(half)
 
-    def _check_evaluate(self) -> None:
-        self._progress.at("evaluations of the model as it is", 0, 2, each=True)
-        self._evaluator.check_repeats()
-        score, _ = self._evaluator.dense(0)
-        kept = self._journal.measured("score", lambda: score, float)
-        if kept != score:
-            raise ValueError(
-                "journal must be of the same evaluate and loader; got one where the model as it "
-                f"was scores {kept:g}, not {score:g} (remove it, or name another file)"
-            )
+        left = evaluations - evaluator.calls - 1  # one of the model on the other half
+        budget, held = search(least, allocation.most, self._max_drop, left, loss)
+        if not budget:
+            return self._report({}, {}, held, "no choice that was tried held on both halves")
+        return self._report(allocation.within(budget), settings[budget], held)
 
-    def _search(self, max_drop: float, evaluations: int) -> Found:
-        def loss(half: int, count: int) -> Loss:
-            self._progress.at("evaluations", self._evaluations(), evaluations, each=True)
-            self._tried.add((half, count))
-            chosen = chosen_after(self._moves[:count])
-            installed = self._form.installed(self._engines(chosen))
-            return self._journal.measured(
-                f"half {half}, {_key(chosen)}",
-                lambda: self._evaluator.loss(half, installed),
-                Loss,
-            )
-
-        errors = tuple(itertools.accumulate(move.added for move in self._moves))
-        return search(errors, max_drop, evaluations - 3, loss)
-
-    def _evaluations(self) -> int:
-        """The number of evaluations so far, with those that the journal kept."""
-        of_model = 2 + any(half for half, _ in self._tried)
-        return of_model + len(self._tried)
-
-    def _engines(self, chosen: Chosen, base: str | None = None) -> dict[str, Engine]:
-        """The engine of each layer with these moves, by a threshold of its own; without a loss, as
-        in ``base``, where there is none (None: the first).
+    def _first_bound(self, allocation: Allocation) -> str:
+        """The reason why there is nothing to be had, if the least that could pay is too much: by
+        products in place of times, by errors of layers, and with a threshold for each call.
         """
-        engines = dict(self._bases[base] if base else self._fastest)
-        if not chosen:
-            return engines
-        wanted = {name: move.candidate for name, move in chosen.items()}
-        settings = self._journal.measured(
-            f"thresholds, {_key(chosen)}",
-            lambda: thresholds_for(self._form, self._inputs, wanted),
-            dict[str, SpAMMConfig],
-            wanted,
-        )
-        return engines | {name: Engine("spamm", settings[name]) for name in wanted}
-
-    def _whole_model(self, chosen: Chosen) -> tuple[dict[str, Timing], dict[str, str]]:
-        """The times of the whole model, and the bases of layers that lose nothing with which they
-        were found. The journal does not keep times that vary much.
-        """
-        forms: dict[str, tuple[dict[str, Engine] | None, float]] = {_AS_IT_WAS: (None, 1.0)}
-        kinds = {_EXACT: {}, _CHOSEN: chosen} if chosen else {_EXACT: chosen}
-        for kind, moves in kinds.items():
-            ratios = {name: move.candidate.valid_ratio for name, move in moves.items()}
-            for base in self._bases:
-                engines = self._engines(moves, base)
-                forms[f"{kind}, {base}"] = engines, self._weighted(ratios) if moves else 1.0
-        key = f"whole model, {_key(chosen)}"
-        found = self._journal.measured(
-            key,
-            lambda: time_models(self._form, forms, self._example, self._progress),
-            dict[str, Timing],
-            forms,
-        )
-        if not all(timing.is_steady for timing in found.values()):
-            self._journal.forget(key, "times")
-        times, best = {_AS_IT_WAS: found[_AS_IT_WAS]}, {}
-        for kind, base in itertools.product(kinds, self._bases):
-            timing = found[f"{kind}, {base}"]
-            if kind not in times or timing.beats(times[kind]):
-                times[kind], best[kind] = timing, base
-        return times, best
+        total = math.fsum(self._sizes.values())
+        if (budget := allocation.least(_LEAST_SHARE * total)) is None:
+            return f"less than {_LEAST_SHARE:.0%} of the products can be skipped at all"
+        chosen = allocation.within(budget)
+        skipped = math.fsum(self._sizes[name] - each.time for name, each in chosen.items()) / total
+        self._bench.progress.at("evaluation of the least that pays")
+        with self._bench.installed({name: each.searching for name, each in chosen.items()}):
+            loss = self._evaluator.loss(0)
+        changed = "" if loss.changed is None else f" and changes {loss.changed:.2f}% of the answers"
+        where = f"to skip {skipped:.0%} of the products, where it costs least,"
+        why = f"{where} drops the score by {loss.drop:.3g}{changed}"
+        return "" if loss.is_within(self._max_drop) else why
 
     # ---- Results --------------------------------------------------------------------------------
 
-    def _ratios(
-        self, engines: Mapping[str, Engine], chosen: Chosen
-    ) -> tuple[dict[str, Band], dict[str, float]]:
-        """The bands of valid ratios by batch, and the ratios of all batches, with all settings."""
-        by_batch: dict[str, list[float]] = {name: [] for name in chosen}
-        skipping = [name for name, engine in engines.items() if engine.may_skip]
-        if not skipping:
-            return {}, dict.fromkeys(engines, 1.0)
-        model = self._form.model
-        with self._form.installed(engines), record_stats(model) as whole:
-            for example in self._progress.over("valid ratios of batches", self._inputs):
-                with record_stats(model) as stats:
-                    example.call(model)
-                for name, found in by_batch.items():
-                    found.append(stats[name].valid_ratio)
-        ratios = dict.fromkeys(engines, 1.0)
-        ratios |= {name: whole[name].valid_ratio for name in skipping}
-        return {name: _band(found) for name, found in by_batch.items()}, ratios
+    def _report(
+        self, chosen: Options, settings: Settings, held: Loss, why: str = ""
+    ) -> CalibrationReport:
+        ratio = self._weighted({name: option.valid_ratio for name, option in chosen.items()})
+        forms: dict[Trial, Settings] = {Trial("", "as it was"): {}}
+        forms |= {Trial("", "as chosen", ratio): settings} if settings else {}
+        times = self._bench.model_times(forms) if self._times else [Timing(math.nan)]
+        before, after = times[0], times[-1]
+        spread = max(before.spread, after.spread)
+        if settings and not after.beats(before):
+            why = f"the whole model takes {after.median:.0f} us with it and {before.median:.0f} as "
+            why += f"it was, and a gain counts from {max(MUST_WIN, spread):.2f}x on"
+            chosen, settings, held, after = {}, {}, Loss(0.0), before
+        notes = [f"nothing is skipped, the model stays as it is: {why}"] if why else []
+        if not Timing(1.0, spread).is_steady:
+            notes.append(f"times vary by {spread:.2g}x here: other programs run")
+        by_batch = self._bench.statistics(settings)
+        bands = {name: [stats[name].valid_ratio for stats in by_batch] for name in settings}
+        ratios = {name: fmean(of) for name, of in bands.items()}
+        rows = []
+        for name in self._sizes:
+            layer, (time, faster) = self._bench.layers[name], self._times.get(name, (None, [()]))
+            option, why = chosen.get(name), "not faster at any ratio"
+            error, after_us = (math.sqrt(option.error), option.time) if option else (0.0, time)
+            why = "it would cost too much error for the time" if faster else why
+            why = "" if option else reason_not_to_skip(layer) or why
+            given = shape_of(layer), settings.get(name), ratios.get(name, 1.0), error, time
+            rows.append(CalibrationRow(name, *given, after_us, why))
+        before_us, after_us = (x.median if self._times else None for x in (before, after))
+        valid, calls, note = self._weighted(ratios), self._evaluator.calls, "; ".join(notes)
+        found = held.drop, held.changed, valid, calls, before_us, after_us, spread, note
+        outcome = Outcome(self._max_drop, *found)
+        return CalibrationReport(rows, outcome, self._file(settings, bands))
 
     def _weighted(self, ratios: Mapping[str, float]) -> float:
         """The mean valid ratio by multiplications, over the layers that can skip."""
-        valid = total = 0.0
-        for name, layer in self._statistics.items():
-            if name not in self._form.reasons:
-                valid += layer.multiplications * ratios.get(name, 1.0)
-                total += layer.multiplications
-        return valid / total if total else 1.0
+        layers = self._bench.layers
+        sizes = {n: size for n, size in self._sizes.items() if not reason_not_to_skip(layers[n])}
+        valid = math.fsum(size * ratios.get(name, 1.0) for name, size in sizes.items())
+        return valid / (math.fsum(sizes.values()) or 1.0)
 
-    def _row(self, name: str, engine: Engine, move: Move | None, ratio: float) -> CalibrationRow:
-        times, shape = self._times[name], shape_of(self._form.layers[name])
-        base = times.baseline.median
-        setting = engine.setting if engine.may_skip else None
-        if move is not None:
-            error = move.candidate.error
-            return CalibrationRow(name, shape, setting, ratio, error, base, move.time)
-        reason = "not faster at any ratio"
-        if any(timing.beats(times.baseline) for timing in times.candidates):
-            reason = "it would cost too much error for the time"
-        reason = self._form.reasons.get(name, reason)
-        return CalibrationRow(name, shape, setting, ratio, 0.0, base, base, reason)
-
-
-def _band(ratios: list[float]) -> Band:
-    """The range that was seen, with half of its width or two percent more on either side."""
-    low, high = min(ratios), max(ratios)
-    margin = max(_BAND_MARGIN, (high - low) / 2)
-    return max(0.0, low - margin), min(1.0, high + margin)
-
-
-def _key(chosen: Chosen) -> str:
-    """A text that tells these moves from others."""
-    shares = (
-        f"{name} {move.candidate.valid_ratio!r} in {move.candidate.setting.pixel_block}"
-        for name, move in sorted(chosen.items())
-    )
-    return "; ".join(shares)
+    def _file(self, settings: Settings, bands: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+        """The settings as :func:`convert_` takes them from a file; SpAMM layers keep their own."""
+        device, rows = next(self._bench.model.parameters()).device, []
+        for name, layer in self._bench.model.named_modules():
+            if isinstance(layer, nn.Conv2d):
+                given: Any = {"setting": settings.get(name), "geometry": geometry_of(layer)}
+                if name in bands:
+                    low, high = min(bands[name]), max(bands[name])
+                    margin = max(_BAND_MARGIN, (high - low) / 2)
+                    given["band"] = max(0.0, low - margin), min(1.0, high + margin)
+                rows.append(
+                    Row(name, shape_of(layer), "spamm" if name in settings else "left", **given)
+                )
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return ConvertReport(rows, device=where).to_dict()

@@ -1,22 +1,18 @@
-"""Reads a loader, its halves and inputs, and calls ``evaluate``; refuses bad ones."""
+"""The inputs and scores of a calibration: halves of a loader, a model's calls, ``evaluate``."""
 
-import inspect
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._state import RandomStates, in_eval_mode
-from ..networks.compare import is_floating
-from ..networks.example import Example
-
-_STATISTICS_INPUTS = 512
+# Inputs that thresholds are found on: so many, or as many as have so many values.
+_MOST_INPUTS, _MOST_VALUES = 512, 1 << 24
 
 
 class Half:
@@ -35,211 +31,168 @@ class Half:
 
 def halves_of(loader: Any) -> tuple[Half, Half]:
     """The batches of even and of odd number. Raises unless there are both, each time anew."""
-    try:
-        batches = iter(loader)
-    except TypeError:
-        raise TypeError(
-            f"loader must be iterable, as a DataLoader is; got {type(loader).__name__}"
-        ) from None
-    if batches is loader:
+    if (batches := iter(loader)) is loader:
         raise ValueError(
             "loader must give its batches anew each time it is iterated over; got "
             f"{type(loader).__name__}, which is used up (pass a list or a DataLoader)"
         )
-    found = len(list(itertools.islice(batches, 2)))
-    if found < 2:
-        raise ValueError(
-            f"loader must give at least two batches, one for each half; got {found or 'none'}"
-        )
+    if (found := len(list(itertools.islice(batches, 2)))) < 2:
+        raise ValueError(f"loader must give at least two batches, one for each half; got {found}")
     return Half(loader, 0), Half(loader, 1)
 
 
-def statistics_inputs(model: nn.Module, half: Half, like: Any) -> list[Example]:
-    """Some 512 inputs of a loader, on the model's device, of the type of ``like`` or the model."""
-    parameter = next(model.parameters())
-    floating = [x.dtype for x in pytree.tree_leaves(like) if is_floating(x)]
-    dtype = floating[0] if floating else parameter.dtype
-    examples, count = [], 0
+def inputs_of(model: nn.Module, half: Half) -> list[Any]:
+    """The inputs of the first batches, on the model's device and of its type. A batch that is a
+    tuple or a list begins with the model's input.
+    """
+    parameter, inputs, count, size = next(model.parameters()), [], 0, 0
+
+    def moved(x: Tensor) -> Tensor:
+        return x.to(parameter.device, parameter.dtype if x.is_floating_point() else x.dtype)
+
     for batch in half:
         value = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        value = pytree.tree_map_only(
-            Tensor, lambda x: x.to(parameter.device, dtype if is_floating(x) else None), value
-        )
-        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-        if not tensors:
-            raise ValueError(
-                "loader must give batches with tensors: an input, or a tuple whose first element "
-                f"is the input; got a {type(batch).__name__}"
-            )
         if not batch_size(value):
+            got = f"a {type(batch).__name__} with {[tuple(x.shape) for x in tensors_of(value)]}"
             raise ValueError(
-                "loader must give batches of at least one image along the first dimension; got an "
-                f"input of shape {tuple(tensors[0].shape)}"
+                f"loader must give batches of tensors of at least one input; got {got}"
             )
-        examples.append(Example(value, "the loader's first batch"))  # only that one is named
-        count += batch_size(value)
-        if count >= _STATISTICS_INPUTS:
+        inputs.append(pytree.tree_map_only(Tensor, moved, value))
+        count, size = count + batch_size(value), size + sum(x.numel() for x in tensors_of(value))
+        if count >= _MOST_INPUTS or size >= _MOST_VALUES:
             break
-    return examples
+    return inputs
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors inside of lists, tuples and dicts."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def batch_size(value: Any) -> int:
     """The length of the first tensor in it that has a dimension; 0 where there is none."""
-    leaves = pytree.tree_leaves(value)
-    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
+    return next((len(leaf) for leaf in tensors_of(value) if leaf.dim()), 0)
+
+
+def call(model: nn.Module, value: Any) -> Any:
+    """The result for a tuple of positional arguments, a dict of arguments by name, or one argument;
+    copies of them, since a model may write to its input.
+    """
+    value = pytree.tree_map_only(Tensor, Tensor.clone, value)
+    if isinstance(value, dict):
+        return model(**value)
+    return model(*value) if isinstance(value, tuple) else model(value)
+
+
+@contextmanager
+def isolated(model: nn.Module) -> Iterator[None]:
+    """Inside, eval mode without gradients, and Python and torch draw the same numbers each time;
+    afterwards modes, generators, buffers and the places of tensors are as before.
+
+    Raises ValueError where a tensor was moved or cast.
+    """
+
+    def place(tensor: Tensor) -> tuple[Any, ...]:
+        return tensor.data_ptr(), tensor.dtype, tensor.device
+
+    state = random.getstate()
+    modules = [(module, module.training, dict(module._buffers)) for module in model.modules()]
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [x.grad for x in model.parameters() if x.grad is not None]
+    # Tensors of subclasses may have no address.
+    places = [(x, x.data, place(x)) for x in tensors if type(x) in (Tensor, nn.Parameter)]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = range(torch.cuda.device_count() if tensors[0].is_cuda else 0)
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        for module, *_ in modules:
+            module.training = False
+        torch.manual_seed(0)
+        random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            for module, module.training, own in modules:
+                module._buffers.update(own)
+            moved = [(tensor, data) for tensor, data, before in places if place(tensor) != before]
+            for tensor, data in moved:
+                tensor.data = data
+            for buffer, values in buffers:
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+    if moved:
+        names = [name for name, x in model.state_dict(keep_vars=True).items() if x is moved[0][0]]
+        raise ValueError(
+            "evaluate must leave the model as it is; got one that moves or casts its "
+            f"{', '.join(names)} (do that before calibrate, or to a copy)"
+        )
 
 
 # ---- Results of evaluate ------------------------------------------------------------------------
 
 
-# The result of ``evaluate``: a number, and the answer to each input where it gives them.
-Score: TypeAlias = tuple[float, Tensor | None]
-
-
-@dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
     """The cost of a setting on a half of the data: the score's drop, changed answers in percent."""
 
     drop: float
     changed: float | None = None
 
     def is_within(self, max_drop: float) -> bool:
-        """Tells whether it is allowed: changed answers bound the drop, and no luck hides them."""
+        """True where it is allowed: changed answers bound the drop, and no luck hides them."""
         return self.drop <= max_drop and (self.changed is None or self.changed <= 2 * max_drop)
-
-    def share(self, max_drop: float) -> float:
-        """Its part of the allowed loss; above 1 where it is not allowed."""
-        drop, changed = max(self.drop, 0.0), self.changed or 0.0
-        if not max_drop:
-            return math.inf if drop or changed else 0.0
-        return max(drop / max_drop, changed / (2 * max_drop))
 
 
 class Evaluator:
-    """Calls ``evaluate`` on the halves of a loader, and compares with the model as it was."""
+    """Calls ``evaluate`` on the halves of a loader, and compares with the model as it is."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        evaluate: Callable[..., Any],
-        halves: tuple[Half, Half],
-        randomness: RandomStates,
-    ) -> None:
-        _check_evaluate(evaluate, model, halves[0])
+    def __init__(self, model: nn.Module, evaluate: Callable[..., Any], halves: Any) -> None:
+        if not callable(evaluate):
+            raise TypeError(f"evaluate must be a function; got {type(evaluate).__name__}")
         self._model, self._evaluate, self._halves = model, evaluate, halves
-        self._randomness = randomness
-        self._dense: dict[int, Score] = {}
+        self._dense: dict[int, tuple[float, Tensor | None]] = {}
+        self.calls = 0
 
-    def dense(self, half: int) -> Score:
-        """The score of the model as it is; call it before the model is changed."""
+    def see(self, half: int) -> None:
+        """Notes the score of the model as it is, if that is not known."""
         if half not in self._dense:
             self._dense[half] = self._score(half)
-        return self._dense[half]
 
     def check_repeats(self) -> None:
-        """Raises unless a second evaluation of the same model gives the same."""
-        first, second = self.dense(0), self._score(0)
-        if first[0] != second[0] or _changed(first, second):
+        """Raises unless a second evaluation of the model as it is gives the same."""
+        self.see(0)
+        if any(loss := self.loss(0)):
+            first = self._dense[0][0]
             raise ValueError(
                 "evaluate must give the same for the same model and batches; got "
-                f"{first[0]:g} and then {second[0]:g} (does the loader shuffle?)"
+                f"{first:g} and then {first - loss.drop:g} (does the loader shuffle?)"
             )
 
-    def loss(self, half: int, installed: AbstractContextManager[Any]) -> Loss:
-        """The cost of the form of the model that ``installed`` gives it."""
-        dense = self.dense(half)
-        with installed:
-            score = self._score(half)
-        return Loss(dense[0] - score[0], _changed(dense, score))
+    def loss(self, half: int) -> Loss:
+        """The cost of the settings that the model has now."""
+        (dense, before), (score, after) = self._dense[half], self._score(half)
+        counts = ["none" if x is None else str(len(x)) for x in (before, after)]
+        if counts[0] != counts[1]:
+            got = " and then ".join(counts)
+            raise ValueError(f"evaluate must give as many answers each time; got {got}")
+        if before is None or after is None:
+            return Loss(dense - score)
+        changed = (before != after).double().sum().item() / max(1, len(before))
+        return Loss(dense - score, 100 * changed)
 
-    def resolution(self, half: int) -> float | None:
-        """The percentage that one answer stands for; None without answers."""
-        _, answers = self.dense(half)
-        return None if answers is None or not len(answers) else 100 / len(answers)
-
-    def _score(self, half: int) -> Score:
-        with torch.no_grad(), in_eval_mode(self._model), self._randomness.again():
-            with _left_in_place(self._model):
-                result = self._evaluate(self._model, self._halves[half])
-            return _read_score(result)
-
-
-@contextmanager
-def _left_in_place(model: nn.Module) -> Iterator[None]:
-    """Raises ValueError if the model's tensors are moved or cast inside; they are put back."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    named += [(name, x.grad) for name, x in model.named_parameters() if x.grad is not None]
-    # Tensors of subclasses may have no address.
-    plain = [(name, x) for name, x in named if type(x) in (Tensor, nn.Parameter)]
-    before = [(name, x, x.data, _place(x)) for name, x in plain]
-    moved = []
-    try:
-        yield
-    finally:
-        for name, tensor, data, place in before:
-            if _place(tensor) != place:
-                tensor.data = data
-                moved.append(name)
-    if moved:
-        raise ValueError(
-            "evaluate must leave the model as it is; got one that moves or casts its "
-            f"{moved[0]} (do that before calibrate, or to a copy)"
-        )
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.device
-
-
-def _check_evaluate(evaluate: Any, model: nn.Module, half: Half) -> None:
-    if not callable(evaluate):
-        raise TypeError(f"evaluate must be a function; got {type(evaluate).__name__}")
-    try:
-        signature = inspect.signature(evaluate)
-    except ValueError:  # it tells nothing of itself
-        return
-    try:
-        signature.bind(model, half)
-    except TypeError:
-        raise TypeError(f"evaluate must take (model, loader); got one of {signature}") from None
-
-
-def _read_score(result: Any) -> Score:
-    value, answers = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            "evaluate must return a number, or a number and the answers; got "
-            f"{type(result).__name__}"
-        ) from None
-    if not math.isfinite(number):
-        raise ValueError(f"evaluate must return a finite number; got {number}")
-    return number, None if answers is None else _read_answers(answers)
-
-
-def _read_answers(answers: Any) -> Tensor:
-    try:
-        return torch.as_tensor(answers).flatten().cpu()
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise TypeError(
-            "evaluate must return answers that are a tensor or a list of numbers; got "
-            f"a {type(answers).__name__} that is none"
-        ) from None
-
-
-def _changed(one: Score, other: Score) -> float | None:
-    """The percentage of answers that differ."""
-    (_, before), (_, after) = one, other
-    if before is None and after is None:
-        return None
-    if before is None or after is None or before.shape != after.shape:
-        raise ValueError(
-            "evaluate must give as many answers each time; got "
-            f"{_count(before)} and then {_count(after)}"
-        )
-    return 100 * (before != after).double().mean().item() if len(before) else 0.0
-
-
-def _count(answers: Tensor | None) -> str:
-    return "none" if answers is None else str(len(answers))
+    def _score(self, half: int) -> tuple[float, Tensor | None]:
+        """The result of ``evaluate``: a number, and the answers where it gives them."""
+        self.calls += 1
+        with isolated(self._model):
+            result = self._evaluate(self._model, self._halves[half])
+        pair = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        try:
+            score = float(pair[0])
+            answers = None if pair[1] is None else torch.as_tensor(pair[1]).flatten().cpu()
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise TypeError(
+                "evaluate must return a number, or a number and the answers, a tensor or a list of "
+                f"numbers; got {' and '.join(type(x).__name__ for x in pair)}"
+            ) from None
+        if not math.isfinite(score):
+            raise ValueError(f"evaluate must return a finite number; got {score}")
+        return score, answers

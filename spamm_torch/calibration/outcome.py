@@ -2,12 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .._output import table, write_text
 from ..networks.config import SpAMMConfig
+
+_HEAD = ("layer", "shape", "valid", "tau", "pixel block", "dense us", "chosen us", "error")
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,10 @@ class CalibrationRow:
 
     Attributes:
         name: fully qualified. shape: as in "64 > 128, 3x3".
-        setting: what it skips; None where nothing is.
-        valid_ratio: the share of block products that it computes, measured with all settings in
-            place; 1 where nothing is skipped.
-        error: of its output after the activation, relative, with the layers before it exact.
-        dense_us, chosen_us: microseconds: the faster engine that loses nothing, measured, and what
-            was chosen, on a straight line by valid ratio through what was measured. The former is
-            dense.
-        reason: why nothing is skipped; "" where something is.
+        setting: what it skips; None where it stays dense, and then reason: why.
+        valid_ratio: the share of block products that it computes, with all settings in place.
+        error: of its output, relative, with the layers before it exact.
+        dense_us, chosen_us: measured microseconds, the latter on a line; None where none were.
     """
 
     name: str
@@ -31,9 +29,19 @@ class CalibrationRow:
     setting: SpAMMConfig | None
     valid_ratio: float
     error: float
-    dense_us: float
-    chosen_us: float
+    dense_us: float | None
+    chosen_us: float | None
     reason: str = ""
+
+    def cells(self) -> list[str]:
+        """The texts of its columns in the table."""
+        times = ["" if time is None else f"{time:.0f}" for time in (self.dense_us, self.chosen_us)]
+        tau, block, error = "", "", ""
+        if self.setting is not None:
+            tau, error = f"{self.setting.tau:.4g}", f"{self.error:.2%}"
+            block = "x".join(map(str, self.setting.pixel_block or ()))
+        start = [self.name or "(root)", self.shape, f"{self.valid_ratio:.1%}"]
+        return [*start, tau, block, *times, error, self.reason]
 
 
 @dataclass(frozen=True)
@@ -41,31 +49,24 @@ class Outcome:
     """The findings of a calibration for the whole model.
 
     Attributes:
-        max_drop: what was allowed, in the units of ``evaluate``.
-        drop: of the score on the half of the data that the search did not see, against the model
-            as it was. searched_drop: on the other half; None where it was not tried there.
-        changed: the percentage of answers that changed on the unseen half; None without answers.
-        resolution: what one answer is worth there, in percent; None without answers.
+        max_drop: what was allowed. drop: of the score on the half of the data that the search did
+            not see; changed: the percentage of answers that changed there, None without answers.
         valid_ratio: of all convolutions that can skip, weighted by their multiplications.
         evaluations: how often ``evaluate`` was called.
-        before_us, exact_us, after_us: measured microseconds of the whole model: as it was,
-            converted with nothing lost, and as chosen. spread: how much the most varying of these
-            varies, as a multiple; what gains less is not chosen.
-        note: why nothing is skipped or installed, and that times vary much, where that is so.
+        before_us, after_us: measured microseconds of the whole model, as it was and as chosen;
+            None where none were. spread: how much they vary, as a multiple; a gain must be larger.
+        note: why nothing is skipped, and that times vary much, where that is so.
     """
 
     max_drop: float
     drop: float
-    searched_drop: float | None
     changed: float | None
-    resolution: float | None
     valid_ratio: float
     evaluations: int
-    before_us: float
-    exact_us: float
-    after_us: float
-    spread: float = 1.0
-    note: str = ""
+    before_us: float | None
+    after_us: float | None
+    spread: float
+    note: str
 
 
 class CalibrationReport(tuple[CalibrationRow, ...]):
@@ -81,9 +82,6 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
     def __new__(
         cls, rows: Iterable[CalibrationRow], outcome: Outcome, settings: dict[str, Any]
     ) -> "CalibrationReport":
-        if not isinstance(outcome, Outcome):
-            kind = type(outcome).__name__
-            raise TypeError(f"outcome must be an Outcome, as calibrate gives it; got {kind}")
         report = super().__new__(cls, rows)
         report.outcome = outcome
         report.settings = {**settings, "calibration": asdict(outcome)}
@@ -94,38 +92,16 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
         write_text(path, json.dumps(self.settings, indent=1) + "\n")
 
     def __str__(self) -> str:
-        lines = [[text(row) for text in _COLUMNS.values()] for row in self]
-        return "\n".join([table([list(_COLUMNS), *lines]), *_footer(self.outcome)])
-
-
-_COLUMNS: dict[str, Callable[[CalibrationRow], str]] = {
-    "layer": lambda row: row.name or "(root)",
-    "shape": lambda row: row.shape,
-    "valid": lambda row: f"{row.valid_ratio:.1%}",
-    "tau": lambda row: f"{row.setting.tau:.4g}" if row.setting else "",
-    "pixel block": lambda row: "x".join(map(str, getattr(row.setting, "pixel_block", None) or ())),
-    "dense us": lambda row: f"{row.dense_us:.0f}",
-    "chosen us": lambda row: f"{row.chosen_us:.0f}",
-    "error": lambda row: f"{row.error:.2%}" if row.setting else "",
-    "why nothing is skipped": lambda row: row.reason,
-}
-
-
-def _footer(outcome: Outcome) -> list[str]:
-    resolution = ""
-    if outcome.resolution is not None:
-        resolution = f" (one answer is {outcome.resolution:.2g}%)"
-    changed = "" if outcome.changed is None else f", {outcome.changed:.2f}% of the answers changed"
-    searched = "not tried"
-    if outcome.searched_drop is not None:
-        searched = f"{outcome.searched_drop:.3g}"
-    lines = [
-        f"valid: {outcome.valid_ratio:.1%} of the products, weighted by multiplications",
-        f"drop: {outcome.drop:.3g} of {outcome.max_drop:g} allowed on unseen data{resolution}"
-        f"{changed}; {searched} where it was searched; "
-        f"{outcome.evaluations} evaluations",
-        f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
-        f"with nothing skipped, {outcome.after_us:.0f} us as chosen; "
-        f"times vary by {outcome.spread - 1:.0%}",
-    ]
-    return [*lines, *filter(None, (outcome.note,))]
+        of = self.outcome
+        changed = "" if of.changed is None else f", {of.changed:.2f}% of the answers changed"
+        times = ""
+        if of.before_us is not None:
+            times = f"whole model: {of.before_us:.0f} us as it was, {of.after_us:.0f} us as chosen"
+            times += f"; times vary by {of.spread - 1:.0%}"
+        lines = [
+            table([(*_HEAD, "why nothing is skipped"), *(row.cells() for row in self)]),
+            f"valid: {of.valid_ratio:.1%} of the products, weighted by multiplications",
+            f"drop: {of.drop:.3g} of {of.max_drop:g} allowed on unseen data{changed}; "
+            f"{of.evaluations} evaluations",
+        ]
+        return "\n".join([*lines, *filter(None, (times, of.note))])

@@ -1,233 +1,126 @@
-"""The moves of a model's layers, and the search for the most of them within the accuracy drop.
+"""One budget of output error, dealt to the layers, and the search for the largest that is allowed.
 
-Of each layer's candidates only those on the lower convex hull of (time, squared error) can be part
-of a best choice. A move takes a layer from one of these to the next. All layers' moves together,
-sorted by the squared error that they add for the time that they save, are a one-parameter family:
-after the first n of them, no other settings save as much time for the same sum of squared errors.
+Each layer goes from option to option along the lower convex hull of time and squared error. The
+steps of all layers, by the error that they add for the time that they save, are one list: no other
+choice saves as much for the same sum of squared errors as a beginning of it. What is left of a
+budget goes into a part of the next step: in blocks of one shape any ratio will do.
 
-A move from one valid ratio to the next changes a layer much. Between two of one shape of blocks any
-ratio will do, so a move is made in three parts, with time and squared error on the straight line.
+Source: the allocation of rate-distortion theory (Shoham and Gersho, "Efficient bit allocation for
+an arbitrary set of quantizers", 1988).
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
 from .inputs import Loss
-from .statistics import Candidate, LayerStatistics
-from .times import LayerTimes
 
-LEAST_EVALUATIONS = 5
-_HELD_SHARE = 3  # one evaluation in so many is kept for the second half
-_STEP_BACK = 0.7  # of the squared error, where the second half refuses
-_ONE_SIDED = 2  # so many steps in a row that end on the same side are too short
-_LIKELY_ERROR = 0.03  # squared, of a model's output, where some answers change; a first guess
-_BEYOND = 1.2  # steps to where the loss is expected to be the limit go further, to get past it
-PARTS = 3  # of a move
-
-Point: TypeAlias = tuple[float, float, int]  # x, y, and a number to know it by
+_FIRST_BUDGET = 0.03  # the squared error of a model's output where some answers change
+_STRIDE = 4.0  # from a budget to the next, until one is allowed and one refused
+_LEAST_BUDGET = 1e-12  # of what costs nothing
 
 
-@dataclass(frozen=True)
-class Move:
-    """One layer to another valid ratio, by ``candidate``, whose tau is that of the candidate to
-    which the move leads.
+class Option(NamedTuple):
+    """A share of the block products that a layer may compute, and its cost.
 
-    ``time``: of the layer then, in microseconds, of which ``saved`` are saved. ``added``: squared
-    relative error of the model's output.
+    Attributes:
+        pixel_block, tau: the setting that computes it where nothing is skipped before the layer.
+        valid_ratio: the share. time: of the layer then.
+        error, output_error: the squared relative error of the layer's output and of the model's.
     """
 
-    layer: str
-    candidate: Candidate
+    pixel_block: tuple[int, int, int] | None
+    tau: float
+    valid_ratio: float
+    error: float
+    output_error: float
     time: float
-    saved: float
-    added: float
+
+    @property
+    def setting(self) -> SpAMMConfig:
+        """The setting with its tau."""
+        return SpAMMConfig(tau=self.tau, pixel_block=self.pixel_block)
+
+    @property
+    def searching(self) -> SpAMMConfig:
+        """The setting by which each call finds a threshold of its own, if it skips anything."""
+        setting = SpAMMConfig(valid_ratio=self.valid_ratio, pixel_block=self.pixel_block)
+        return setting if self.tau else NOTHING_SKIPPED
 
 
-def moves_of(
-    statistics: Mapping[str, LayerStatistics], times: Mapping[str, LayerTimes]
-) -> list[Move]:
-    """All moves of a model, in the order in which they are to be made."""
-    moves = [
-        move
-        for name, layer in statistics.items()
-        if name in times
-        for move in _layer_moves(name, layer, times[name])
-    ]
-    return sorted(moves, key=lambda move: move.added / move.saved)  # equal ones in their order
+# A layer from one option (None: dense) to the next, the time saved, and the error added.
+Step: TypeAlias = tuple[str, Option | None, Option, float, float]
 
 
-def chosen_after(moves: Sequence[Move]) -> dict[str, Move]:
-    """The last of these moves of each layer."""
-    return {move.layer: move for move in moves}
+class Allocation:
+    """The best choices of options for all layers, by the budget of squared output error."""
 
+    def __init__(self, layers: Mapping[str, tuple[float, Sequence[Option]]]) -> None:
+        """``layers``: the time of each as it is, and its options."""
+        steps = (step for name, given in layers.items() for step in _steps(name, *given))
+        self.steps = sorted(steps, key=lambda step: step[4] / step[3])
+        self.most = math.fsum(step[4] for step in self.steps)
 
-def _layer_moves(name: str, layer: LayerStatistics, times: LayerTimes) -> list[Move]:
-    base = times.baseline
-    points = [
-        (base.median - time.median, candidate.output_error**2, number)
-        for number, (candidate, time) in enumerate(
-            zip(layer.candidates, times.candidates, strict=True)
-        )
-        if time.beats(base)
-    ]
-    hull = lower_hull([(0.0, 0.0, -1), *sorted(points)])
-    return [
-        move
-        for before, after in itertools.pairwise(hull)
-        for move in _parts(name, layer, base.median, before, after)
-    ]
-
-
-def _parts(
-    name: str, layer: LayerStatistics, base: float, before: Point, after: Point
-) -> Iterator[Move]:
-    """The move between two corners of a hull, in parts where ratios between are possible."""
-    last = layer.candidates[after[2]]
-    first = layer.candidates[before[2]] if before[2] >= 0 else None
-    if first is None or first.setting.pixel_block != last.setting.pixel_block:
-        first, parts = last, 1
-    else:
-        parts = PARTS
-    for part in range(1, parts + 1):
-        share = part / parts
-        saved, error = (_between(x, y, share) for x, y in zip(before[:2], after[:2], strict=True))
-        candidate = replace(
-            last,
-            valid_ratio=_between(first.valid_ratio, last.valid_ratio, share),
-            error=_between(first.error**2, last.error**2, share) ** 0.5,
-            output_error=error**0.5,
-        )
-        gained, added = ((y - x) / parts for x, y in zip(before[:2], after[:2], strict=True))
-        yield Move(name, candidate, base - saved, gained, added)
-
-
-def _between(first: float, last: float, share: float) -> float:
-    return (1 - share) * first + share * last
-
-
-def lower_hull(points: Sequence[Point]) -> list[Point]:
-    """The corners of the lower convex hull of sorted points. (Andrew's monotone chain, 1979.)"""
-    hull: list[Point] = []
-    for point in points:
-        if hull and point[0] == hull[-1][0]:
-            continue  # straight above the last
-        while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return hull
-
-
-def _is_above(left: Point, middle: Point, right: Point) -> bool:
-    """Tells whether the middle point is on or above the line through the others."""
-    rise, run = right[1] - left[1], right[0] - left[0]
-    return (middle[1] - left[1]) * run >= rise * (middle[0] - left[0])
-
-
-# ---- The search ---------------------------------------------------------------------------------
-
-LossOf = Callable[[int, int], Loss]  # on a half, of the first n moves
-
-
-@dataclass(frozen=True)
-class Found:
-    """The end of a search: how many moves, and their losses on both halves; None for no moves."""
-
-    moves: int
-    searched: Loss | None = None
-    held: Loss | None = None
-
-
-def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf) -> Found:
-    """The most moves whose loss both halves allow; ``errors``: sums of squares after each move."""
-    run = _Search(errors, max_drop, evaluations, loss)
-    run.narrow(max(1, (evaluations + 3) // _HELD_SHARE))
-    return _held(run)
-
-
-class _Search:
-    """The first half's choices: it allowed ``low`` moves, not ``high`` (first: more than all)."""
-
-    def __init__(
-        self, errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf
-    ) -> None:
-        self.errors, self.max_drop, self.left, self._loss = errors, max_drop, evaluations, loss
-        self.low, self.high = 0, len(errors) + 1
-        self.losses: dict[int, Loss] = {}
-        self._side, self._in_a_row = True, 0  # on which side steps ended, and how many in a row
-
-    def loss(self, half: int, moves: int) -> Loss:
-        self.left -= 1
-        return self._loss(half, moves)
-
-    def moves_within(self, error: float, below: int) -> int:
-        """The most moves whose error is at most this, and fewer than so many."""
-        return sum(each <= error for each in self.errors[: below - 1])
-
-    def narrow(self, left: int) -> None:
-        """Tries numbers between the two, until there is none or so many evaluations are left."""
-        while self.high - self.low > 1 and self.left > left:
-            self._try(self._next())
-
-    def _try(self, moves: int) -> None:
-        """Evaluates so many moves on the first half."""
-        self.losses[moves] = self.loss(0, moves)
-        is_allowed = self.losses[moves].is_within(self.max_drop)
-        self._in_a_row = self._in_a_row + 1 if is_allowed == self._side else 1
-        self._side = is_allowed
-        if is_allowed:
-            self.low = moves
-        else:
-            self.high = moves
-
-    def _next(self) -> int:
-        """The place where the loss is likely to reach the limit; halfway where nothing tells or it
-        misled.
-        """
-        halfway = (self.low + self.high) // 2
-        error = self._likely_error()
-        if error is None:
-            return halfway
-        return max(self.low + 1, self.moves_within(error, self.high))
-
-    def _likely_error(self) -> float | None:
-        """The sum of squared errors at which the loss may reach the limit, if anything tells."""
-        if not self.losses:
-            return _LIKELY_ERROR
-        known = [
-            (math.log(self.errors[moves - 1]), math.log(share))
-            for moves in (self.low, self.high)
-            if (loss := self.losses.get(moves)) is not None
-            and 0 < (share := loss.share(self.max_drop)) < math.inf
-            and self.errors[moves - 1] > 0
-        ]
-        if len(known) == 2 and self._in_a_row < _ONE_SIDED:
-            (least, below), (most, above) = known
-            return math.exp(least - below * (most - least) / (above - below))
-        if len(known) == 1 and (not self.low or self.high > len(self.errors)):
-            ((error, share),) = known
-            beyond = self._in_a_row if share <= 0 else -self._in_a_row
-            return math.exp(error - share) * _BEYOND**beyond
+    def least(self, saved: float) -> float | None:
+        """The budget of the first steps that save so much time; None where all save less."""
+        error = 0.0
+        for *_, time, added in self.steps:
+            saved, error = saved - time, error + added
+            if saved <= 0:
+                return error
         return None
 
+    def within(self, budget: float) -> dict[str, Option]:
+        """The option of each layer that has one, by a budget."""
+        chosen: dict[str, Option] = {}
+        left = budget * (1 + 1e-9)  # sums round
+        for layer, before, after, _, added in self.steps:
+            if added > left:
+                if before is not None and before.pixel_block == after.pixel_block:
+                    pairs = zip(before[1:], after[1:], strict=True)
+                    numbers = (x + left / added * (y - x) for x, y in pairs)
+                    chosen[layer] = Option(after.pixel_block, *numbers)
+                break
+            left -= added
+            chosen[layer] = after
+        return chosen
 
-def _held(run: _Search) -> Found:
-    """The most moves that the second half allows, of those that the first does."""
-    errors, found, moves, refused = run.errors, Found(0), run.low, None
-    while run.left and moves > found.moves:
-        held = run.loss(1, moves)
-        if held.is_within(run.max_drop):
-            found = Found(moves, run.losses.get(moves), held)
-        else:
-            refused = moves
-        if refused is None:
-            run.narrow(1)
-            moves = run.low
-        elif found.moves:
-            middle = (errors[found.moves - 1] + errors[refused - 1]) / 2
-            moves = run.moves_within(middle, refused)
-        else:
-            moves = run.moves_within(_STEP_BACK * errors[refused - 1], refused)
-    return found
+
+def _steps(layer: str, base: float, options: Sequence[Option]) -> Iterator[Step]:
+    before, time, error = None, base, 0.0
+    while faster := [option for option in options if option.time < time]:
+        price = min((x.output_error - error) / (time - x.time) for x in faster)
+        best = (x for x in faster if (x.output_error - error) / (time - x.time) == price)
+        after = min(best, key=lambda option: option.time)
+        yield layer, before, after, time - after.time, after.output_error - error
+        before, time, error = after, after.time, after.output_error
+
+
+def search(
+    least: float, most: float, max_drop: float, evaluations: int, loss: Callable[..., Loss]
+) -> tuple[float, Loss]:
+    """The largest budget between two whose loss both halves allow, and the loss on the second half;
+    0 where none is. ``loss`` is on a half, within a budget. Each half brackets its limit, the
+    second one below what the first allowed and by a third of the evaluations.
+    """
+
+    def bracket(half: int, budget: float, most: float, count: int) -> tuple[float, Loss]:
+        low, high, allowed = 0.0, math.inf, Loss(0.0)
+        for _ in range(count):
+            found = loss(half, budget)
+            if found.is_within(max_drop):
+                low, allowed = budget, found
+            else:
+                high = budget
+            if low == most or high == least:
+                break
+            middle = math.sqrt(low * high) if low else max(high / _STRIDE, least)
+            budget = min(low * _STRIDE, most) if high == math.inf else middle
+        return low, allowed
+
+    least, most = max(least, _LEAST_BUDGET), max(most, _LEAST_BUDGET)
+    for_second = max(1, (evaluations + 1) // 3)
+    start = min(max(_FIRST_BUDGET, least), most)
+    low, _ = bracket(0, start, most, evaluations - for_second)
+    return bracket(1, low, low, for_second) if low else (0.0, Loss(0.0))

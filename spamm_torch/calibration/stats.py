@@ -1,38 +1,37 @@
 """record_stats: each SpAMM layer's tau, valid ratio and error bound in the calls made meanwhile."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._arguments import check_module, has_tau
+from .._arguments import as_knobs, check_module, has_tau, holds_dtensor
 from .._info import NormMaps, SkipInfo, skip_info
 from .._output import table
 from ..networks.config import Band, SpAMMConfig
-from ..networks.proof import BAND
-from .calls import Call, Watch, spamm_layers, watch
+from ..nn import _SpAMM
 
-Triple: TypeAlias = tuple[int, int, int]
-
+BAND = "_spamm_band"  # the attribute by which a converted layer knows the band of its settings
 _HEAD = ("layer", "calls", "valid", "tau", "block", "pixel block", "error bound", "calibrated")
 
 
 @dataclass(frozen=True)
 class LayerStats:
-    """The statistics of one layer, over all its calls.
+    """The statistics of one layer, over all its calls; NaN without any.
 
     Attributes:
-        calls: how often it multiplied. With none, the numbers are NaN.
+        calls: how often it multiplied.
         tau: the threshold; the mean, where it was searched for in each call.
         valid_ratio: the share of all block products that were computed.
         error_bound: a proven bound of the Frobenius norm of what skipping lost in the results of
             all calls together, before the activation; absolute.
-        band: the lowest and highest valid ratio of a batch when the layer was calibrated; None for
-            others.
+        band: the lowest and highest valid ratio of a batch when the layer was calibrated, or None.
         block, pixel_block: the blocks of its calls, to which the tau belongs; None where calls had
             several, and pixel_block for a :class:`SpAMMLinear`.
         held: the tau of :meth:`config`: of one that was searched for, which is the least product
@@ -45,8 +44,8 @@ class LayerStats:
     valid_ratio: float
     error_bound: float
     band: Band | None = None
-    block: Triple | None = None
-    pixel_block: Triple | None = None
+    block: tuple[int, int, int] | None = None
+    pixel_block: tuple[int, int, int] | None = None
     held: float = math.nan
 
     def config(self) -> SpAMMConfig:
@@ -61,15 +60,11 @@ class LayerStats:
 
     @property
     def has_drifted(self) -> bool:
-        """Tells whether the valid ratio is outside the calibrated band: the data may be of another
-        kind.
-
-        The ratio is over all calls; a few images alone may be outside by chance.
+        """True where the valid ratio of all calls left the calibrated band: the data, or weights,
+        may be of another kind. A few images alone may be outside by chance.
         """
-        if self.band is None or not self.calls:
-            return False
-        low, high = self.band
-        return not low <= self.valid_ratio <= high
+        low, high = self.band or (0.0, 1.0)
+        return self.calls > 0 and not low <= self.valid_ratio <= high
 
 
 class ModelStats(Mapping[str, LayerStats]):
@@ -79,20 +74,22 @@ class ModelStats(Mapping[str, LayerStats]):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        layers = spamm_layers(model).items()
-        self._bands: dict[str, Band | None] = {n: vars(layer).get(BAND) for n, layer in layers}
-        self._infos: dict[str, list[tuple[int, SkipInfo, Tensor]]] = {
-            name: [] for name in self._bands
-        }
-        self._read: dict[str, LayerStats] = {}
-        self._watch: Watch | None = None
+        named = model.named_modules()
+        self.layers: dict[str, Any] = {n: layer for n, layer in named if isinstance(layer, _SpAMM)}
+        self._infos: dict[str, list[tuple[int, SkipInfo, Tensor]]] = {n: [] for n in self.layers}
 
     def __getitem__(self, name: str) -> LayerStats:
-        infos = self._infos[name]
-        known = self._read.get(name)
-        if known is None or known.calls != len(infos):
-            known = self._read[name] = _layer_stats(infos, self._bands[name])
-        return known
+        infos, band = self._infos[name], vars(self.layers[name]).get(BAND)
+        if not infos:
+            return LayerStats(0, math.nan, math.nan, math.nan, band)
+        counts = [count for count, _, _ in infos]
+        rows = [torch.stack([*info[:3], held]).double() for _, info, held in infos]
+        taus, ratios, bounds, held = torch.stack(rows).T.tolist()  # one copy to the host
+        valid = math.fsum(map(math.prod, zip(ratios, counts, strict=True))) / sum(counts)
+        blocks = {info[3:] for _, info, _ in infos}
+        given = *(blocks.pop() if len(blocks) == 1 else (None, None)), math.fsum(held) / len(held)
+        mean = math.fsum(taus) / len(taus)
+        return LayerStats(len(infos), mean, valid, math.hypot(*bounds), band, *given)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -100,13 +97,14 @@ class ModelStats(Mapping[str, LayerStats]):
     def __len__(self) -> int:
         return len(self._infos)
 
-    def record(self, layer: str, call: Call) -> None:
+    def record(self, name: str, input: Tensor) -> None:
         """Counts a call."""
-        maps = call.norm_maps()
+        layer = self.layers[name]
+        maps, knobs = layer.norm_maps(input), as_knobs(**layer._knobs())
         if maps.products:
-            info = skip_info(maps, call.knobs)
-            held = info.tau if has_tau(call.knobs) else _halfway(maps, info.tau)
-            self._infos[layer].append((maps.products, info, held))
+            info = skip_info(maps, knobs)
+            held = info.tau if has_tau(knobs) else _halfway(maps, info.tau)
+            self._infos[name].append((maps.products, info, held))
 
     @property
     def drifted(self) -> list[str]:
@@ -115,33 +113,7 @@ class ModelStats(Mapping[str, LayerStats]):
 
     def __str__(self) -> str:
         lines = [_HEAD, *(_cells(name, stats) for name, stats in self.items())]
-        notes = [] if self._bands else ["no layer of the model skips"]
-        if self._watch is not None and self._watch.unknown:
-            notes.append(
-                f"{self._watch.unknown} calls with weights that are no layer's own: not counted"
-            )
-        return "\n".join([table(lines), *notes])
-
-
-def _layer_stats(infos: list[tuple[int, SkipInfo, Tensor]], band: Band | None) -> LayerStats:
-    if not infos:
-        return LayerStats(0, math.nan, math.nan, math.nan, band)
-    numbers = torch.stack([torch.stack([*info[:3], held]).double() for _, info, held in infos])
-    taus, ratios, bounds, held = numbers.T.tolist()  # one copy to the host
-    products = [count for count, _, _ in infos]
-    valid = math.fsum(map(math.prod, zip(ratios, products, strict=True)))
-    blocks = {info[3:] for _, info, _ in infos}
-    block, pixel_block = blocks.pop() if len(blocks) == 1 else (None, None)
-    return LayerStats(
-        calls=len(infos),
-        tau=math.fsum(taus) / len(taus),
-        valid_ratio=valid / sum(products),
-        error_bound=math.hypot(*bounds),
-        band=band,
-        block=block,
-        pixel_block=pixel_block,
-        held=math.fsum(held) / len(held),
-    )
+        return "\n".join([table(lines), *["no layer of the model skips"][: not self.layers]])
 
 
 def _halfway(maps: NormMaps, tau: Tensor) -> Tensor:
@@ -166,31 +138,58 @@ def _cells(name: str, stats: LayerStats) -> tuple[str, ...]:
 
 
 @contextmanager
+def observed(
+    layers: Mapping[str, nn.Module], on_call: Callable[[str, Tensor], None], before: bool = False
+) -> Iterator[None]:
+    """Inside, ``on_call`` gets name and input after each call of a layer in this thread, or before
+    it, without gradients. Compiled functions run uncompiled meanwhile; calls under ``torch.func``
+    are not seen.
+    """
+    thread = threading.get_ident()
+
+    def hook(name: str) -> Callable[..., None]:
+        def call(module: nn.Module, args: Any, kwargs: Any, *_: Any) -> None:
+            input = args[0] if args else kwargs["input"]
+            is_own = threading.get_ident() == thread and not holds_dtensor(input, module.weight)
+            if is_own and torch._C._functorch.peek_interpreter_stack() is None:
+                with torch.no_grad():
+                    on_call(name, input)
+
+        return call
+
+    is_there = "torch._dynamo" in sys.modules  # importing it takes seconds
+    uncompiled: Any = torch.compiler.set_stance("force_eager") if is_there else nullcontext()
+    kind = "register_forward_pre_hook" if before else "register_forward_hook"
+    handles = [getattr(of, kind)(hook(name), with_kwargs=True) for name, of in layers.items()]
+    try:
+        with uncompiled:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     """Records what each SpAMM layer skips in the calls inside: tau, valid ratio, error bound.
 
     Results are the same inside and outside, where it costs nothing. Inside each call of a layer
-    computes its norm maps once more, as for ``return_info``, with a pass over the input for each
-    kernel position. Nothing waits for a GPU until the numbers are read. The record says what
-    the call skipped: in the generated forward of :func:`convert_` by the folded weights.
-
-    Calls of this thread are recorded: not those of replicas of ``nn.DataParallel``, nor replays of
-    CUDA graphs. Compiled functions run uncompiled meanwhile. A call is a layer's by its weight:
-    layers that share a weight are counted under the first one's name, and weights computed anew in
-    each call (parametrizations) are not counted, which the table says.
+    computes its norm maps once more, as for ``return_info``. Nothing waits for a GPU until the
+    numbers are read. Calls of this thread are recorded, by hooks of the layers: not those of
+    replicas of ``nn.DataParallel``, nor replays of CUDA graphs. Compiled functions run uncompiled
+    meanwhile.
 
     Args:
         model: an ``nn.Module`` with SpAMM layers; one without any gives an empty mapping.
 
     Returns:
-        A context manager that gives :class:`ModelStats`, a mapping from qualified names to
-        :class:`LayerStats`; ``print`` shows a table. A layer that :func:`calibrate` gave its
-        setting knows the valid ratios it had then; ``drifted`` names the layers that left these.
+        A context manager that gives :class:`ModelStats`, by qualified names; ``print`` shows a
+        table. A layer that :func:`calibrate` gave its setting knows the valid ratios it had then;
+        ``drifted`` names the layers that left these.
 
     Raises TypeError for a model that is no module.
     """
     check_module(model, "record_stats")
     stats = ModelStats(model)
-    with watch(model, stats.record) as found:
-        stats._watch = found
+    with observed(stats.layers, stats.record):
         yield stats

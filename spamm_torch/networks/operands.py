@@ -77,9 +77,12 @@ class Source:
             options = setting.op_arguments()
             blocks = {name: options.get(name) for name in ("block", "pixel_block")}
             groups = 1 if joined else self.conv.groups
+            # A layer skips by its own weight, folded or not: a held tau belongs to that.
+            is_own = not joined and not setting.skips_nothing
+            source = self.conv.weight.detach() if is_own else weight
             norms = once(
-                (joined, *blocks.values()),
-                lambda: _ops.conv2d_weight_norm(weight, groups, **blocks),
+                (joined, is_own, *blocks.values()),
+                lambda: _ops.conv2d_weight_norm(source, groups, **blocks),
             )
         elif self.packs:
             norms = once((self.input_shape,), lambda: packed(self.conv, weight, self.input_shape))

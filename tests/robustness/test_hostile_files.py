@@ -20,7 +20,6 @@ from density import sources
 from models import data, training
 from models.files import UserError, read_arrays
 from models.water import matrices
-from spamm_torch.calibration.journal import Journal
 
 
 class Attack:
@@ -198,7 +197,6 @@ def test_json(tmp_path, text):
     model = nn.Sequential(nn.Conv2d(3, 8, 3))
     refuses(ValueError, lambda: spamm_torch.convert_(model, path), str(path))
     assert type(model[0]) is nn.Conv2d
-    refuses(ValueError, lambda: Journal(path, {}), str(path))
     refuses(UserError, lambda: runs.Journal(tmp_path, "file", {}), str(path), "anew with --fresh")
     refuses(UserError, lambda: results.load(path), str(path))
     as_text = content if isinstance(content, str) else "\ufffd"

@@ -20,7 +20,6 @@ from models.files import UserError, read_arrays, write_atomically
 from models.training import load_checkpoint, save_checkpoint
 from spamm_torch import _output
 from spamm_torch._output import Progress, write_text
-from spamm_torch.calibration import journal as calibration
 
 
 def killed_at_work(work, seconds):
@@ -86,19 +85,7 @@ def results(path):
     return lambda step: journal.measured(str(step), lambda: [step] * 500), last
 
 
-def trials(path):
-    """The trials of a calibration."""
-    journal = calibration.Journal(path, {"model": "m"})
-
-    def last():
-        kept = json.loads(path.read_text())["results"]
-        assert all(kept[f"trial {step}"] == [step] * 500 for step in range(len(kept)))
-        return len(kept) - 1
-
-    return lambda step: journal.measured(f"trial {step}", lambda: [step] * 500, list), last
-
-
-KINDS = [checkpoint, arrays, settings, results, trials]
+KINDS = [checkpoint, arrays, settings, results]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -627,7 +627,6 @@ def test_settings_are_found_and_served(arguments, tmp_path, timed, capsys, monke
     skipping = [name for name, layer in settings["layers"].items() if layer["setting"]]
     assert set(skipping) <= {"conv42", "conv51", "conv52"}  # those with 32 channels
     assert skipping
-    assert not list(results.glob("*.partial.json"))
     assert "of 60 allowed on unseen data" in capsys.readouterr().out
 
     [found] = load(results / "vgg13.json")["runs"]
@@ -642,28 +641,6 @@ def test_settings_are_found_and_served(arguments, tmp_path, timed, capsys, monke
     assert quality["dense_accuracy"] - quality["accuracy"] == pytest.approx(drop)
     layers = found["tables"]["calibrated layers"]
     assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
-
-
-def test_an_interrupted_calibration_says_how_to_go_on(
-    arguments, tmp_path, timed, capsys, monkeypatch
-):
-    score, calls = vgg13.score_and_answers, []
-
-    def interrupted(*given):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return score(*given)
-
-    monkeypatch.setattr(vgg13, "score_and_answers", interrupted)
-    given = [*arguments, "--max-drop", "60", "--no-compile"]
-    assert run_bench(given) == 130
-    journal = tmp_path / "results" / "calibrated_cpu.partial.json"
-    said = f"interrupted: what is finished is in {journal}; the same command goes on from there\n"
-    assert capsys.readouterr().err.endswith(said)
-    assert journal.exists()
-    assert run_bench(given) == 0
-    assert not list(journal.parent.glob("*.partial.json"))
 
 
 def test_batches_that_are_too_few(arguments, timed, capsys):
