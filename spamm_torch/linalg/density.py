@@ -494,7 +494,7 @@ class _Forms:
         found = self.ordered(_tensor(a, name, self.block).to(self.device, torch.float64), name)
         found = self.of(found).kept(found, name)
         if self.is_sparse and not is_sparse(found):
-            found = sparse.from_dense(found, self.block, drop=_EPS * float(found.abs().amax()))
+            found = sparse.from_dense(found, self.block, drop=_EPS * _largest(found))
         return found
 
     def ordered(self, a: Tensor, name: str = "A") -> Tensor:
@@ -784,12 +784,10 @@ class DensitySolver:
             tight = _Skipping(of, 2 * _OF_H * allowed * min(states.gap, 1.0))
             product, _ = tight.product(by.operand(states.x), by.operand(h), symmetric=False)
             mirrored = of.transposed(product)
-            if of.is_sparse:
-                off = sparse.add(product, mirrored, beta=-1)
-                off_values = off.values()
-            else:
-                off = off_values = product - mirrored
-            most, norm = float(off_values.abs().amax()), float(norm_of(off))
+            off = sparse.add(product, mirrored, beta=-1).values() if of.is_sparse else (
+                product - mirrored
+            )
+            most, norm = _largest(off), float(norm_of(off))
             self._last[number] = (h, given, states)
             mixed = 2 * most / states.gap
             rest = states.wrong + 2 * of_h / states.gap + self._off
@@ -848,6 +846,10 @@ class DensitySolver:
             plan = planned(spectrum, window, max(1e-2 * allowed, 1e-13))
             self._plans[number] = plan
         return plan
+
+
+def _largest(a: Tensor) -> float:
+    return float(a.abs().amax()) if a.numel() else 0.0
 
 
 def _row_squares(a: Tensor) -> Tensor:
