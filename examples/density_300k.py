@@ -21,6 +21,7 @@ from tblite.interface import Calculator
 
 from spamm_torch.linalg import DensitySolver
 
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--record", metavar="FILE", help="the matrices, for a test")
@@ -44,12 +45,12 @@ def main():
             )
         )
         h = s @ c @ np.diag(e) @ c.T @ s  # the self-consistent one
-        h, electrons = (h + h.T) / 2, int(round(f.sum()))
+        h, electrons = (h + h.T) / 2, round(f.sum())
         atoms = np.repeat(np.arange(12), np.repeat([4, 1], 6))
         found = DensitySolver(s, positions=places[atoms])(h, electrons, temperature=300.0)
         d = found.density if found.density.ndim == 2 else found.density.sum(0)
         print(
-            f"{name:8} occupations around the gap {np.round(f[electrons // 2 - 2:][:4], 3)}, "
+            f"{name:8} occupations around the gap {np.round(f[electrons // 2 - 2 :][:4], 3)}, "
             f"mu {found.chemical_potential}, entropy {found.entropy:.6f} k, free energy "
             f"{found.free_energy:.9f}, density off by {abs(d - density).max():.1e}"
         )

@@ -108,7 +108,7 @@ class _Skipping:
     """Products that may each have an absolute error: in Frobenius norm, times a gap."""
 
     def __init__(self, of: Matrices, error: float, graphs: "dict[int, _Graph] | None" = None):
-        self.of, self.error, self.graphs = of, error, graphs
+        self.of, self.error, self.graphs = of, error, {} if graphs is None else graphs
 
     def operand(self, a: Tensor) -> _Operand:
         return a, norm_of(a) if self.is_exact(a) else self.of.norms(a)
@@ -118,7 +118,8 @@ class _Skipping:
 
     def graph(self, plan: Expansion, h: Tensor) -> "_Graph":
         if id(plan) not in self.graphs:
-            self.graphs.clear()  # they keep memory
+            if len(self.graphs) > 1:  # one of each spin: they keep memory
+                self.graphs.clear()
             self.graphs[id(plan)] = _Graph(plan, h)
         return self.graphs[id(plan)]
 
@@ -221,7 +222,7 @@ class _Wanted:
     """So many electrons, or a chemical potential; kT; and the accuracy of X."""
 
     count: float | None
-    mu: float | None
+    mu: Any  # a number where count is None
     kt: float
     accuracy: float
 
@@ -241,8 +242,8 @@ class _States:
     gap: float = math.inf
     wrong: float = 0.0
     entropy: float = 0.0
-    homo: float | None = None
-    lumo: float | None = None
+    homo: Any = None
+    lumo: Any = None
     expansion: Expansion | None = None
     coefficients: list[float] | None = None
 
@@ -376,10 +377,12 @@ def _fermi(by: _Skipping, x: Tensor, wanted: _Wanted, made: Expansion) -> _State
     t = by.shifted(x, 2.0, -1.0)
     base, giants = _chebyshev(by, t, fermi.degree)
     moments = _moments(of, base, giants)
-    mu = fermi.potential(moments, wanted.count) if wanted.mu is None else wanted.mu
+    mu = wanted.mu
+    if wanted.count is not None:
+        mu = fermi.potential(moments, wanted.count)
     coefficients, error = fermi.polynomial(mu)
     count = fermi.electrons(moments, mu)
-    if error > enough or (wanted.mu is None and abs(count - wanted.count) > 1e-6):
+    if error > enough or (wanted.count is not None and abs(count - wanted.count) > 1e-6):
         return _States(x, count, mu, wrong=math.inf)
     x = _polynomial(by, base, giants, coefficients)
     trace, entropy = float(of.diagonal(x).sum()), fermi.entropy(moments, mu)
@@ -428,8 +431,8 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         solver, made = ctx.solver, ctx.made
         of_f, of_s = [], torch.zeros_like(made[0].h)
-        z, zt = (torch.eye(len(of_s)).to(of_s),) * 2 if solver.z is None else (
-            x for x, _ in solver.z
+        z, zt = (
+            (torch.eye(len(of_s)).to(of_s),) * 2 if solver.z is None else (x for x, _ in solver.z)
         )
         for spin, grad in zip(made, grads[:-1], strict=True):
             g = solver.forms.ordered(grad.to(of_s))
@@ -639,9 +642,9 @@ class DensitySolver:
     def _open(self, a: Any, name: str) -> None:
         """Takes size, block, storage and device from the first matrix."""
         block, storage, size, device = self._given
-        shape = getattr(a, "shape", ())
+        shape = tuple(getattr(a, "shape", ()))
         if len(shape) != 2:
-            raise RuntimeError(f"{name} must be a matrix; got shape {tuple(shape)}")
+            raise RuntimeError(f"{name} must be a matrix; got shape {shape}")
         order = self._order
         size = size or (shape[0] if order is None else len(order))
         device = torch.device(device or (a.device if isinstance(a, Tensor) else "cpu"))
@@ -784,8 +787,10 @@ class DensitySolver:
             tight = _Skipping(of, 2 * _OF_H * allowed * min(states.gap, 1.0))
             product, _ = tight.product(by.operand(states.x), by.operand(h), symmetric=False)
             mirrored = of.transposed(product)
-            off = sparse.add(product, mirrored, beta=-1).values() if of.is_sparse else (
-                product - mirrored
+            off = (
+                sparse.add(product, mirrored, beta=-1).values()
+                if of.is_sparse
+                else (product - mirrored)
             )
             most, norm = _largest(off), float(norm_of(off))
             self._last[number] = (h, given, states)
@@ -804,8 +809,10 @@ class DensitySolver:
         d = self._transformed(back, states.x, True) * occupation
         weighted = None
         if is_weighted:
-            half = sparse.add(product, mirrored, alpha=0.5, beta=0.5) if of.is_sparse else (
-                (product + mirrored) / 2
+            half = (
+                sparse.add(product, mirrored, alpha=0.5, beta=0.5)
+                if of.is_sparse
+                else ((product + mirrored) / 2)
             )
             weighted = self._transformed(back, half, True) * occupation
         energy = float(of.diagonal(product).sum()) * occupation

@@ -148,7 +148,10 @@ def test_spins(waters):
     f, s, positions, electrons, values, vectors = waters
     solver = DensitySolver(s, positions=positions)
     high, low = (filled(values, vectors, electrons // 2 - x)[0] for x in (0, 1))
-    for given in ({"electrons": electrons - 1}, {"electrons": (electrons // 2, electrons // 2 - 1)}):
+    for given in (
+        {"electrons": electrons - 1},
+        {"electrons": (electrons // 2, electrons // 2 - 1)},
+    ):
         found = solver(f, **given)
         assert off(found.density, torch.stack((high, low))) <= 1e-8
         assert len(found.homo) == len(found.chemical_potential) == 2
@@ -186,7 +189,9 @@ def test_chemical_potential(waters):
 
 def test_orthogonal_functions():
     h = torch.diag((-1.0) ** torch.arange(100)).double()
-    h += 0.3 * torch.diag(torch.ones(99), 1).double() + 0.3 * torch.diag(torch.ones(99), -1).double()
+    h += (
+        0.3 * torch.diag(torch.ones(99), 1).double() + 0.3 * torch.diag(torch.ones(99), -1).double()
+    )
     d = 2 * filled(*states(h, torch.eye(100)), 50)[0]
     assert off(DensitySolver()(h, 100).density, d) <= 1e-8
     assert off(DensitySolver(order=torch.arange(100).flip(0))(h, 100).density, d) <= 1e-8
@@ -213,13 +218,15 @@ def test_levels_cut_in_half():
 
 
 def test_out_of_reach(waters):
-    f, s, positions, electrons, *_ = waters
-    refuses(NotConverged, lambda: DensitySolver(s)(f, electrons, accuracy=1e-15), "accuracy of 1e-15")
+    f, s, _, electrons, *_ = waters
+    refuses(
+        NotConverged, lambda: DensitySolver(s)(f, electrons, accuracy=1e-15), "accuracy of 1e-15"
+    )
     refuses(NotConverged, lambda: DensitySolver(s - 2 * torch.eye(len(s))), "positive definite")
 
 
 def test_refused(waters):
-    f, s, positions, electrons, *_ = waters
+    f, s, positions, *_ = waters
     solver = DensitySolver(s)
     refuses(ValueError, lambda: solver(f), "neither")
     refuses(ValueError, lambda: solver(f, 10, mu=0.0), "both")
