@@ -14,6 +14,7 @@ from ..spatial import spatial_order
 from .expansion import (
     BASE,
     REACH,
+    ROOM,
     TAIL,
     ZOOMED,
     Expansion,
@@ -274,8 +275,10 @@ def _expanded(
             if last[-1] <= enough or (len(last) == 3 and last[0] < 0.01 and last[2] > last[0] / 4):
                 return v, residuals
             if wanted.kt:
-                spectrum, middle = (made.lowest, made.highest), made.energy(0.5, number)
-                made.window = wide(wanted.kt, spectrum, middle)
+                width = (TAIL + REACH) * wanted.kt
+                middle = max(made.energy(0.5, number), made.lowest + ROOM * width)
+                middle = min(middle, made.highest - ROOM * width)
+                made.window = middle - width, middle + width
                 if made.gaps()[-1] > ZOOMED:
                     made.separates = False
                     return v, residuals
@@ -309,10 +312,12 @@ def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -
     if is_none or is_all:
         ends = -math.inf if is_none else math.inf
         return _States(of.identity(h) * float(is_all), of.size * is_all, ends if mu is None else mu)
-    if kt and mu is not None:
-        plan = planned(spectrum, wide(kt, spectrum, mu))
+    around, window = wide(kt, spectrum, mu or 0.0) if kt else (spectrum, spectrum)
+    if kt and (mu is not None or window == spectrum):
+        plan = planned(around, window)
+    margin = ROOM * (TAIL + REACH) * kt
     for number in range(8):
-        made = plan or Expansion(*spectrum)
+        made = plan or Expansion(spectrum[0] - margin, spectrum[1] + margin)
         x, residuals = _expanded(by, h, wanted, plan, made)
         if made.separates:
             found = _projector(by, x, wanted, plan, made, residuals)
@@ -331,7 +336,7 @@ def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -
                 return found
             middle = found.mu
         was_guessed = number == 0 and plan is not None
-        plan = None if was_guessed else planned(spectrum, wide(kt, spectrum, middle))
+        plan = None if was_guessed else planned(*wide(kt, spectrum, middle))
     raise NotConverged(
         f"expected a chemical potential near {middle:.6g} for {count} electrons of a spin; got none"
     )
@@ -372,7 +377,7 @@ def _fermi(by: _Skipping, x: Tensor, wanted: _Wanted, made: Expansion) -> _State
     may be instead.
     """
     of, kt = by.of, wanted.kt
-    enough = wanted.accuracy / 10
+    enough = max(wanted.accuracy / 10, 2 * math.exp(-TAIL))
     fermi = Fermi(made, kt, enough)
     t = by.shifted(x, 2.0, -1.0)
     base, giants = _chebyshev(by, t, fermi.degree)
@@ -661,15 +666,19 @@ class DensitySolver:
     def _factorize(self, s: Tensor) -> None:
         of = self.forms.of(s)
         options: dict[str, Any] = {"block": of.block, "size": of.size if of.is_sparse else None}
-        try:
-            made = inverse_factor(s, max_error=1e-3 * self.accuracy, **options)
-        except NotConverged:  # then what rounding allows, which each result's error tells
-            made = inverse_factor(s, max_error=0.0, **options)
-        z, by = made.matrix, _Skipping(of, 0.0)
-        zt = of.transposed(z).contiguous() if not of.is_sparse else of.transposed(z)
-        self.z = by.operand(z), by.operand(zt)
-        self._row, self._norm = float(_row_squares(z).max()), float(norm_of(z))
-        self._off = made.residual
+        max_error, by = 1e-3 * self.accuracy, _Skipping(of, 0.0)
+        for _ in range(2):
+            try:
+                made = inverse_factor(s, max_error=max_error, **options)
+            except NotConverged:  # then what rounding allows: a result's error tells
+                made = inverse_factor(s, max_error=0.0, **options)
+            z, self._off = made.matrix, made.residual
+            self._row, self._norm = float(_row_squares(z).max()), float(norm_of(z))
+            max_error = 0.02 * self.accuracy / self._row
+            if self._off <= 5 * max_error:
+                break
+        zt = of.transposed(z)
+        self.z = by.operand(z), by.operand(zt if of.is_sparse else zt.contiguous())
 
     def __call__(
         self,
@@ -777,12 +786,15 @@ class DensitySolver:
         """Of one spin, to an accuracy of D / occupation; and the number of products."""
         kt, of = given[2], self.forms.of(f)
         allowed = accuracy / self._row  # what the largest error of an entry of X may be
-        of_h = _OF_H * allowed * (min(1.0, 40 * kt) if kt else 1.0)
-        h = self._transformed(_Skipping(of, of_h / self._norm), f, False)
-        scale = 0.2 if kt else 1.0
+        _, _, last = self._last.get(number, (None, None, None))
+        gap = last.gap if last else _SLOPE * kt or 1.0
+        scale, of_h, h = 0.2 if kt else 1.0, math.inf, f
         for _ in range(_TRIES):
+            if of_h > (limit := _OF_H * allowed * min(1.0, 10 * gap)):
+                of_h, h = limit, self._transformed(_Skipping(of, limit / self._norm), f, False)
             by = _Skipping(of, allowed * scale, self._graphs)
             states = _states(by, h, _Wanted(*given, allowed), self._plan(h, number, given, allowed))
+            gap = states.gap
             # X H is symmetric but for what mixes occupied and empty states.
             tight = _Skipping(of, 2 * _OF_H * allowed * min(states.gap, 1.0))
             product, _ = tight.product(by.operand(states.x), by.operand(h), symmetric=False)
@@ -841,7 +853,7 @@ class DensitySolver:
         change = sparse.add(h, before, beta=-1) if of.is_sparse else h - before
         moved, spectrum = max(map(abs, of.gershgorin(change))), _spectrum(of, h)
         if states.coefficients is not None:
-            return planned(spectrum, wide(kt, spectrum, states.mu)) if moved < REACH * kt else None
+            return planned(*wide(kt, spectrum, states.mu)) if moved < REACH * kt else None
         window = states.homo + moved, states.lumo - moved
         if window[1] - window[0] < 0.2 * states.gap:
             return None

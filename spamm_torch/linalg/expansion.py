@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# In units of kT: where a Fermi function is within 1e-10 of 0 or 1, and how far the chemical
+# In units of kT: where a Fermi function is within 1e-11 of 0 or 1, and how far the chemical
 # potential may be from the middle of an expansion's window, which is wider by as much.
-TAIL, REACH = 23.0, 13.0
+TAIL, REACH = 26.0, 12.0
+_NARROW = 40.0  # kT that a polynomial takes without any step
+ROOM = 3.0  # widths of a window on each side, so that steps from both ends meet in its middle
 ZOOMED = 1 - 1e-4  # distance of the images of a window from which on a polynomial does the rest
 BASE = 8  # polynomials up to this degree are kept, and those of its multiples
-_DEGREES = (63, 95, 127, 191)
+_DEGREES = (63, 95, 127, 159, 191)
 _MOST_STEPS = 120
 
 
@@ -137,10 +139,18 @@ def edges(made: Expansion, residuals: Sequence[float], noise: float) -> tuple[fl
 # ---- The Fermi function -------------------------------------------------------------------------
 
 
-def wide(kt: float, spectrum: tuple[float, float], mu: float) -> tuple[float, float]:
-    """Around ``mu`` the window of a Fermi function, as far as the spectrum reaches."""
-    mu, width = min(max(mu, spectrum[0]), spectrum[1]), (TAIL + REACH) * kt
-    return max(mu - width, spectrum[0]), min(mu + width, spectrum[1])
+def wide(
+    kt: float, spectrum: tuple[float, float], mu: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The window of a Fermi function around ``mu``, behind a spectrum that holds it; of a narrow
+    spectrum all.
+    """
+    if spectrum[1] - spectrum[0] < _NARROW * kt:
+        return spectrum, spectrum
+    width = (TAIL + REACH) * kt
+    mu = min(max(mu, spectrum[0] - width), spectrum[1] + width)
+    around = min(spectrum[0], mu - ROOM * width), max(spectrum[1], mu + ROOM * width)
+    return around, (mu - width, mu + width)
 
 
 class Fermi:
