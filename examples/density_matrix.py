@@ -34,7 +34,13 @@ from common import results
 from common.console import exit_code, make_console
 from common.machine import describe_machine
 from density import sources
-from density.basis import distance_from_one, inverse_root, is_sparse, symmetric_part, transformed
+from density.basis import (
+    distance_from_one,
+    inverse_factor,
+    is_sparse,
+    symmetric_part,
+    transformed,
+)
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
 from density.ranks import is_first, on_ranks, part, started, whole
 from models.files import UserError, require_writable, write_atomically
@@ -144,7 +150,8 @@ def load(options):
 
 
 def orthogonal(problem, options):
-    """F in the basis S^(-1/2), on the device, and a function of matrices Z A Z; None where S is 1.
+    """F in the basis of Z with Z^T S Z = 1, on the device, and a function that takes a matrix
+    into it or back; None where S is 1.
 
     Block-sparse products with Z may lose a hundredth of the smallest --max-errors.
     """
@@ -156,12 +163,12 @@ def orthogonal(problem, options):
     start = time.perf_counter()
     max_error = min(options.max_errors) / 100 if options.sparse else 1e-13
     overlap = problem.overlap.to(options.device)
-    z = inverse_root(overlap, max_error=max_error, block=options.block, size=size)
+    z = inverse_factor(overlap, max_error=max_error, block=options.block, size=size)
     from_given = functools.partial(transformed, z=z, max_error=max_error, block=options.block)
     fock, off = from_given(fock), from_given(overlap)
     off = distance_from_one(off, size)
     seconds = time.perf_counter() - start
-    print(f"Z = S^(-1/2) and Z F Z: {seconds:.3g} s; norm(Z S Z - 1) = {off:.1e}")
+    print(f"Z and Z^T F Z: {seconds:.3g} s; norm(Z^T S Z - 1) = {off:.1e}")
     return fock, from_given
 
 
@@ -197,7 +204,7 @@ def main(arguments=None):
     )
     wants_density = problem.density is not None or options.density
     if wants_density and from_given is not None:
-        projector = from_given(projector)
+        projector = from_given(projector, back=True)
     if wants_density and options.sparse:
         projector = sparse.to_dense(whole(projector), (problem.functions,) * 2)
     if not is_first():

@@ -2,11 +2,12 @@
 
     .venv/bin/python scripts/fuzz.py --minutes 5 --device cpu --seed 1
 
-Products, block-sparse products, convolutions, deviations from a reference, max pools and whole
-networks, of every type, block and layout, of sizes that fit nothing, of NaN, infinities, subnormal
-and huge numbers. A case that fails is made as simple as it can be and added to --failures as a line
-of JSON, which `tests/robustness` replays when it is put into its cases.jsonl. The same seed draws
-the same cases. On CUDA norm maps are the device's own, held against the oracle's, and decide.
+Products, block-sparse products, functions of matrices, convolutions, deviations from a reference,
+max pools and whole networks, of every type, block and layout, of sizes that fit nothing, of NaN,
+infinities, subnormal and huge numbers. A case that fails is made as simple as it can be and added
+to --failures as a line of JSON, which `tests/robustness` replays when it is put into its
+cases.jsonl. The same seed draws the same cases. On CUDA norm maps are the device's own, held
+against the oracle's, and decide.
 
 --processes shares time and cases among processes with a seed each, from --seed on, and adds up.
 --soak makes the same calls again and again instead, and watches their bits and the memory.
@@ -30,12 +31,13 @@ import torch
 
 from common import options
 from common.console import exit_code
-from fuzzing import convolutions, networks, products, space
+from fuzzing import convolutions, functions, networks, products, space
 from models.files import UserError
 
 FAMILIES = {  # the space that cases are drawn from, the check, and how many of 100 cases
-    "dense": (products.DENSE, products.dense, 48.3),
+    "dense": (products.DENSE, products.dense, 38.3),
     "sparse": (products.SPARSE, products.sparse, 15),
+    "function": (functions.FUNCTION, functions.function, 10),
     "convolution": (convolutions.CONVOLUTION, convolutions.convolution, 16),
     "deviation": (convolutions.DEVIATION, convolutions.deviation, 12),
     "pool": (convolutions.POOL, convolutions.pool, 8.5),
@@ -43,10 +45,10 @@ FAMILIES = {  # the space that cases are drawn from, the check, and how many of 
 }
 
 
-def drawn(seed, number):
-    """The case of this number: its family and its settings."""
+def drawn(seed, number, family=None):
+    """The case of this number: its family, where none is given, and its settings."""
     rng = random.Random(f"{seed}:{number}")
-    family = rng.choices(list(FAMILIES), [share for *_, share in FAMILIES.values()])[0]
+    family = family or rng.choices(list(FAMILIES), [share for *_, share in FAMILIES.values()])[0]
     return {"family": family, **space.draw(FAMILIES[family][0], rng)}
 
 
@@ -77,7 +79,7 @@ def fuzz(given):
     number, failed, kinds = given.first, 0, set()
     try:
         while time.monotonic() < end and number < given.first + given.cases and failed < 100:
-            case = drawn(given.seed, number)
+            case = drawn(given.seed, number, given.family)
             if said := problem(case, given.device):
                 failed += 1
                 print(f"case {number}: {said}\n  {json.dumps(case)}", flush=True)
@@ -112,6 +114,7 @@ def fuzz_side_by_side(given):
         options = ["--device", str(given.device), "--minutes", str(given.minutes)]
         options += ["--first", str(given.first), "--failures", str(given.failures)]
         options += ["--cases", str(-(-given.cases // given.processes))]
+        options += ["--family", given.family] if given.family else []
         children = []
         for process, path in enumerate(saved):
             own = ["--seed", str(given.seed + process), "--save", str(path)]
@@ -129,7 +132,7 @@ def soak(given):
     """The same cases over and over: no bit may change, and memory must not grow."""
     end, rounds, early = time.monotonic() + 60 * given.minutes, 0, {}
     count = min(given.cases, 200)
-    cases = [drawn(given.seed, given.first + number) for number in range(count)]
+    cases = [drawn(given.seed, given.first + number, given.family) for number in range(count)]
     bits = {}
     while time.monotonic() < end or rounds < 6:
         for number, case in enumerate(cases):
@@ -167,6 +170,7 @@ def main(arguments=None):
     what = "threads of the CPU; many processes may run side by side"
     add(parser, "--threads", what, 1, type=positive)
     add(parser, "--processes", "so many, each with a seed of its own", 1, type=positive)
+    add(parser, "--family", "one kind of cases", None, "all", choices=sorted(FAMILIES))
     add(parser, "--save", "JSON file for the figures", None, "none", type=Path)
     options.add_device_option(parser)
     what = "repeat at most 200 cases, watch the memory"

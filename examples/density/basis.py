@@ -1,10 +1,6 @@
-"""The orthogonal basis S^(-1/2) of a molecule's overlap matrix S.
-
-S^(-1/2) is the orthogonal basis closest to the given one (Löwdin), so it decays as S does.
-"""
+"""An orthogonal basis: Z with Z^T S Z = 1, of a molecule's overlap matrix S."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,47 +10,29 @@ from models.files import UserError
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import is_sparse
 
-# Up to this size eigenvectors are found faster than some sixty products are computed.
-_SMALL = {"cpu": 8192, "cuda": 1024}
 
-
-def inverse_root(
+def inverse_factor(
     overlap: Tensor, *, max_error: float = 1e-13, block: int = 32, size: int | None = None
 ) -> Tensor:
-    """S^(-1/2), symmetric: by eigenvectors where S is small, else by products, of which each may
-    lose ``max_error``. ``size``: the true number of rows, where block-sparse ones are padded.
-    UserError: ``overlap`` is not positive definite, as far as that shows.
+    """Z, where norm(Z^T S Z - 1) is about ``max_error`` times the number of functions.
+
+    ``size``: the true number of rows, where block-sparse ones are padded. UserError: ``overlap`` is
+    not positive definite, as far as that shows.
     """
-    if is_sparse(overlap):
-        return by_products(overlap, max_error=max_error, size=size, group=group(overlap))
-    _, failed_at = torch.linalg.cholesky_ex(overlap)
-    if failed_at:
-        raise UserError(
-            "expected a positive definite overlap matrix; got one whose leading "
-            f"{failed_at} x {failed_at} minor is not"
-        )
-    if len(overlap) <= _SMALL[overlap.device.type]:
-        return by_eigenvectors(overlap)
-    return by_products(overlap, max_error=max_error, block=block)
-
-
-def by_eigenvectors(overlap: Tensor) -> Tensor:
-    """S^(-1/2), of one that is positive definite."""
-    values, vectors = torch.linalg.eigh(overlap)
-    return symmetric_part((vectors * values.rsqrt()) @ vectors.mT)
-
-
-def by_products(overlap: Tensor, *, max_error: float = 1e-13, **options: Any) -> Tensor:
-    """S^(-1/2), of one that is positive definite; UserError: no convergence."""
+    options = {"size": size, "group": group(overlap)} if is_sparse(overlap) else {"block": block}
     try:
-        return linalg.inverse_sqrt(overlap, max_error=max_error, **options).matrix
-    except linalg.NotConverged as error:
-        raise UserError(str(error)) from error
+        error = max_error * (size or overlap.shape[1])
+        return linalg.inverse_factor(overlap, max_error=error, **options).matrix
+    except linalg.NotConverged as problem:
+        raise UserError(str(problem)) from problem
 
 
-def transformed(a: Tensor, z: Tensor, *, max_error: float = 1e-13, block: int = 32) -> Tensor:
-    """Z A Z of symmetric matrices."""
-    return linalg.in_basis(a, z, max_error=max_error, block=block, group=group(a)).matrix
+def transformed(
+    a: Tensor, z: Tensor, *, max_error: float = 1e-13, block: int = 32, back: bool = False
+) -> Tensor:
+    """Z^T A Z of a symmetric matrix, or Z A Z^T."""
+    options = {"max_error": max_error, "block": block, "group": group(a)}
+    return linalg.in_basis(a, z, transposed=back, **options).matrix
 
 
 # ---- Dense and block-sparse matrices alike ------------------------------------------------------

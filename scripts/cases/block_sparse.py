@@ -235,7 +235,8 @@ def density(waters, max_error, device, repeats, group=None):
     one = block_rows(sparse.identity(size, like=s[0]), 7 * first // BLOCK, -(-7 * last // BLOCK))
     rows = one.shape[0] // BLOCK
     clock.append(now(device))
-    z = linalg.inverse_sqrt(s[0].float(), max_error=max_error / 10, **alike).matrix.double()
+    z = linalg.inverse_factor(s[0].float(), max_error=max(max_error / 10, 1e-8) * size, **alike)
+    z = z.matrix.double()
     # 1 + V mends what Z lacks in float32 and with a tenth of the budget.
     zsz = linalg.in_basis(s.pop(), z, max_error=fine, **alike).matrix
     v = sparse.add(zsz, one, alpha=-0.5, beta=0.5, drop=max_error / 10).float()
@@ -252,7 +253,8 @@ def density(waters, max_error, device, repeats, group=None):
     clock.append(now(device))
     stored["stored_f"] = len(fock.col_indices()) / rows
     purify = functools.partial(linalg.purify, fock, electrons, **alike)
-    runs = [purify(max_error=max_error) for _ in range(repeats if waters < _SMALL else 1)]
+    schedule = linalg.loose_then_tight(max_error, states=electrons // 2)
+    runs = [purify(schedule=schedule) for _ in range(repeats if waters < _SMALL else 1)]
     found = min(runs, key=lambda run: run.seconds)
     energy = energy_of(found.matrix, fock, group)
     took = [1e3 * (end - start) for start, end in itertools.pairwise(clock)]
@@ -268,11 +270,12 @@ def density(waters, max_error, device, repeats, group=None):
     }
     row["sp2_us_a_water"] = 1e3 * row["sp2_ms"] / waters
     if waters < _SMALL:
-        right = energy_of(purify(max_error=max_error / 100).matrix, fock, group)
+        fine = linalg.loose_then_tight(max_error / 100, states=electrons // 2)
+        right = energy_of(purify(schedule=fine).matrix, fock, group)
         row["energy_error"] = (energy - right) / atoms
     if group is None and dense_fits(fock) and waters <= 2000:
         dense = sparse.to_dense(fock, (size, size))
-        options = {"block": BLOCK, "max_error": max_error}
+        options = {"block": BLOCK, "schedule": schedule}
         runs = [linalg.purify(dense, electrons, **options) for _ in range(repeats)]
         row["dense_ms"] = 1e3 * min(run.seconds for run in runs)
         row["over_dense"] = row["dense_ms"] / row["sp2_ms"]

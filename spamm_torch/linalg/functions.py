@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative
 
 
 def sign(
@@ -29,8 +29,14 @@ def sign(
 
     Args:
         a: (N, N), symmetric, no eigenvalue at 0. Padding of ``size`` stays zero.
+        max_error: what norm(1 - X^2) + norm(A X - X A) / norm(A) may be, relative to norm(1), the
+            root of N: at most ten times it is returned. 0: what rounding allows. X itself is off by
+            that over the distance of the eigenvalues from 0.
         most_iterations: an eigenvalue of 1e-15 of the largest needs no more than 100.
-        max_error, block, size, callback, group: see above.
+        block, size, callback, group: see above.
+
+    Returns:
+        A :class:`Result` whose ``residual`` is this sum, of the matrix that is returned.
 
     Raises:
         NotConverged: as where an eigenvalue is 0.
@@ -39,21 +45,29 @@ def sign(
     of, a = Matrices.opened("sign", a, block, size, callback, group=group, alike=alike)
     bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
     one, x, before = of.identity(a), a * (1 / (bound or 1.0)), math.inf
-    map_x = of.norms(x)
+    map_x, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
+    share = max_error * whole / 8  # of what a product may lose
     for _ in range(most_iterations):
         options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        r, map_r = of.product("1 - X^2", x, x, (map_x, map_x), max_error, **options)
+        each = relative(share, map_x, map_x)
+        r, map_r = of.product("1 - X^2", x, x, (map_x, map_x), each, **options)
         error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
         if error < 1e-2 and error >= before / 4:  # was to be squared
-            return of.result(of.symmetric_part(x), error)
+            found = of.result(of.symmetric_part(x), error)
+            error += of.commutator(a, x, share * bound) / (bound or 1.0)
+            rounding = 0.0 if max_error else 64 * torch.finfo(a.dtype).eps * (whole + of.size / 16)
+            if error <= max(10 * max_error * whole, rounding):
+                return replace(found, residual=error)
+            break
         if not error < max(before, of.size) * 2:  # NaN, too
             break
         before, options = error, {"residual": error, "alpha": 0.5}
-        share = max_error * max(1.0, math.sqrt(of.size) / max(error, max_error))  # as of 1 + R / 2
-        x, map_x = of.product("X + X R / 2", x, r, (map_x, map_r), share, added=x, **options)
+        each = relative(share, map_x, map_r)
+        x, map_x = of.product("X + X R / 2", x, r, (map_x, map_r), each, added=x, **options)
     raise NotConverged(
-        f"expected a symmetric matrix without an eigenvalue at 0; got one whose sign has not "
-        f"converged after {len(of.steps)} products (residual {before:.2g})"
+        f"expected a symmetric matrix without an eigenvalue at 0, and an error that rounding "
+        f"allows; got one whose sign has not converged after {len(of.steps)} products (residual "
+        f"{error:.2g} for max_error={max_error:.2g})"
     )
 
 
@@ -62,6 +76,7 @@ def in_basis(
     z: Tensor,
     *,
     max_error: float,
+    transposed: bool = False,
     block: int = 64,
     size: int | None = None,
     callback: Callback | None = None,
@@ -69,25 +84,26 @@ def in_basis(
 ) -> Result:
     """Z^T A Z of a symmetric matrix, symmetric: a Hamiltonian in the basis of an inverse factor Z.
 
-    The projector on states in that basis is taken back by Z^T: ``in_basis(projector, z.mT)``.
-
     Where Z is only near an inverse factor, as one in float32 is, a second call with
     W = 3/2 - Z^T S Z / 2 in place of Z mends what the first one lost, but for the square of
     1 - Z^T S Z.
 
     Args:
-        a: (N, N), symmetric. z: (N, N), any, of the layout, dtype and block of ``a``, or the
-            transpose of such a matrix (``z.mT``); with ``group`` cut as ``a``, no transpose.
+        a: (N, N), symmetric.
+        z: (N, N), any, of the layout, dtype and block of ``a``, or ``z.mT`` of such a matrix; with
+            ``group`` cut as ``a``, and no ``z.mT``.
+        transposed: Z A Z^T, which takes a projector back from the basis: the same as ``z.mT``.
         max_error, block, size, callback, group: see above.
     """
-    alike = {"max_error": max_error}
+    alike = {"max_error": max_error, "transposed": transposed}
     given = "in_basis", a, block, size, callback
     of, a = Matrices.opened(*given, group=group, alike=alike, needs_size=False)
     z = of.kept(z, "z", symmetric=False)
+    z, mirrored = (of.transposed(z), z) if transposed else (z, None)
     maps = of.norms(a), of.norms(z)
     half, map_half = of.product("A Z", a, z, maps, max_error, symmetric=False)
     del a
-    mirrored = of.transposed(z)
+    mirrored = of.transposed(z) if mirrored is None else mirrored
     maps = of.norms(mirrored), map_half
     return of.result(of.product("Z^T A Z", mirrored, half, maps, max_error)[0])
 
@@ -148,7 +164,7 @@ def matrix_power(
         square = multiply(square, square)
         if n >> bit & 1:
             found = square if found is None else multiply(found, square)
-    result = of.result(found.matrix if n > 1 else a.clone())
+    result = of.result(found.matrix if found and found.number else a.clone())
     slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
     number = found.number if found else 0
 
@@ -158,7 +174,7 @@ def matrix_power(
         for (left, right, norm_x, norm_y), bound in zip(tree, of_products, strict=True):
             of_y = norm_y + lost[right]
             lost.append((lost[left] * of_y + norm_x * lost[right] + bound) * slack)
-        return lost[number]
+        return math.inf if math.isnan(lost[number]) else lost[number]  # 0 * inf
 
     bounds = [whole([made.error_bound for made in result.iterations])]
     bounds.append(whole([made.total_bound for made in result.iterations]))

@@ -11,11 +11,11 @@ from torch import Tensor
 from .. import sparse
 from ..sparse.blocks import read
 from ..sparse.matrices import blocks_at
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative, smaller
 
-# Rows of leaves, whose factors are Cholesky's: of dense matrices, and of block-sparse ones that
-# have no more. Leaves of larger block-sparse matrices are single blocks.
-_LEAF, _SMALL = 8192, 2048
+# Up to so many rows the one diagonal block is the whole matrix. So it is, of dense matrices, where
+# the norm of D over the norm of 1 is more than this in the first step: many steps would follow.
+_WHOLE, _FAR = 1024, 0.3
 _ACCEPTED = 10  # times max_error
 _NO_FACTOR = (
     "expected a positive definite matrix; got one with a diagonal block that has no Cholesky factor"
@@ -41,8 +41,8 @@ def inverse_factor(
     Method: Cholesky's factors of diagonal blocks, put together, then Z <- Z (1 + D/2 + 3/8 D^2)
     with D = 1 - Z^T S Z, which is measured against S itself in each step: so what products lose is
     mended by the next step (A. M. N. Niklasson, Phys. Rev. B 70, 193102 (2004); E. H. Rubensson,
-    N. Bock, E. Holmström, A. M. N. Niklasson, J. Chem. Phys. 128, 104105 (2008)). One diagonal
-    block is the whole matrix up to N = 8192, block-sparse 2048.
+    N. Bock, E. Holmström, A. M. N. Niklasson, J. Chem. Phys. 128, 104105 (2008)). Up to N = 1024,
+    and of dense matrices whose blocks leave much to do, one diagonal block is the whole matrix.
 
     Args:
         s: (N, N), symmetric. Padding of ``size`` stays zero.
@@ -68,9 +68,9 @@ def inverse_factor(
     if not of.size:
         return of.result(of.identity(s))
     tested = _Overlap(of, s, max_error, max_error)
-    z, is_whole = _leaves(of, s, max_error / 8 / math.sqrt(tested.above) / s.shape[1])
-    root, before = math.sqrt(of.size), math.inf
-    share = 0.0 if is_whole else 1e-4 * root  # of what products may lose
+    is_whole, before = of.size <= _WHOLE, math.sqrt(of.size)  # the norm of 1
+    z = _whole(of, s, max_error / 8) if is_whole else _leaves(of, s)
+    share = 0.0 if is_whole else 1e-4 * before  # of what products may lose
     for step in range(most_iterations):
         share = max(max_error / 8, share)
         d, map_d = tested.distance(z, share, before)
@@ -81,17 +81,20 @@ def inverse_factor(
         error = norm_of(map_d).item()
         if (found := tested.judged(error, before)) is not None:
             return found
-        before, typical = error, min(1.0, error / root)
-        share = max(max_error / 8, 0.1 * root * typical**3)
+        if step == 0 and not of.is_sparse and not is_whole and error > _FAR * before:
+            z, share = _whole(of, s, 0.0), 0.0
+            continue
+        falls, before = min(1.0, error / before), error
+        share = max(max_error / 8, 0.05 * error * falls**2)  # the next one is near error * falls^3
         options: dict[str, Any] = {"residual": error, "added": d, "beta": 0.5, "alpha": 0.375}
-        each = _relative(share, map_d, map_d)
+        each = relative(share, map_d, map_d)
         w, map_w = of.product("D / 2 + 3/8 D^2", d, d, (map_d, map_d), each, **options)
         del d
         map_z = of.norms(z)
-        each = _relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
+        each = relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
         options = {"residual": error, "added": z, "symmetric": False}
         z, _ = of.product("Z + Z W", z, w, (map_z, map_w), each, **options)
-        share = 0.1 * root * typical**9
+        share = 1e-3 * error * falls**2
     raise tested.failed(before)
 
 
@@ -135,8 +138,7 @@ def inverse_sqrt(
         error = norm_of(tested.distance(z, max_error / 8, error)[1]).item()
         if (found := tested.judged(error, math.inf if share else 0.0)) is not None:
             return found
-        share = share * max_error / error / 8
-        share = share if share > 1e-16 else 0.0
+        share = smaller(share, max_error / error / 8)
 
 
 def _coupled(
@@ -153,7 +155,7 @@ def _coupled(
     map_y, map_z, before = of.norms(y), of.norms(z), math.inf
     for _ in range(most_iterations):
         options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        each = _relative(share, map_z, map_y)
+        each = relative(share, map_z, map_y)
         r, map_r = of.product("1 - Z Y", z, y, (map_z, map_y), each, symmetric=False, **options)
         error = norm_of(map_r).item()
         if error < 1e-2 and error >= before / 4:  # was to be squared
@@ -161,17 +163,11 @@ def _coupled(
         if not error < max(before, of.size) * 2:  # NaN, too
             break
         before, options = error, {"residual": error, "alpha": 0.5}
-        maps, each = (map_y, map_r), _relative(share, map_y, map_r)
+        maps, each = (map_y, map_r), relative(share, map_y, map_r)
         y, map_y = of.product("Y + Y R / 2", y, r, maps, each, added=y, **options)
-        maps, each = (map_r, map_z), _relative(share, map_r, map_z)
+        maps, each = (map_r, map_z), relative(share, map_r, map_z)
         z, map_z = of.product("Z + R Z / 2", r, z, maps, each, added=z, **options)
     return None, before
-
-
-def _relative(error: float, map_a: Tensor, map_b: Tensor) -> float:
-    """What a product may lose, relative to the norms of its operands."""
-    norms = (norm_of(map_a) * norm_of(map_b)).item()
-    return error / norms if norms else 0.0
 
 
 # ---- The door and the judge ----------------------------------------------------------------------
@@ -191,10 +187,11 @@ class _Overlap:
         mirrored = of.transposed(z)
         map_z, map_t = of.norms(z), of.norms(mirrored)
         self.width, self.lost = of.bound_of_norm(z, mirrored), 3 * share
-        each = _relative(share / self.width, self.norms, map_z)
-        maps, options = (self.norms, map_z), {"residual": before, "symmetric": False}
+        each = relative(share / self.width, self.norms, map_z)
+        maps = self.norms, map_z
+        options: dict[str, Any] = {"residual": before, "symmetric": False}
         y, map_y = of.product("S Z", self.s, z, maps, each, **options)
-        maps, each = (map_t, map_y), _relative(share, map_t, map_y)
+        maps, each = (map_t, map_y), relative(share, map_t, map_y)
         options = {"residual": before, "added": self.one, "alpha": -1}
         return of.product("1 - Z^T S Z", mirrored, y, maps, each, **options)
 
@@ -215,9 +212,10 @@ class _Overlap:
             goal, most = rounding / 10, rounding
         has_stalled = before < 0.5 and error > before / 4
         if whole <= (most if has_stalled else goal):
-            found = of.result(self.z, whole)
+            asymmetric = of.asymmetry * self.width**2
+            found = of.result(self.z, whole + asymmetric)
             first, second = (made.total_bound for made in found.iterations[-2:])
-            off = math.sqrt(2) * self.width * first + second + of.asymmetry * self.width**2
+            off = math.sqrt(2) * self.width * first + second + asymmetric
             return replace(found, total_bound=(error + off) * (1 + 1e-4))
         if has_stalled or not error < 2 * max(before, math.sqrt(of.size)):
             raise self.failed(error)
@@ -232,35 +230,40 @@ class _Overlap:
         )
 
 
-def _leaves(of: Matrices, s: Tensor, drop: float) -> tuple[Tensor, bool]:
-    """Inverse factors of diagonal blocks by Cholesky, as one matrix; and if it is of one block.
-
-    ``drop``: what is left out of a small block-sparse one.
-    """
+def _whole(of: Matrices, s: Tensor, drop: float) -> Tensor:
+    """Cholesky's inverse factor of all. ``drop``: about what blocks that are left out may cost."""
     if not of.is_sparse:
-        z = torch.zeros_like(s)
-        for rows in torch.arange(of.size).split(_LEAF):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            z[part, part] = _inverse_factors(of, s[part, part])
-        return z, of.size <= _LEAF
+        return _inverse_factors(of, s)
+    whole = read(s, "s", of.function).dense()
+    of.whole(whole)
+    z = torch.zeros_like(whole)
+    z[: of.size, : of.size] = _inverse_factors(of, whole[: of.size, : of.size])
+    largest = torch.linalg.matrix_norm(whole, 1).item()
+    return of.own_rows(sparse.from_dense(z, of.block, drop / math.sqrt(largest) / s.shape[1]))
+
+
+def _leaves(of: Matrices, s: Tensor) -> Tensor:
+    """Cholesky's inverse factors of the diagonal blocks, as one matrix."""
+    edge = of.block
+    if not of.is_sparse:
+        z, rows = torch.zeros_like(s), of.size // edge * edge
+        parts = (x[:rows, :rows].view(rows // edge, edge, -1, edge) for x in (z, s.contiguous()))
+        of_z, of_s = (x.diagonal(dim1=0, dim2=2).permute(2, 0, 1) for x in parts)
+        of_z.copy_(_inverse_factors(of, of_s))
+        z[rows:, rows:] = _inverse_factors(of, s[rows:, rows:])
+        return z
     blocks = read(s, "s", of.function)
-    if of.size <= _SMALL:
-        whole = blocks.dense()
-        of.whole(whole)
-        z = torch.zeros_like(whole)
-        z[: of.size, : of.size] = _inverse_factors(of, whole[: of.size, : of.size])
-        return of.own_rows(sparse.from_dense(z, of.block, drop)), True
     row = blocks.row_of()
     of_diagonal = (row == blocks.col).nonzero()[:, 0]
     if of.whole(row.new_tensor([len(of_diagonal)])).item() < blocks.rows:
         raise NotConverged(_NO_FACTOR)
     row, values = row[of_diagonal], blocks.values[of_diagonal]
-    padding = (row[:, None] * of.block + torch.arange(of.block, device=row.device)) >= of.size
+    padding = (row[:, None] * edge + torch.arange(edge, device=row.device)) >= of.size
     values.diagonal(dim1=1, dim2=2).add_(padding)
     values = _inverse_factors(of, values)
     values.diagonal(dim1=1, dim2=2).sub_(padding.to(values))
     keys = row * blocks.columns + row
-    return blocks_at(keys, values, blocks.rows, blocks.columns, blocks.crow.dtype).matrix(), False
+    return blocks_at(keys, values, blocks.rows, blocks.columns, blocks.crow.dtype).matrix()
 
 
 def _inverse_factors(of: Matrices, s: Tensor) -> Tensor:
@@ -269,4 +272,4 @@ def _inverse_factors(of: Matrices, s: Tensor) -> Tensor:
     if of.whole(failed.sum()[None]).item():
         raise NotConverged(_NO_FACTOR)
     one = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
-    return torch.linalg.solve_triangular(factor.mT, one, upper=True)
+    return torch.linalg.solve_triangular(factor.mT, one, upper=True).contiguous()

@@ -328,6 +328,18 @@ class Matrices:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
 
+    def commutator(self, a: Tensor, x: Tensor, share: float | None) -> float:
+        """norm(A X - X A) of symmetric matrices, with what their product may lose; None: nothing.
+
+        No step of a function, and so to be called after :meth:`result`.
+        """
+        self.callback = None
+        maps = self.norms(a), self.norms(x)
+        each = None if share is None else relative(share, *maps)
+        product, _ = self.product("A X", a, x, maps, each, symmetric=False)
+        largest = self.whole(_row_sums(product)).amax().item()
+        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * (share or 0.0)
+
     def identity(self, like: Tensor) -> Tensor:
         """1, which is zero in padding."""
         if not self.is_sparse:
@@ -388,6 +400,21 @@ def norm_of(a: Tensor) -> Tensor:
     """The norm of a matrix, or of one with this norm map."""
     values = a.values() if is_sparse(a) else a
     return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+def relative(error: float, map_a: Tensor, map_b: Tensor) -> float:
+    """What a product may lose, relative to the norms of its operands."""
+    norms = (norm_of(map_a) * norm_of(map_b)).item()
+    return error / norms if norms else 0.0
+
+
+def smaller(share: float, factor: float) -> float:
+    """At most half of an error, near ``factor`` of it; 0 below rounding.
+
+    A power of 2 times it, so that ranks agree, whose sums differ in their last bits.
+    """
+    share = share * 2.0 ** min(-1, math.floor(math.log2(factor))) if factor > 0 else 0.0
+    return share if share > 1e-16 else 0.0
 
 
 def gershgorin(a: Tensor) -> tuple[float, float]:

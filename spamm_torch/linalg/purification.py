@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of, smaller
 
 _TINY = 1e-14  # more than the numbers from 0 to 1 are rounded by here, in a step
 
@@ -71,11 +71,26 @@ def prove(
     return (away + math.sqrt(2) * turned) * (1 + 1e-9), gaps[::-1]
 
 
+def gap_before(squares: Sequence[bool], away: float) -> float:
+    """The gap of the first matrix whose eigenvalues are ``away`` from 0 and 1 after these steps, as
+    far as these made no errors: an estimate.
+    """
+    low, high = away, 1 - away
+    for square in reversed(squares):
+        if square:
+            low, high = math.sqrt(low), math.sqrt(high)
+        else:
+            low, high = 1 - math.sqrt(1 - low), 1 - math.sqrt(1 - high)
+    return high - low
+
+
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
 # Hartree an atom for the square of the max_error of the first iterations, and the number of
 # occupied states from which on both kinds of iterations cost more; see loose_then_tight.
 _SECOND_ORDER, _MANY = 4000, 1540
+# How often max_error is tried for, and which part of it a product may lose at first.
+_RUNS, _PART = 4, 8
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
 _SQUARED = "X^2"
@@ -162,8 +177,11 @@ def purify(
     Args:
         hamiltonian: (N, N), symmetric, float64, in an orthogonal basis.
         electrons: even, from 2 to 2 N - 2; there is a gap above the occupied states.
-        max_error: about the error of the energy in hartree an atom: that of the last four products,
-            as :func:`loose_then_tight` has them. schedule: instead of max_error.
+        max_error: the error of the projector P, norm(X - P) / norm(P), all products in float64. It
+            is judged by norm(X H - H X) over the gap, which is estimated, and trace(X - X^2); where
+            that is more, products may lose less in another run. 0: what rounding allows.
+        schedule: instead of max_error: what each product may lose. :func:`loose_then_tight` is
+            right to its error in the energy alone, for less work.
         error: instead of both: what ``total_bound`` of the result is to be at most, absolute. It is
             dealt out over products in float64, by the gaps that a run before has proven: so there
             are two runs or more, and what is returned tells of the last.
@@ -173,11 +191,16 @@ def purify(
         block, size, callback, group: see above.
 
     Returns:
-        A :class:`Result` with the projector, float64. The density matrix is twice it. Its
-        ``total_bound`` holds for an exactly symmetric Hamiltonian.
+        A :class:`Result` with the projector, float64. The density matrix is twice it. ``residual``
+        is norm(X H - H X) with what its product may have skipped, of the matrix that is returned.
 
     Raises:
-        NotConverged: no gap that the budget resolves, or an ``error`` that cannot be proven.
+        NotConverged: no gap that the budget resolves, a trace that is not the number of states, or
+            an ``error`` that cannot be proven.
+
+    Example:
+        >>> found = purify(fock, 10, max_error=1e-9)
+        >>> density = 2 * found.matrix
     """
 
     def check(of: Matrices) -> None:
@@ -201,8 +224,21 @@ def purify(
 
     if error is not None:
         return _within(error, opened, electrons // 2, most_iterations)
-    begun, used = opened(), _schedule(max_error, schedule, error, electrons)
-    return _purified(*begun, used, electrons // 2, tolerance, most_iterations)
+    if max_error is None:
+        begun, used = opened(), _schedule(max_error, schedule, error, electrons)
+        return _purified(*begun, used, electrons // 2, tolerance, most_iterations)
+    share = max_error / _PART
+    for _ in range(_RUNS):
+        begun, trail = opened(), _Trail()
+        used = constant(Budget(share / math.sqrt(electrons // 2)))
+        found = _purified(*begun, used, electrons // 2, tolerance, most_iterations, trail)
+        if trail.off <= max(max_error, trail.rounding if not max_error else 0.0):
+            return found
+        share = smaller(share, max_error / trail.off / 2)
+    raise NotConverged(
+        f"expected an error of the projector that rounding and the gap allow; got {max_error:.2g}, "
+        f"where {trail.off:.2g} is left (norm(X H - H X) = {found.residual:.2g})"
+    )
 
 
 def _schedule(
@@ -219,7 +255,7 @@ def _schedule(
         return constant(Budget(0.0))
     if schedule is None:
         check_max_error(max_error)
-        schedule = loose_then_tight(max_error or 0.0, states=electrons // 2)
+        return constant(Budget(max_error))
     return schedule
 
 
@@ -275,6 +311,8 @@ class _Trail:
     shares: list[float] | None = None
     squares: list[float] = field(default_factory=list)
     proof: tuple[float, list[float]] = (math.inf, [])
+    off: float = math.inf  # norm(X - P) / norm(P), estimated, and what rounding makes of it
+    rounding: float = math.inf
 
     def share(self, number: int, budget: Budget) -> float | None:
         if self.shares is None:
@@ -314,13 +352,8 @@ def _purified(
             at_end = decay[-1] <= _NOISE * tolerance
             if enough and (at_end or _has_stalled(decay, budget, occupied)):
                 if abs(trace - occupied) < 0.5:
-                    found = of.result(x.double(), residuals[-1])
-                    exact = math.fsum(of.diagonal(x).tolist())
-                    unsure = 2.0**-16 if budget.dtype == torch.float32 else 2.0**-42  # of norms
-                    end = exact, exact - trace_of_square, trace_of_square * unsure
-                    steps = [(made.step == _SQUARED, made.total_bound) for made in found.iterations]
-                    trail.proof = prove(steps, start, end, of.size, occupied)
-                    return replace(found, total_bound=trail.proof[0])
+                    ends = start, (trace, trace_of_square), (lowest, highest)
+                    return _judged(of, hamiltonian, x, budget, occupied, ends, trail)
                 break
         elif (  # only the last iterations remain, or the first can do no more
             _predicted(decay, schedule.last_iterations) <= tolerance
@@ -345,6 +378,44 @@ def _purified(
     )
 
 
+def _judged(
+    of: Matrices,
+    hamiltonian: Tensor,
+    x: Tensor,
+    budget: Budget,
+    occupied: int,
+    ends: tuple[tuple[float, float], ...],
+    trail: _Trail,
+) -> Result:
+    """The result, its proof and its residual; NotConverged where its gap is but rounding.
+
+    ``ends``: of the start, as of :func:`_start`, both traces of the end, and the spectrum's bounds.
+    """
+    start, (trace, trace_of_square), (lowest, highest) = ends
+    x, precision = x.double(), budget.dtype
+    found = of.result(x)
+    exact = math.fsum(of.diagonal(x).tolist())
+    unsure = 2.0**-16 if precision == torch.float32 else 2.0**-42  # of norms
+    end = exact, exact - trace_of_square, trace_of_square * unsure
+    steps = [(made.step == _SQUARED, made.total_bound) for made in found.iterations]
+    trail.proof = prove(steps, start, end, of.size, occupied)
+    left, width = abs(trace - trace_of_square), highest - lowest or 1.0
+    away = min(max(left, occupied * 2.0**-50), 0.25)  # the trace is rounded
+    gap = gap_before([square for square, _ in steps], away)
+    share = budget.max_error and budget.max_error * occupied * max(gap, 0.0) * width / 2
+    residual = of.commutator(hamiltonian, x, share)
+    noise = torch.finfo(hamiltonian.dtype).eps * math.sqrt(of.size)
+    if not (gap > 64 * noise and residual < 0.25 * gap * width * math.sqrt(occupied)):
+        raise NotConverged(
+            f"expected a gap above the {occupied} occupied states that the budget resolves; got "
+            f"about {max(gap, 0.0) * width:.2g}, and norm(X H - H X) = {residual:.2g}"
+        )
+    whole = math.sqrt(occupied)
+    trail.off = (residual / (gap * width) + left) / whole
+    trail.rounding = 64 * noise * (1 / gap + 4) / whole
+    return replace(found, residual=residual, total_bound=trail.proof[0])
+
+
 def _start(
     of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: torch.dtype
 ) -> tuple[float, float]:
@@ -353,6 +424,7 @@ def _start(
     width, eps = highest - lowest or 1.0, 2.0**-52
     size, shift = norm_of(norms).item() * (1 + 2.0**-16), abs(highest) / width * math.sqrt(of.size)
     rounded = (2 * size + shift) * eps + (2.0**-24 * size if dtype == torch.float32 else 0.0)
+    rounded += of.asymmetry / width
     return rounded, (of.size + 8) * eps * max(abs(lowest), abs(highest)) / width
 
 

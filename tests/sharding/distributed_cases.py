@@ -497,8 +497,16 @@ def functions_of_shards(rank):
     signs = torch.diag((-1.5) ** (i % 2) * (i < 307))
     h, signs = (sparse.from_dense(x, 32, drop=1e-9) for x in (h, signs.to(h)))
     fine = {"max_error": 1e-9, "size": 307}
+    overlap = sparse.add(h, sparse.identity(307, like=h))
+
+    def from_leaves(*given, **options):
+        with mock.patch.object(linalg.inverses, "_WHOLE", 0):
+            return linalg.inverse_factor(*given, **options)
+
     for function, a, given in (
-        (linalg.inverse_sqrt, sparse.add(h, sparse.identity(307, like=h)), ()),
+        (linalg.inverse_sqrt, overlap, ()),
+        (linalg.inverse_factor, overlap, ()),
+        (from_leaves, overlap, ()),
         (linalg.sign, sparse.add(h, signs), ()),
         (linalg.matrix_power, h, (5,)),
         (linalg.matrix_power, h, (1,)),
@@ -508,6 +516,9 @@ def functions_of_shards(rank):
         for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
             own = assert_as_one_process(rank, function, a, found, at, *given, **fine)
     group = dist.group.WORLD
+    pair, whole = (own, rows_of(overlap, slice(*own_rows(rank, own)), 32)), (h, overlap)
+    found, one = linalg.in_basis(*pair, group=group, **fine), linalg.in_basis(*whole, **fine)
+    assert_bits(found.matrix.to_dense(), one.matrix.to_dense()[slice(*own_rows(rank, own))], "")
     last = rank.number == rank.world - 1
     for refusal in (
         ("ValueError", f"max_error must be at least 0; got -1 (on rank {rank.world - 1})",
@@ -539,6 +550,14 @@ def assert_as_one_process(rank, function, whole, one, at, *given, **options):
     bounds = [[x.total_bound for x in of.iterations] for of in (found, one)]
     torch.testing.assert_close(*map(torch.tensor, bounds), rtol=1e-6, atol=0, equal_nan=True)
     return own
+
+
+def own_rows(rank, own):
+    """The first row of a shard, and the one behind it."""
+    rows = torch.zeros(rank.world + 1, dtype=torch.int64, device=own.device)
+    rows[rank.number + 1] = own.shape[0]
+    dist.all_reduce(rows)
+    return rows.cumsum(0)[rank.number : rank.number + 2].tolist()
 
 
 def rows_of(x, rows, edge):
