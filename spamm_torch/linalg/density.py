@@ -220,12 +220,16 @@ def _moments(of: Matrices, base: list[_Operand], giants: list[_Operand]) -> Tens
 
 @dataclass(frozen=True)
 class _Wanted:
-    """So many electrons, or a chemical potential; kT; and the accuracy of X."""
+    """So many electrons, or a chemical potential; kT; and the accuracy of X.
+
+    ``window``: energies between which there is no state, as far as a plan's call before proved.
+    """
 
     count: float | None
     mu: Any  # a number where count is None
     kt: float
     accuracy: float
+    window: tuple[float, float]
 
 
 @dataclass
@@ -261,6 +265,7 @@ def _expanded(
     gaps = plan.gaps() if plan else [min(1.0, 0.02 * 1.25**k) for k in range(_MOST_STEPS + 1)]
     if plan and by.is_exact(h):
         x, sums = by.graph(plan, h)(h)
+        of.steps += [(("a V^2 + b V", h.dtype, None, 0.0), None)] * len(plan.steps)
         for (trace, square), shift in zip(sums.tolist(), made.shifts, strict=True):
             residuals.append(_residual(trace, square, shift, size)[1])
         return x, residuals
@@ -365,7 +370,7 @@ def _projector(
     error = by.error + _EPS * math.sqrt(of.size)
     homo, lumo = edges(made, residuals, error * math.sqrt(of.size))
     if plan:  # made so that no state is in its window
-        homo, lumo = min(homo, plan.window[0]), max(lumo, plan.window[1])
+        homo, lumo = min(homo, wanted.window[0]), max(lumo, wanted.window[1])
     made = replace(made, window=(homo, lumo))
     wrong = min(1 - made.gaps()[-1], abs(residuals[-1])) + 2 * _LAST * error
     mu = (homo + lumo) / 2 if wanted.mu is None else wanted.mu
@@ -793,7 +798,8 @@ class DensitySolver:
             if of_h > (limit := _OF_H * allowed * min(1.0, 10 * gap)):
                 of_h, h = limit, self._transformed(_Skipping(of, limit / self._norm), f, False)
             by = _Skipping(of, allowed * scale, self._graphs)
-            states = _states(by, h, _Wanted(*given, allowed), self._plan(h, number, given, allowed))
+            plan, window = self._plan(h, number, given, allowed)
+            states = _states(by, h, _Wanted(*given, allowed, window), plan)
             gap = states.gap
             # X H is symmetric but for what mixes occupied and empty states.
             tight = _Skipping(of, 2 * _OF_H * allowed * min(states.gap, 1.0))
@@ -842,29 +848,39 @@ class DensitySolver:
         half = by.product(zt, by.operand(a), symmetric=False)
         return by.product(half, z)[0]
 
-    def _plan(self, h: Tensor, number: int, given: Any, allowed: float) -> Expansion | None:
-        """Steps for a matrix near the last one: by Weyl's theorem no state, and no chemical
-        potential, has moved farther than the norm of their difference.
+    def _plan(
+        self, h: Tensor, number: int, given: Any, allowed: float
+    ) -> tuple[Expansion | None, tuple[float, float]]:
+        """Steps for a matrix near the last one, and the window they are for: by Weyl's theorem no
+        state, and no chemical potential, has moved farther than the norm of their difference.
         """
         before, given_before, states = self._last.get(number, (h, None, None))
+        nothing = None, (math.inf, -math.inf)
         if states is None or states.expansion is None or given_before != given:
-            return None
-        of, kt = self.forms.of(h), given[2]
+            self._plans.pop(number, None)
+            return nothing
+        of, kt, plan = self.forms.of(h), given[2], self._plans.get(number)
         change = sparse.add(h, before, beta=-1) if of.is_sparse else h - before
         moved, spectrum = max(map(abs, of.gershgorin(change))), _spectrum(of, h)
+        margin = 0.02 * (spectrum[1] - spectrum[0])
+        around = spectrum[0] - margin, spectrum[1] + margin
         if states.coefficients is not None:
-            return planned(*wide(kt, spectrum, states.mu)) if moved < REACH * kt else None
-        window = states.homo + moved, states.lumo - moved
-        if window[1] - window[0] < 0.2 * states.gap:
-            return None
-        plan = self._plans.get(number)
-        if plan is None or not plan.serves(spectrum, window):
-            margin = 0.02 * (spectrum[1] - spectrum[0]), 0.05 * (window[1] - window[0])
-            spectrum = spectrum[0] - margin[0], spectrum[1] + margin[0]
-            window = window[0] + margin[1], window[1] - margin[1]
-            plan = planned(spectrum, window, max(1e-2 * allowed, 1e-13))
-            self._plans[number] = plan
-        return plan
+            if moved > REACH * kt:
+                return nothing
+            window = wide(kt, around, states.mu)[1]
+            is_near = plan and abs(plan.window[0] - window[0]) + moved < 2 * kt
+            if not (plan and is_near and plan.serves(spectrum, plan.window)):
+                plan = planned(*wide(kt, around, states.mu))
+        else:
+            window = states.homo + moved, states.lumo - moved
+            if window[1] - window[0] < 0.2 * states.gap:
+                return nothing
+            if not (plan and plan.separates and plan.serves(spectrum, window)):
+                inner = 0.05 * (window[1] - window[0])
+                inside = window[0] + inner, window[1] - inner
+                plan = planned(around, inside, max(1e-2 * allowed, 1e-13))
+        self._plans[number] = plan
+        return plan, window
 
 
 def _largest(a: Tensor) -> float:
