@@ -4,10 +4,10 @@
     python examples/density_300k.py                               # needs tblite
     python examples/density_300k.py --record data/scf/tblite.npz
 
-tblite converges a molecule and says its occupations, which are fractional where levels meet: of the
-cation of benzene half an electron is missing in each of two. The solver finds chemical potentials,
-entropy and density matrix from H and S by products alone. Compared are D, electrons and free energy
-of the band, all in atomic units.
+tblite converges a molecule and says its occupations, which are fractional where levels meet: three
+share the electron that the cation of benzene lacks. The solver finds chemical potentials, entropy
+and density matrix from H and S by products alone. D is compared with tblite's; all is in atomic
+units.
 """
 
 import argparse
