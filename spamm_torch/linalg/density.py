@@ -212,7 +212,7 @@ def _moments(of: Matrices, base: list[_Operand], giants: list[_Operand]) -> Tens
         found.append(trace)
         for i, number in enumerate(row, 1):
             found.append(2 * number - found[len(found) - 2 * i])
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
 # ---- One spin -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ ZOOMED = 1 - 1e-4  # distance of the images of a window from which on a polynomi
 BASE = 8  # polynomials up to this degree are kept, and those of its multiples
 _DEGREES = (63, 95, 127, 159, 191)
 _MOST_STEPS = 120
+_NUMBERS: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}  # whatever torch's defaults
 
 
 @dataclass
@@ -164,23 +165,26 @@ class Fermi:
     def __init__(self, of: Expansion, kt: float, tolerance: float):
         (low, high), spectrum = of.window, (of.lowest, of.highest)
         self.kt = kt
-        spread = (1 - torch.cos(torch.linspace(0, math.pi, 400, dtype=torch.float64))) / 2
-        even = torch.linspace(0, 1, 400, dtype=torch.float64)
+        spread = (1 - torch.cos(torch.linspace(0, math.pi, 400, **_NUMBERS))) / 2
+        even = torch.linspace(0, 1, 400, **_NUMBERS)
         energies = low + (high - low) * torch.cat((spread, even))
         parts = [(energies, of.images(energies)[-1])]
         self.range = (spectrum[0] - 100 * kt, spectrum[1] + 100 * kt)
         if low > spectrum[0]:  # states beyond the window have their images beyond its end's
-            beyond = torch.linspace(of.images(low)[-1], 1, 20, dtype=torch.float64)
+            beyond = torch.linspace(of.images(low)[-1], 1, 20, **_NUMBERS)
             parts.append((torch.full_like(beyond, -math.inf), beyond))
             self.range = (low + TAIL * kt, self.range[1])
         if high < spectrum[1]:
-            beyond = torch.linspace(0, of.images(high)[-1], 20, dtype=torch.float64)
+            beyond = torch.linspace(0, of.images(high)[-1], 20, **_NUMBERS)
             parts.append((torch.full_like(beyond, math.inf), beyond))
             self.range = (self.range[0], high - TAIL * kt)
         self.energies, images = (torch.cat(x) for x in zip(*parts, strict=True))
         angle = torch.acos((2 * images - 1).clamp(-1, 1))[:, None]
         for degree in _DEGREES:
-            self.degree, self.values = degree, torch.cos(angle * torch.arange(degree + 1))
+            self.degree, self.values = (
+                degree,
+                torch.cos(angle * torch.arange(degree + 1, device="cpu")),
+            )
             self.fit = torch.linalg.pinv(self.values, rtol=1e-14)
             if self.polynomial((low + high) / 2)[1] <= tolerance:
                 break
