@@ -14,6 +14,7 @@ from ..spatial import spatial_order
 from .expansion import (
     BASE,
     REACH,
+    ROOM,
     TAIL,
     ZOOMED,
     Expansion,
@@ -108,7 +109,7 @@ class _Skipping:
     """Products that may each have an absolute error: in Frobenius norm, times a gap."""
 
     def __init__(self, of: Matrices, error: float, graphs: "dict[int, _Graph] | None" = None):
-        self.of, self.error, self.graphs = of, error, graphs
+        self.of, self.error, self.graphs = of, error, {} if graphs is None else graphs
 
     def operand(self, a: Tensor) -> _Operand:
         return a, norm_of(a) if self.is_exact(a) else self.of.norms(a)
@@ -118,7 +119,8 @@ class _Skipping:
 
     def graph(self, plan: Expansion, h: Tensor) -> "_Graph":
         if id(plan) not in self.graphs:
-            self.graphs.clear()  # they keep memory
+            if len(self.graphs) > 1:  # one of each spin: they keep memory
+                self.graphs.clear()
             self.graphs[id(plan)] = _Graph(plan, h)
         return self.graphs[id(plan)]
 
@@ -210,7 +212,7 @@ def _moments(of: Matrices, base: list[_Operand], giants: list[_Operand]) -> Tens
         found.append(trace)
         for i, number in enumerate(row, 1):
             found.append(2 * number - found[len(found) - 2 * i])
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
 # ---- One spin -----------------------------------------------------------------------------------
@@ -218,12 +220,16 @@ def _moments(of: Matrices, base: list[_Operand], giants: list[_Operand]) -> Tens
 
 @dataclass(frozen=True)
 class _Wanted:
-    """So many electrons, or a chemical potential; kT; and the accuracy of X."""
+    """So many electrons, or a chemical potential; kT; and the accuracy of X.
+
+    ``window``: energies between which there is no state, as far as a plan's call before proved.
+    """
 
     count: float | None
-    mu: float | None
+    mu: Any  # a number where count is None
     kt: float
     accuracy: float
+    window: tuple[float, float]
 
 
 @dataclass
@@ -241,8 +247,8 @@ class _States:
     gap: float = math.inf
     wrong: float = 0.0
     entropy: float = 0.0
-    homo: float | None = None
-    lumo: float | None = None
+    homo: Any = None
+    lumo: Any = None
     expansion: Expansion | None = None
     coefficients: list[float] | None = None
 
@@ -259,6 +265,7 @@ def _expanded(
     gaps = plan.gaps() if plan else [min(1.0, 0.02 * 1.25**k) for k in range(_MOST_STEPS + 1)]
     if plan and by.is_exact(h):
         x, sums = by.graph(plan, h)(h)
+        of.steps += [(("a V^2 + b V", h.dtype, None, 0.0), None)] * len(plan.steps)
         for (trace, square), shift in zip(sums.tolist(), made.shifts, strict=True):
             residuals.append(_residual(trace, square, shift, size)[1])
         return x, residuals
@@ -273,8 +280,10 @@ def _expanded(
             if last[-1] <= enough or (len(last) == 3 and last[0] < 0.01 and last[2] > last[0] / 4):
                 return v, residuals
             if wanted.kt:
-                spectrum, middle = (made.lowest, made.highest), made.energy(0.5, number)
-                made.window = wide(wanted.kt, spectrum, middle)
+                width = (TAIL + REACH) * wanted.kt
+                middle = max(made.energy(0.5, number), made.lowest + ROOM * width)
+                middle = min(middle, made.highest - ROOM * width)
+                made.window = middle - width, middle + width
                 if made.gaps()[-1] > ZOOMED:
                     made.separates = False
                     return v, residuals
@@ -308,10 +317,12 @@ def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -
     if is_none or is_all:
         ends = -math.inf if is_none else math.inf
         return _States(of.identity(h) * float(is_all), of.size * is_all, ends if mu is None else mu)
-    if kt and mu is not None:
-        plan = planned(spectrum, wide(kt, spectrum, mu))
+    around, window = wide(kt, spectrum, mu or 0.0) if kt else (spectrum, spectrum)
+    if kt and (mu is not None or window == spectrum):
+        plan = planned(around, window)
+    margin = ROOM * (TAIL + REACH) * kt
     for number in range(8):
-        made = plan or Expansion(*spectrum)
+        made = plan or Expansion(spectrum[0] - margin, spectrum[1] + margin)
         x, residuals = _expanded(by, h, wanted, plan, made)
         if made.separates:
             found = _projector(by, x, wanted, plan, made, residuals)
@@ -330,7 +341,7 @@ def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -
                 return found
             middle = found.mu
         was_guessed = number == 0 and plan is not None
-        plan = None if was_guessed else planned(spectrum, wide(kt, spectrum, middle))
+        plan = None if was_guessed else planned(*wide(kt, spectrum, middle))
     raise NotConverged(
         f"expected a chemical potential near {middle:.6g} for {count} electrons of a spin; got none"
     )
@@ -359,7 +370,7 @@ def _projector(
     error = by.error + _EPS * math.sqrt(of.size)
     homo, lumo = edges(made, residuals, error * math.sqrt(of.size))
     if plan:  # made so that no state is in its window
-        homo, lumo = min(homo, plan.window[0]), max(lumo, plan.window[1])
+        homo, lumo = min(homo, wanted.window[0]), max(lumo, wanted.window[1])
     made = replace(made, window=(homo, lumo))
     wrong = min(1 - made.gaps()[-1], abs(residuals[-1])) + 2 * _LAST * error
     mu = (homo + lumo) / 2 if wanted.mu is None else wanted.mu
@@ -371,15 +382,17 @@ def _fermi(by: _Skipping, x: Tensor, wanted: _Wanted, made: Expansion) -> _State
     may be instead.
     """
     of, kt = by.of, wanted.kt
-    enough = wanted.accuracy / 10
+    enough = max(wanted.accuracy / 10, 2 * math.exp(-TAIL))
     fermi = Fermi(made, kt, enough)
     t = by.shifted(x, 2.0, -1.0)
     base, giants = _chebyshev(by, t, fermi.degree)
     moments = _moments(of, base, giants)
-    mu = fermi.potential(moments, wanted.count) if wanted.mu is None else wanted.mu
+    mu = wanted.mu
+    if wanted.count is not None:
+        mu = fermi.potential(moments, wanted.count)
     coefficients, error = fermi.polynomial(mu)
     count = fermi.electrons(moments, mu)
-    if error > enough or (wanted.mu is None and abs(count - wanted.count) > 1e-6):
+    if error > enough or (wanted.count is not None and abs(count - wanted.count) > 1e-6):
         return _States(x, count, mu, wrong=math.inf)
     x = _polynomial(by, base, giants, coefficients)
     trace, entropy = float(of.diagonal(x).sum()), fermi.entropy(moments, mu)
@@ -494,7 +507,7 @@ class _Forms:
         found = self.ordered(_tensor(a, name, self.block).to(self.device, torch.float64), name)
         found = self.of(found).kept(found, name)
         if self.is_sparse and not is_sparse(found):
-            found = sparse.from_dense(found, self.block, drop=_EPS * float(found.abs().amax()))
+            found = sparse.from_dense(found, self.block, drop=_EPS * _largest(found))
         return found
 
     def ordered(self, a: Tensor, name: str = "A") -> Tensor:
@@ -639,9 +652,9 @@ class DensitySolver:
     def _open(self, a: Any, name: str) -> None:
         """Takes size, block, storage and device from the first matrix."""
         block, storage, size, device = self._given
-        shape = getattr(a, "shape", ())
+        shape = tuple(getattr(a, "shape", ()))
         if len(shape) != 2:
-            raise RuntimeError(f"{name} must be a matrix; got shape {tuple(shape)}")
+            raise RuntimeError(f"{name} must be a matrix; got shape {shape}")
         order = self._order
         size = size or (shape[0] if order is None else len(order))
         device = torch.device(device or (a.device if isinstance(a, Tensor) else "cpu"))
@@ -658,15 +671,19 @@ class DensitySolver:
     def _factorize(self, s: Tensor) -> None:
         of = self.forms.of(s)
         options: dict[str, Any] = {"block": of.block, "size": of.size if of.is_sparse else None}
-        try:
-            made = inverse_factor(s, max_error=1e-3 * self.accuracy, **options)
-        except NotConverged:  # then what rounding allows, which each result's error tells
-            made = inverse_factor(s, max_error=0.0, **options)
-        z, by = made.matrix, _Skipping(of, 0.0)
-        zt = of.transposed(z).contiguous() if not of.is_sparse else of.transposed(z)
-        self.z = by.operand(z), by.operand(zt)
-        self._row, self._norm = float(_row_squares(z).max()), float(norm_of(z))
-        self._off = made.residual
+        max_error, by = 1e-3 * self.accuracy, _Skipping(of, 0.0)
+        for _ in range(2):
+            try:
+                made = inverse_factor(s, max_error=max_error, **options)
+            except NotConverged:  # then what rounding allows: a result's error tells
+                made = inverse_factor(s, max_error=0.0, **options)
+            z, self._off = made.matrix, made.residual
+            self._row, self._norm = float(_row_squares(z).max()), float(norm_of(z))
+            max_error = 0.02 * self.accuracy / self._row
+            if self._off <= 5 * max_error:
+                break
+        zt = of.transposed(z)
+        self.z = by.operand(z), by.operand(zt if of.is_sparse else zt.contiguous())
 
     def __call__(
         self,
@@ -774,22 +791,26 @@ class DensitySolver:
         """Of one spin, to an accuracy of D / occupation; and the number of products."""
         kt, of = given[2], self.forms.of(f)
         allowed = accuracy / self._row  # what the largest error of an entry of X may be
-        of_h = _OF_H * allowed * (min(1.0, 40 * kt) if kt else 1.0)
-        h = self._transformed(_Skipping(of, of_h / self._norm), f, False)
-        scale = 0.2 if kt else 1.0
+        _, _, last = self._last.get(number, (None, None, None))
+        gap = last.gap if last else _SLOPE * kt or 1.0
+        scale, of_h, h = 0.2 if kt else 1.0, math.inf, f
         for _ in range(_TRIES):
+            if of_h > (limit := _OF_H * allowed * min(1.0, 10 * gap)):
+                of_h, h = limit, self._transformed(_Skipping(of, limit / self._norm), f, False)
             by = _Skipping(of, allowed * scale, self._graphs)
-            states = _states(by, h, _Wanted(*given, allowed), self._plan(h, number, given, allowed))
+            plan, window = self._plan(h, number, given, allowed)
+            states = _states(by, h, _Wanted(*given, allowed, window), plan)
+            gap = states.gap
             # X H is symmetric but for what mixes occupied and empty states.
             tight = _Skipping(of, 2 * _OF_H * allowed * min(states.gap, 1.0))
             product, _ = tight.product(by.operand(states.x), by.operand(h), symmetric=False)
             mirrored = of.transposed(product)
-            if of.is_sparse:
-                off = sparse.add(product, mirrored, beta=-1)
-                off_values = off.values()
-            else:
-                off = off_values = product - mirrored
-            most, norm = float(off_values.abs().amax()), float(norm_of(off))
+            off = (
+                sparse.add(product, mirrored, beta=-1).values()
+                if of.is_sparse
+                else (product - mirrored)
+            )
+            most, norm = _largest(off), float(norm_of(off))
             self._last[number] = (h, given, states)
             mixed = 2 * most / states.gap
             rest = states.wrong + 2 * of_h / states.gap + self._off
@@ -827,29 +848,43 @@ class DensitySolver:
         half = by.product(zt, by.operand(a), symmetric=False)
         return by.product(half, z)[0]
 
-    def _plan(self, h: Tensor, number: int, given: Any, allowed: float) -> Expansion | None:
-        """Steps for a matrix near the last one: by Weyl's theorem no state, and no chemical
-        potential, has moved farther than the norm of their difference.
+    def _plan(
+        self, h: Tensor, number: int, given: Any, allowed: float
+    ) -> tuple[Expansion | None, tuple[float, float]]:
+        """Steps for a matrix near the last one, and the window they are for: by Weyl's theorem no
+        state, and no chemical potential, has moved farther than the norm of their difference.
         """
         before, given_before, states = self._last.get(number, (h, None, None))
+        nothing = None, (math.inf, -math.inf)
         if states is None or states.expansion is None or given_before != given:
-            return None
-        of, kt = self.forms.of(h), given[2]
+            self._plans.pop(number, None)
+            return nothing
+        of, kt, plan = self.forms.of(h), given[2], self._plans.get(number)
         change = sparse.add(h, before, beta=-1) if of.is_sparse else h - before
         moved, spectrum = max(map(abs, of.gershgorin(change))), _spectrum(of, h)
+        margin = 0.02 * (spectrum[1] - spectrum[0])
+        around = spectrum[0] - margin, spectrum[1] + margin
         if states.coefficients is not None:
-            return planned(spectrum, wide(kt, spectrum, states.mu)) if moved < REACH * kt else None
-        window = states.homo + moved, states.lumo - moved
-        if window[1] - window[0] < 0.2 * states.gap:
-            return None
-        plan = self._plans.get(number)
-        if plan is None or not plan.serves(spectrum, window):
-            margin = 0.02 * (spectrum[1] - spectrum[0]), 0.05 * (window[1] - window[0])
-            spectrum = spectrum[0] - margin[0], spectrum[1] + margin[0]
-            window = window[0] + margin[1], window[1] - margin[1]
-            plan = planned(spectrum, window, max(1e-2 * allowed, 1e-13))
-            self._plans[number] = plan
-        return plan
+            if moved > REACH * kt:
+                return nothing
+            window = wide(kt, around, states.mu)[1]
+            is_near = plan and abs(plan.window[0] - window[0]) + moved < 2 * kt
+            if not (plan and is_near and plan.serves(spectrum, plan.window)):
+                plan = planned(*wide(kt, around, states.mu))
+        else:
+            window = states.homo + moved, states.lumo - moved
+            if window[1] - window[0] < 0.2 * states.gap:
+                return nothing
+            if not (plan and plan.separates and plan.serves(spectrum, window)):
+                inner = 0.05 * (window[1] - window[0])
+                inside = window[0] + inner, window[1] - inner
+                plan = planned(around, inside, max(1e-2 * allowed, 1e-13))
+        self._plans[number] = plan
+        return plan, window
+
+
+def _largest(a: Tensor) -> float:
+    return float(a.abs().amax()) if a.numel() else 0.0
 
 
 def _row_squares(a: Tensor) -> Tensor:

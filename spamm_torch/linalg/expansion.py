@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# In units of kT: where a Fermi function is within 1e-10 of 0 or 1, and how far the chemical
+# In units of kT: where a Fermi function is within 1e-11 of 0 or 1, and how far the chemical
 # potential may be from the middle of an expansion's window, which is wider by as much.
-TAIL, REACH = 23.0, 13.0
+TAIL, REACH = 26.0, 12.0
+_NARROW = 40.0  # kT that a polynomial takes without any step
+ROOM = 3.0  # widths of a window on each side, so that steps from both ends meet in its middle
 ZOOMED = 1 - 1e-4  # distance of the images of a window from which on a polynomial does the rest
 BASE = 8  # polynomials up to this degree are kept, and those of its multiples
-_DEGREES = (63, 95, 127, 191)
+_DEGREES = (63, 95, 127, 159, 191)
 _MOST_STEPS = 120
+_NUMBERS: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}  # whatever torch's defaults
 
 
 @dataclass
@@ -137,10 +140,18 @@ def edges(made: Expansion, residuals: Sequence[float], noise: float) -> tuple[fl
 # ---- The Fermi function -------------------------------------------------------------------------
 
 
-def wide(kt: float, spectrum: tuple[float, float], mu: float) -> tuple[float, float]:
-    """Around ``mu`` the window of a Fermi function, as far as the spectrum reaches."""
-    mu, width = min(max(mu, spectrum[0]), spectrum[1]), (TAIL + REACH) * kt
-    return max(mu - width, spectrum[0]), min(mu + width, spectrum[1])
+def wide(
+    kt: float, spectrum: tuple[float, float], mu: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The window of a Fermi function around ``mu``, behind a spectrum that holds it; of a narrow
+    spectrum all.
+    """
+    if spectrum[1] - spectrum[0] < _NARROW * kt:
+        return spectrum, spectrum
+    width = (TAIL + REACH) * kt
+    mu = min(max(mu, spectrum[0] - width), spectrum[1] + width)
+    around = min(spectrum[0], mu - ROOM * width), max(spectrum[1], mu + ROOM * width)
+    return around, (mu - width, mu + width)
 
 
 class Fermi:
@@ -154,23 +165,26 @@ class Fermi:
     def __init__(self, of: Expansion, kt: float, tolerance: float):
         (low, high), spectrum = of.window, (of.lowest, of.highest)
         self.kt = kt
-        spread = (1 - torch.cos(torch.linspace(0, math.pi, 400, dtype=torch.float64))) / 2
-        even = torch.linspace(0, 1, 400, dtype=torch.float64)
+        spread = (1 - torch.cos(torch.linspace(0, math.pi, 400, **_NUMBERS))) / 2
+        even = torch.linspace(0, 1, 400, **_NUMBERS)
         energies = low + (high - low) * torch.cat((spread, even))
         parts = [(energies, of.images(energies)[-1])]
         self.range = (spectrum[0] - 100 * kt, spectrum[1] + 100 * kt)
         if low > spectrum[0]:  # states beyond the window have their images beyond its end's
-            beyond = torch.linspace(of.images(low)[-1], 1, 20, dtype=torch.float64)
+            beyond = torch.linspace(of.images(low)[-1], 1, 20, **_NUMBERS)
             parts.append((torch.full_like(beyond, -math.inf), beyond))
             self.range = (low + TAIL * kt, self.range[1])
         if high < spectrum[1]:
-            beyond = torch.linspace(0, of.images(high)[-1], 20, dtype=torch.float64)
+            beyond = torch.linspace(0, of.images(high)[-1], 20, **_NUMBERS)
             parts.append((torch.full_like(beyond, math.inf), beyond))
             self.range = (self.range[0], high - TAIL * kt)
         self.energies, images = (torch.cat(x) for x in zip(*parts, strict=True))
         angle = torch.acos((2 * images - 1).clamp(-1, 1))[:, None]
         for degree in _DEGREES:
-            self.degree, self.values = degree, torch.cos(angle * torch.arange(degree + 1))
+            self.degree, self.values = (
+                degree,
+                torch.cos(angle * torch.arange(degree + 1, device="cpu")),
+            )
             self.fit = torch.linalg.pinv(self.values, rtol=1e-14)
             if self.polynomial((low + high) / 2)[1] <= tolerance:
                 break

@@ -49,7 +49,8 @@ def inverse_factor(
         max_error: what norm(Z^T S Z - 1) may be: at most ten times it is returned. 0: what rounding
             allows.
         most_iterations: a condition number of 1e15 needs no more than 40. Four products each.
-        block, size, callback, group: see above.
+        block, size, callback: see above.
+        group: see above; up to N = 1024 last bits depend on the number of threads, too.
 
     Returns:
         A :class:`Result` whose ``residual`` is norm(Z^T S Z - 1) with what products that measured
@@ -186,7 +187,8 @@ class _Overlap:
         of, self.z = self.of, z
         mirrored = of.transposed(z)
         map_z, map_t = of.norms(z), of.norms(mirrored)
-        self.width, self.lost = of.bound_of_norm(z, mirrored), 3 * share
+        rounding = torch.finfo(z.dtype).eps * math.sqrt(of.size) / 2  # of 1, at least
+        self.width, self.lost = of.bound_of_norm(z, mirrored), 3 * share + rounding
         each = relative(share / self.width, self.norms, map_z)
         maps = self.norms, map_z
         options: dict[str, Any] = {"residual": before, "symmetric": False}

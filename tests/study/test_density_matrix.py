@@ -123,7 +123,7 @@ def test_block_sparse_matrices(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source", [("--waters", "70"), pytest.param(("--chain", "330"), marks=pytest.mark.thorough)]
+    "source", [("--waters", "150"), pytest.param(("--chain", "330"), marks=pytest.mark.thorough)]
 )
 def test_shards_over_processes(source, tmp_path):
     """From S and F to the density matrix, which has the bits of one process."""
