@@ -152,7 +152,7 @@ def _coupled(
     every step multiplies by up to the condition number.
     """
     one = of.identity(s)
-    y, z = s * (1 / above), one
+    y, z = s / above, one
     map_y, map_z, before = of.norms(y), of.norms(z), math.inf
     for _ in range(most_iterations):
         options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
@@ -212,7 +212,7 @@ class _Overlap:
         goal, most = self.goal, _ACCEPTED * self.max_error
         if not self.max_error:
             goal, most = rounding / 10, rounding
-        has_stalled = before < 0.5 and error > before / 4
+        has_stalled = before < 0.5 and error >= before / 4
         if whole <= (most if has_stalled else goal):
             asymmetric = of.asymmetry * self.width**2
             found = of.result(self.z, whole + asymmetric)

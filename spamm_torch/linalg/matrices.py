@@ -393,7 +393,7 @@ class Matrices:
     def bound_of_norm(self, a: Tensor, transposed: Tensor) -> float:
         """A bound of the spectral norm: the root of the largest sums of a row and of a column."""
         rows, columns = (self.whole(_row_sums(x)).amax() for x in (a, transposed))
-        return (rows * columns).sqrt().item()
+        return (rows.sqrt() * columns.sqrt()).item()
 
 
 def norm_of(a: Tensor) -> Tensor:
