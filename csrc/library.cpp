@@ -96,10 +96,11 @@ TORCH_LIBRARY(spamm_torch, m) {
   define("spamm_shards(Tensor[] a, Tensor[] b, *, " + knob + ", int[3] block=64) -> Tensor[]");
   // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
   // is activation(convolution + bias + residual); activation.h names the activations. A convolution
-  // of groups that the host knows to skip nothing is dense_conv2d's. weight_is_ready: the caller
-  // promises that the weight was complete before this call, or before each replay of a captured
-  // graph. Kernels may then read it while earlier kernels on the stream still run. devices: CUDA
-  // devices to which the images are sent; conv2d_shards is called there, and its result gathered.
+  // that the host knows to skip nothing is dense_conv2d's where that is faster. weight_is_ready:
+  // the caller promises that the weight was complete before this call, or before each replay of a
+  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
+  // devices: CUDA devices to which the images are sent; conv2d_shards is called there, and its
+  // result gathered.
   define("conv2d(" + convolution + ", int[]? devices=None) -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
@@ -151,8 +152,10 @@ TORCH_LIBRARY(spamm_torch, m) {
   // through the images. copies: without it the first is empty.
   m.def("order_images(Tensor images, int bands, bool copies=True) -> (Tensor, Tensor, Tensor)");
 
-  // The name of the kernel that multiplies such matrices.
+  // The name of the kernel that multiplies such matrices; and of conv2d's, by the multiply kernels'
+  // names, or "cudnn" or "onednn" where it is torch's convolution.
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
+  m.def(("conv2d_backend(" + convolution + ") -> str").c_str());
 
   // Block-sparse products. Ops take plain tensors, because sparse ones do not trace. A matrix of
   // square blocks is crow (block rows + 1), col (stored blocks) and values (stored blocks, edge,

@@ -51,7 +51,7 @@ Common to all functions:
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -771,8 +771,10 @@ def conv2d(
             one with ``relu=True``, ``devices`` that are none, repeated or absent, or with an
             argument that they exclude.
 
-    A convolution with groups and a float ``tau`` <= 0, or such a 0-d tensor on the CPU, is torch's
-    own dense convolution: blocks that the channels of a group do not fill are slow.
+    With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
+    engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
+    dtype and device alone (:func:`backend_for` names it). A ``pixel_block`` of one image keeps our
+    kernels, for torch's do not promise that an image does not depend on its batch.
 
     On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
     are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
@@ -836,7 +838,10 @@ def conv2d(
     with torch.no_grad():
         output = result[0] if return_norms else result
         device = output.device if devices is None else torch.device("cuda", devices[0])
-        is_torchs = groups > 1 and _skips_nothing(knobs)
+        is_torchs = _skips_nothing(knobs) and (
+            torch.compiler.is_compiling()
+            or _ops.conv2d_backend(x, w, *given[2:]) in ("cudnn", "onednn")
+        )
         made = conv_made(output, device, (bias, residual), name, is_torchs)
         return result, with_bounds(skip_info(maps, knobs), maps, made)(output)
 
@@ -892,7 +897,11 @@ def _as_list(tensors: Tensor | Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 def backend_for(
-    device: torch.device | str, dtype: torch.dtype, block: int | Sequence[int] = 64
+    device: torch.device | str,
+    dtype: torch.dtype,
+    block: int | Sequence[int] = 64,
+    *,
+    convolution: Mapping[str, Any] | None = None,
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
 
@@ -902,6 +911,11 @@ def backend_for(
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
+        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
+            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
+            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
+            torch's convolution. Of the arguments, ``stride``, ``padding`` (numbers), ``dilation``,
+            ``groups``, ``tau`` or ``valid_ratio`` and ``pixel_block`` count.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -913,4 +927,18 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    return _ops.backend_for(place, dtype, check_block(block))
+    if convolution is None:
+        return _ops.backend_for(place, dtype, check_block(block))
+    counting = (
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "valid_ratio",
+        "max_error",
+        "pixel_block",
+    )
+    given = {name: convolution[name] for name in counting if name in convolution}
+    element = torch.empty(1, dtype=dtype, device=place)
+    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
+    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))

@@ -94,6 +94,13 @@ struct ConvBackend {
   Way<at::Tensor(const at::Tensor& weight, int64_t groups, const Block& block)> weight_norms = {};
 };
 
+// Where nothing is skipped torch's convolution may be faster than those of ConvBackend.
+struct UnskippedBackend {
+  // Whether it is not. By the sizes of the whole batch alone, so that bits are the same in each
+  // call.
+  bool (*own_pays)(const Convolution&) = nullptr;
+};
+
 // A max pooling whose arguments have been checked.
 struct MaxPool {
   Size2 kernel, stride, padding, dilation, output;

@@ -174,6 +174,16 @@ ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& con
   return {output, Tensor()};
 }
 
+// Whether torch's convolution takes its place. Blocks that the channels of a group do not fill are
+// slow. Pixel blocks of one image promise that an image does not depend on its batch; torch's
+// convolution does not.
+bool runs_dense(const Convolution& conv, const Knob& knob) {
+  if (!skips_nothing(knob)) return false;
+  if (conv.shape.groups > 1) return true;
+  const auto* const choice = Backends<UnskippedBackend>::find(conv.input.device().type());
+  return conv.blocks.edge[0] > 1 && choice != nullptr && !choice->own_pays(conv);
+}
+
 }  // namespace
 
 ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob) {
@@ -185,8 +195,7 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   ConvolutionResult result;
   if (c10::multiply_integers(conv.output_sizes()) == 0) {
     result.output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
-  } else if (conv.shape.groups > 1 && skips_nothing(knob)) {
-    // torch's is much faster than blocks that the channels of a group do not fill.
+  } else if (runs_dense(conv, knob)) {
     result.output = dense_convolution(conv);
   } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
     result = run_backend(*backend, conv, knob);
@@ -246,6 +255,20 @@ std::tuple<Tensor, Tensor> conv2d_with_norms_op(ConvArguments& x) {
   return {output, norms};
 }
 
+std::string conv2d_backend(ConvArguments x) {
+  x.knob = checked_knob(x.knob);
+  const Convolution conv = check_conv2d(x, /*wants_output_norms=*/false);
+  if (runs_dense(conv, x.knob)) return x.input.is_cuda() ? "cudnn" : "onednn";
+  return backend_for(x.input.device(), x.input.scalar_type(),
+                     {conv.block.m, conv.block.k, conv.block.n});
+}
+
+void conv2d_backend_op(const c10::OperatorHandle& op, Stack* stack) {
+  std::string name = conv2d_backend(arguments_of<ConvArguments>(op, *stack));
+  torch::jit::drop(*stack, size_of(op));
+  stack->emplace_back(std::move(name));
+}
+
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
                              at::OptionalIntArrayRef pixel_block) {
   check_conv_weight(weight, groups);
@@ -274,6 +297,7 @@ Tensor layer_norms(const Tensor& output) {
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", boxed<&conv2d_op>());
   m.impl("conv2d_with_norms", boxed<&conv2d_with_norms_op>());
+  m.impl("conv2d_backend", torch::CppFunction::makeFromBoxedFunction<&conv2d_backend_op>());
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

@@ -34,6 +34,22 @@ struct ConvShape {
   }
   // The number of kernel positions. They are numbered row by row.
   int64_t kernel_positions() const { return kernel.height * kernel.width; }
+  // The share of kernel positions, over all output pixels, that meet the input and not padding.
+  double share_inside() const {
+    const auto along = [this](int64_t Size2::*d) {
+      int64_t inside = 0;
+      for (int64_t position = 0; position < kernel.*d; ++position) {
+        const int64_t first = position * (dilation.*d) - padding.*d;  // what output 0 reads
+        const auto outputs_before = [&](int64_t pixel) {
+          const int64_t distance = std::max<int64_t>(pixel - first, 0);
+          return std::min((distance + stride.*d - 1) / (stride.*d), output.*d);
+        };
+        inside += outputs_before(input.*d) - outputs_before(0);
+      }
+      return static_cast<double>(inside) / static_cast<double>(kernel.*d * (output.*d));
+    };
+    return along(&Size2::height) * along(&Size2::width);
+  }
   // The input pixel that an output pixel reads at a kernel position; nothing if it is padding.
   std::optional<Size2> seen_by(int64_t row, int64_t column, int64_t kernel_position) const {
     const int64_t y =

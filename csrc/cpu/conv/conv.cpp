@@ -324,5 +324,23 @@ Tensor run_dense(const DenseConvolution& conv) {
 const Backends<DenseBackend> of_dense(at::kCPU, Rank::kPortable,
                                       {.convolve = {&supports_dense, &run_dense}});
 
+// Measured on AVX-512: oneDNN has no fast float64, and of float16 only where there are instructions
+// for it. It multiplies the padding, of which small pictures have much.
+bool own_pays(const Convolution& conv) {
+  constexpr double kMostInside = 0.75, kLeastFilled = 0.8;  // shares
+  const int64_t channels = conv.shape.out_channels, panels = blocks_of(channels, kPanelWidth);
+  switch (conv.input.scalar_type()) {
+    case at::kFloat:
+      return conv.shape.share_inside() < kMostInside;
+    case at::kDouble:
+      return static_cast<double>(channels) >
+             kLeastFilled * static_cast<double>(panels * kPanelWidth);
+    default:
+      return conv.input.scalar_type() == at::kHalf;
+  }
+}
+
+const Backends<UnskippedBackend> unskipped(at::kCPU, Rank::kPortable, {&own_pays});
+
 }  // namespace
 }  // namespace spamm::cpu

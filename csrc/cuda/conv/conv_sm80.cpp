@@ -240,6 +240,13 @@ Tensor run_dense(const DenseConvolution& conv) {
                                         conv.bias, stride, padding, dilation, shape.groups);
 }
 
+bool own_pays(const Convolution& conv) {
+  return own_unskipped_conv_pays(conv.input.scalar_type(), conv.allow_tf32,
+                                 has_hopper_kernels(check_device(conv.input.device())),
+                                 unskipped_size(conv));
+}
+
+const Backends<UnskippedBackend> unskipped(at::kCUDA, Rank::kPortable, {&own_pays});
 const Backends<DenseBackend> of_dense(at::kCUDA, Rank::kPortable,
                                       {.convolve = {&supports_dense, &run_dense}});
 

@@ -36,15 +36,11 @@ int64_t input_group(const Convolution& conv) {
 }
 
 // Whether an im2col matrix, whose blocks may be of several pixels, takes less time where nothing is
-// skipped. Blocks of 64 images cost the same however few there are. Measured: the matrix pays for
-// few images that are so large that its launches do not count.
+// skipped. Blocks of 64 images cost the same however few there are.
 bool matrix_pays(const Convolution& conv) {
-  constexpr int64_t kMostImages = 8, kLeastProducts = 1 << 25;
-  const spamm::ConvShape& shape = conv.shape;
-  const int64_t pixels = shape.output.height * shape.output.width;
-  return conv.whole_images <= kMostImages &&
-         pixels * shape.in_channels * shape.out_channels >= kLeastProducts &&
-         im2col_matrix_pays(Kernel::kSm90F32x3, conv.block, shape.in_channels);
+  const UnskippedConvTimes times = unskipped_f32_times(unskipped_size(conv));
+  return times.matrix < times.split &&
+         im2col_matrix_pays(Kernel::kSm90F32x3, conv.block, conv.shape.in_channels);
 }
 
 bool supports_split(const Convolution& conv, const Knob& knob) {

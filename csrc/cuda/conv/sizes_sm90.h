@@ -72,6 +72,17 @@ inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape
           .dilation = size2(shape.dilation)};
 }
 
+// What heuristics.h asks where nothing is skipped.
+inline UnskippedConv unskipped_size(const Convolution& conv) {
+  const spamm::ConvShape& shape = conv.shape;
+  return {.images = conv.whole_images,
+          .in_channels = shape.in_channels,
+          .out_channels = shape.out_channels,
+          .positions = shape.kernel_positions(),
+          .in_pixels = shape.input.height * shape.input.width,
+          .out_pixels = shape.output.height * shape.output.width};
+}
+
 // ---- Max pooling by single pixels, plain and of deviations --------------------------------------
 
 // `pixel_chunks`: what threads pool of an output pixel, 16 bytes each; 0 if they are not counted.

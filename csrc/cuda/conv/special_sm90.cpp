@@ -108,29 +108,12 @@ int64_t steps_of(const spamm::ConvShape& shape) {
   return shape.kernel_positions() * blocks_of(shape.in_channels, 64);
 }
 
-// The share of positions of a kernel of `kernel` that meet the input, over all outputs.
-double share_inside(int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
-                    int64_t input, int64_t output) {
-  int64_t inside = 0;
-  for (int64_t position = 0; position < kernel; ++position) {
-    const int64_t first = position * dilation - padding;  // what output 0 reads
-    const int64_t below = first < 0 ? std::min(blocks_of(-first, stride), output) : 0;
-    const int64_t within = first < input ? std::min(blocks_of(input - first, stride), output) : 0;
-    inside += std::max<int64_t>(within - below, 0);
-  }
-  return static_cast<double>(inside) / static_cast<double>(kernel * output);
-}
-
 // The share of products in the padding, if the kernel of boxes leaves them out. It does where a box
 // is one pixel of 64 images and the weight's norms, which tell that it is finite, are given.
 double padding_left_out(const Convolution& conv) {
   const spamm::ConvShape& shape = conv.shape;
   if (!conv.norm_weight || shape.images % 64 != 0) return 0;
-  const auto along = [&](int64_t Size2::*d) {
-    return share_inside(shape.kernel.*d, shape.stride.*d, shape.padding.*d, shape.dilation.*d,
-                        shape.input.*d, shape.output.*d);
-  };
-  return 1 - along(&Size2::height) * along(&Size2::width);
+  return 1 - shape.share_inside();
 }
 
 bool unskipped_pays(const Convolution& conv) {

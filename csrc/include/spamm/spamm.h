@@ -165,7 +165,8 @@ struct ConvOptions {
 };
 
 // activation(convolution + bias + residual), the 2-D convolution as weight matrix times im2col
-// matrix. One with groups > 1 that skips nothing (a tau <= 0 that the host knows) is dense_conv2d.
+// matrix. One that skips nothing (a tau <= 0 that the host knows) is dense_conv2d where that is
+// faster: with groups > 1, or by its sizes, but for pixel blocks of one image.
 Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
               const ConvOptions& options);
 
