@@ -873,7 +873,7 @@ def backend_for(
         "max_error",
         "pixel_block",
     )
-    given = {name: convolution[name] for name in counting if name in convolution}
+    given = {name: convolution[name] for name in counting if convolution.get(name) is not None}
     element = torch.empty(1, dtype=dtype, device=place)
     operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
     return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))

@@ -40,6 +40,13 @@ def float32_precision(precision):
     )
 
 
+def is_torchs(input, weight, **given):
+    """Whether torch's convolution serves a call that skips nothing."""
+    convolution = {"input": input.shape, "weight": weight.shape, **given}
+    name = spamm_torch.backend_for(input.device, input.dtype, convolution=convolution)
+    return name in ("cudnn", "onednn")
+
+
 def waiting_is_an_error():
     """Lets torch raise where the host waits for the device."""
     return _changed(torch.cuda.get_sync_debug_mode, torch.cuda.set_sync_debug_mode, "error")

@@ -135,7 +135,9 @@ def test_convolutions(dtype, activation, device, exact_reference):
         unsure = 1e-13 * (y.norm() + x.double().norm() * w.double().norm())
         bound = info.total_bound + (unsure if dtype == torch.float64 else -unsure)
         assert (c.double() - truth).norm() <= bound
-        if activation != "relu6" or residual is None or dtype != torch.float16:
+        if "tau" in knob and support.is_torchs(x, w, padding=1, **knob):
+            assert bound == math.inf
+        elif activation != "relu6" or residual is None or dtype != torch.float16:
             assert bound < math.inf
 
 
