@@ -41,7 +41,7 @@ def float32_precision(precision):
 
 
 def is_torchs(input, weight, **given):
-    """Whether torch's convolution serves a call that skips nothing."""
+    """Tells whether torch's convolution serves a call that skips nothing."""
     convolution = {"input": input.shape, "weight": weight.shape, **given}
     name = spamm_torch.backend_for(input.device, input.dtype, convolution=convolution)
     return name in ("cudnn", "onednn")

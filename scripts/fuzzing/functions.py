@@ -98,7 +98,7 @@ def _spoilt(a, case):
 
 
 def _is_within_reach(case, a, dtype):
-    """Whether the asked error is well above rounding, so that it must be reached."""
+    """Tells whether the asked error is well above rounding, so that it must be reached."""
     if case["fault"] is not None or case["form"] == "matrix_power":
         return False
     eps, size = torch.finfo(dtype).eps, case["size"]

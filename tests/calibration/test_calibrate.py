@@ -218,7 +218,7 @@ def test_noise_chooses_nothing(timed, tmp_path):
 
 
 def test_conv2d_with_nothing_skipped_is_an_option(timed, tmp_path):
-    """Where it is faster than dense, and skipping is not faster still."""
+    """A layer where it is faster than dense, and skipping is not faster still."""
     timed(lambda of: {"dense": 300.0, "as it was": 300.0}.get(of.what, 100.0))
     report = run()
     assert [row.setting for row in report[1:]] == [NOTHING_SKIPPED] * 2

@@ -270,7 +270,7 @@ def test_noise_is_taken_from_times(monkeypatch):
 
 @torch.no_grad()
 def test_ties_leave_fewer_options_each_between_two_that_are_timed(monkeypatch):
-    """Where half of the products are zero, several ratios come to the same."""
+    """A layer half of whose products are zero: several ratios come to the same."""
     model = nn.Sequential(nn.Conv2d(64, 32, 1))
     pictures = dark_pictures(64, channels=64, size=4)
     pictures[:, 32:] = 0

@@ -22,7 +22,7 @@ SKIPS = SpAMMConfig(tau=8.0)  # of the tiny network
 
 
 def info_of(input, weight, **given):
-    """What a convolution with these tensors skips."""
+    """The statistics of what a convolution with these tensors skips."""
     given = {"padding": 1, "tau": TAU, **given}
     return spamm_torch.conv2d(input, weight, return_info=True, **given)[1]
 

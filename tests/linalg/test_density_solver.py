@@ -92,7 +92,7 @@ def test_closed_shell(waters, storage, accuracy):
 
 
 def test_forms_and_orders(waters):
-    """What comes back is as F is: numpy, scipy, dense and block-sparse tensors."""
+    """Results in the form of F: numpy, scipy, dense and block-sparse tensors."""
     f, s, positions, electrons, values, vectors = waters
     d = 2 * filled(values, vectors, electrons // 2)[0]
     mixed = torch.randperm(len(s), generator=torch.Generator().manual_seed(1))

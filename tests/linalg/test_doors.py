@@ -1,4 +1,4 @@
-"""What functions of matrices refuse before the first product, and what they do not."""
+"""Arguments that functions of matrices refuse before the first product, and others that they take."""
 
 import math
 
