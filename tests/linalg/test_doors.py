@@ -1,4 +1,4 @@
-"""Arguments that functions of matrices refuse before the first product, and others that they take."""
+"""Arguments that functions of matrices refuse before the first product, and those they take."""
 
 import math
 
