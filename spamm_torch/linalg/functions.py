@@ -44,7 +44,7 @@ def sign(
     alike = {"max_error": max_error, "most_iterations": most_iterations}
     of, a = Matrices.opened("sign", a, block, size, callback, group=group, alike=alike)
     bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
-    one, x, before = of.identity(a), a / (bound or 1.0), math.inf
+    one, x, before = of.identity(a), a * (1 / (bound or 1.0)), math.inf
     map_x, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
     share = max_error * whole / 8  # of what a product may lose
     for _ in range(most_iterations):

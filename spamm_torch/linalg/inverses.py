@@ -139,7 +139,7 @@ def inverse_sqrt(
         error = norm_of(tested.distance(z, max_error / 8, error)[1]).item()
         if (found := tested.judged(error, math.inf if share else 0.0)) is not None:
             return found
-        share = smaller(share, max_error / error / 8)
+        share = smaller(share, max_error / error / 8 if error else 0.0)
 
 
 def _coupled(
@@ -152,7 +152,7 @@ def _coupled(
     every step multiplies by up to the condition number.
     """
     one = of.identity(s)
-    y, z = s / above, one
+    y, z = s * above**-0.5 * above**-0.5, one  # 1 / above may overflow
     map_y, map_z, before = of.norms(y), of.norms(z), math.inf
     for _ in range(most_iterations):
         options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
@@ -214,10 +214,9 @@ class _Overlap:
             goal, most = rounding / 10, rounding
         has_stalled = before < 0.5 and error >= before / 4
         if whole <= (most if has_stalled else goal):
-            asymmetric = of.asymmetry * self.width**2
-            found = of.result(self.z, whole + asymmetric)
+            found = of.result(self.z, whole)
             first, second = (made.total_bound for made in found.iterations[-2:])
-            off = math.sqrt(2) * self.width * first + second + asymmetric
+            off = math.sqrt(2) * self.width * first + second + of.asymmetry * self.width**2
             return replace(found, total_bound=(error + off) * (1 + 1e-4))
         if has_stalled or not error < 2 * max(before, math.sqrt(of.size)):
             raise self.failed(error)

@@ -94,7 +94,6 @@ def test_asymmetry_by_rounding_is_in_the_bound():
     for name in ("inverse_factor", "inverse_sqrt"):
         exact, found = (FUNCTIONS[name](x) for x in (ABOVE, a))
         assert found.total_bound > exact.total_bound
-        assert found.residual > exact.residual
     exact, found = (FUNCTIONS["purify"](x) for x in (ABOVE, a))
     assert torch.equal(found.matrix, found.matrix.mT)
     assert found.total_bound > exact.total_bound
