@@ -215,7 +215,7 @@ inline TileSize choose_tile(Kernel kernel, const ProductSize& size, int multipro
 // many thread blocks share them; a power of two. Segments round differently, so this follows from
 // the size of the whole product and the device's number of multiprocessors alone: the same for its
 // parts on devices of one model, and for a product of which only the upper triangle is asked for.
-// It is what an estimate of the time finds best.
+// Only float64 has several unasked: of other types a block has the same bits in a smaller product.
 inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
                                    std::optional<int> forced = std::nullopt, bool has_all = true) {
   constexpr int kMostSegments = 32;
@@ -226,19 +226,7 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   if (forced) return std::min(*forced, is_double ? 2 : kMostSegments);
   constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a float64 tile, and of a segment
   const int64_t steps = blocks_of(size.k, kEdge);
-  if (!is_double) {
-    // They pay where they save a fifth, beside norms and launches that the estimate leaves out.
-    constexpr double kPays = 0.8;
-    const TileRow<Kernel>& row = *find_tile(kernel, TileSize::kSmall);
-    int best = 1;
-    double least = kPays * product_time(row, size, 1, multiprocessors);
-    for (int segments = 2; segments <= kMostSegments && steps >= segments * kLeastSteps;
-         segments *= 2) {
-      const double time = product_time(row, size, segments, multiprocessors);
-      if (time < least) best = segments, least = time;
-    }
-    return best;
-  }
+  if (!is_double) return 1;
   constexpr double kJoin = 3.5;  // the time of joining two segments, in steps
   const int64_t tiles = size.batch * blocks_of(size.m, kEdge) * blocks_of(size.n, kEdge);
   const int64_t places = 2 * multiprocessors;

@@ -324,8 +324,10 @@ def dark_pictures(images=70):
 def test_norms_travel_as_if_layers_were_called_by_hand(passing_norms):
     model, x = passing_norms(), dark_pictures()
     (w1, b1), (w2, b2), (w3, b3) = operands_of(model, 3)
-    first = {"padding": 1, "activation": "relu"}
+    own = model.conv1.weight.detach()  # not folded: a layer skips by that
+    first = {"padding": 1, "activation": "relu", "norm_weight": OPS.conv2d_weight_norm(own)}
     y, norms = spamm_torch.conv2d(x, w1, b1, tau=TAU, return_norms=True, **first)
+    del first["norm_weight"]
     y = spamm_torch.conv2d(y, w2, b2, tau=TAU, residual=x, norm_input=norms, **first)
     y, norms = OPS.max_pool2d(y, [2, 2], norms=True)
     y = spamm_torch.conv2d(y, w3, b3, tau=TAU, norm_input=norms)

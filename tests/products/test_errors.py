@@ -159,7 +159,7 @@ SINGLE = [
     (lambda x: mm(x, x, tau=1.0, block=x.sum()), ValueError, "block"),
     (lambda x: mm(x, x, tau=1.0, norm_a=3), TypeError, "norm_a"),
     (lambda x: mm([[1.0]], x, tau=1.0), TypeError, "list"),
-    (lambda x: mm(x.to_sparse(), x, tau=1.0), TypeError, "call to_dense()"),
+    (lambda x: mm(x.to_sparse(), x, tau=1.0), TypeError, "spamm_torch.sparse.from_sparse(a,"),
     (lambda x: mm(x, x, tau=1.0, return_norms=1), TypeError, "return_norms must be True or False"),
     (lambda x: mm(x, x, tau=1.0, symmetric=1), TypeError, "symmetric must be True or False; got 1"),
     (lambda x: addmm(x, x, x, tau=1.0, symmetric=1), TypeError, "symmetric must be True or False"),

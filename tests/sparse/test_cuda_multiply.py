@@ -101,7 +101,7 @@ print(spamm_torch.backend_for("cuda", torch.half))"""
 def test_portable_kernels_give_the_bits_of_dense_storage():
     path = os.pathsep.join([*sys.path, str(Path(patterns.__file__).parent)])
     result = python("-c", PORTABLE, PYTHONPATH=path, SPAMM_TORCH_FORCE_SM80="1")
-    assert (result.stdout + result.stderr).splitlines()[-1] == "sm80-mma-f16"
+    assert "sm80-mma-f16" in result.stdout.splitlines(), result.stdout + result.stderr
 
 
 def test_errors():

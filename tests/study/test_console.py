@@ -228,7 +228,7 @@ BAD = {
     ],
     "bench vgg13": [
         (("--max-drop", "-1"), "points from 0 to below 100; got -1"),
-        (("--evaluations", "4"), "an integer of 5 or more; got 4"),
+        (("--evaluations", "5"), "an integer of 6 or more; got 5"),
     ],
     "density_matrix": [
         (("--chain", "5"), "an even integer of 4 or more; got 5"),
