@@ -39,7 +39,8 @@ def test_parts_have_the_bits_of_the_whole(dtype, edges):
     a, b = operands(edges[0], 300, edges[1], dtype)
     for tau in (0.0, middle(a, b)):
         whole = mm(a, b, tau=tau)
-        for rows, columns in itertools.product(((0, 64), (512, 1024), (960, edges[0])), repeat=2):
+        slices = [((0, 64), (512, 1024), (960, edge)) for edge in edges]  # of whole blocks
+        for rows, columns in itertools.product(*slices):
             part = mm(a[slice(*rows)], b[:, slice(*columns)], tau=tau)
             assert torch.equal(part, whole[slice(*rows), slice(*columns)])
 
