@@ -235,8 +235,11 @@ def density(waters, max_error, device, repeats, group=None):
     one = block_rows(sparse.identity(size, like=s[0]), 7 * first // BLOCK, -(-7 * last // BLOCK))
     rows = one.shape[0] // BLOCK
     clock.append(now(device))
-    z = linalg.inverse_factor(s[0].float(), max_error=max(max_error / 10, 1e-8) * size, **alike)
+    short = s.pop().float()  # a million functions leave no room for both beside Z
+    z = linalg.inverse_factor(short, max_error=max(max_error / 10, 1e-8) * size, **alike)
     z = z.matrix.double()
+    del short
+    s = block_sparse(cluster, BASIS, **made, matrices=("overlap",))
     # 1 + V mends what Z lacks in float32 and with a tenth of the budget.
     zsz = linalg.in_basis(s.pop(), z, max_error=fine, **alike).matrix
     v = sparse.add(zsz, one, alpha=-0.5, beta=0.5, drop=max_error / 10).float()
