@@ -124,7 +124,8 @@ def of_the_reader():
     }
 
 
-PAGES = ["README", *(f"docs/{name}" for name in ("api", "networks", "serving", "calibration"))]
+PAGES = [pytest.param("README", marks=pytest.mark.inductor)]
+PAGES += [*(f"docs/{name}" for name in ("api", "networks", "serving", "calibration"))]
 PAGES += ["docs/block_sparse"]
 
 
