@@ -381,5 +381,8 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_module(value: Any, function: str) -> None:
+    if isinstance(value, torch.jit.ScriptModule):
+        got = "one scripted: pass the module itself"
+        raise TypeError(f"{function} expects an nn.Module; got {got}")
     if not isinstance(value, Module):
         raise TypeError(f"{function} expects an nn.Module; got {type(value).__name__}")

@@ -84,6 +84,21 @@ def call(model: nn.Module, value: Any) -> Any:
     return model(*value) if isinstance(value, tuple) else model(value)
 
 
+def check_example(model: nn.Module, value: Any) -> None:
+    """Raises ValueError unless the model takes ``value`` as ``example_input``."""
+    try:
+        call(model, value)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the model raises for a wrong input
+        got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:40]
+        why, _, _ = (str(error).strip() or type(error).__name__).partition("\n")
+        why = why.removesuffix(", but expected one of:")  # torch lists its signatures behind it
+        raise ValueError(
+            f"example_input must be what the model takes; got {got} ({why})"
+        ) from error
+
+
 @contextmanager
 def isolated(model: nn.Module) -> Iterator[None]:
     """Inside, eval mode without gradients, and Python and torch draw the same numbers each time;

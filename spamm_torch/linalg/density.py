@@ -584,9 +584,10 @@ class DensitySolver:
     """Density matrices for Fock matrices that share an overlap matrix, by products alone.
 
     Example:
-        >>> solver = DensitySolver(mol.intor("int1e_ovlp"), positions=places)
-        >>> found = solver(fock, electrons=mol.nelectron)
-        >>> found.density, found.energy, found.homo, found.lumo
+        >>> solver = DensitySolver(overlap)  # mf.get_ovlp() of pyscf, say
+        >>> found = solver(fock, electrons=256)
+        >>> print(f"{found.energy:.3f}, gap from {found.homo:.2f} to {found.lumo:.2f}")
+        -341.165, gap from -0.87 to 0.89
 
     Args:
         S: the overlap matrix, (N, N), real: an array of numpy, a sparse matrix of scipy, or a

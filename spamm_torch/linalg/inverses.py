@@ -61,8 +61,10 @@ def inverse_factor(
 
     Example:
         >>> z = inverse_factor(overlap, max_error=1e-9).matrix
-        >>> projector = purify(in_basis(fock, z, max_error=0.0).matrix, 10, max_error=1e-9).matrix
-        >>> density = in_basis(projector, z.mT, max_error=0.0).matrix
+        >>> projector = purify(in_basis(fock, z, max_error=0.0).matrix, 256, max_error=1e-9)
+        >>> density = 2 * in_basis(projector.matrix, z.mT, max_error=0.0).matrix
+        >>> print(f"{(density * overlap).sum():.4f} electrons")
+        256.0000 electrons
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
     of, s = Matrices.opened("inverse_factor", s, block, size, callback, group=group, alike=alike)
@@ -125,6 +127,11 @@ def inverse_sqrt(
         block, size, callback, group: see above.
 
     Returns, Raises: as of :func:`inverse_factor`.
+
+    Example:
+        >>> z = inverse_sqrt(overlap, max_error=1e-9).matrix
+        >>> bool(torch.dist(z @ overlap @ z, torch.eye(256)) < 1e-8)
+        True
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
     of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, group=group, alike=alike)

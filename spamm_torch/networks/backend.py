@@ -96,6 +96,11 @@ def fuse(
         first one do not act in it.
 
     Raises TypeError for what is no GraphModule, and ValueError for another ``inner``.
+
+    Example:
+        >>> fused = fuse(torch.fx.symbolic_trace(model), [images], inner="eager")
+        >>> torch.allclose(fused(images), model(images), atol=1e-4)
+        True
     """
     if not isinstance(graph_module, fx.GraphModule):
         kind = type(graph_module).__name__
@@ -133,6 +138,13 @@ def explain(model: nn.Module) -> ConvertReport:
     Raises:
         TypeError: a model that is no module.
         ValueError: a model of which the backend has compiled nothing yet.
+
+    Example:
+        >>> fast = torch.compile(model, backend="spamm_torch", options={"inner": "eager"})
+        >>> with torch.no_grad():
+        ...     result = fast(images)
+        >>> [row.absorbed for row in explain(model)]
+        [('relu',)]
     """
     check_module(model, "explain")
     rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))

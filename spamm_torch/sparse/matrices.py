@@ -50,6 +50,11 @@ def from_dense(a: Tensor, block: int = 64, drop: float = 0.0) -> Tensor:
 
     Returns:
         ``torch.sparse_bsr`` with int64 indices, its columns ascending in each row.
+
+    Example:
+        >>> x = from_dense(a, drop=1e-9)
+        >>> print(f"{len(x.values())} blocks of {x.values().shape[1]} x {x.values().shape[2]}")
+        52 blocks of 64 x 64
     """
     check_tensor(a, "a")
     block = _checked_edge(block)
@@ -75,6 +80,11 @@ def from_scipy(a: Any, block: int = 64) -> Tensor:
     """A sparse matrix or array of scipy, of any format and size, padded with zeros.
 
     Its columns may stand in any order, as in scipy's own products; repeats are added up.
+
+    Example:
+        >>> x = from_scipy(scipy.sparse.eye_array(100, format="csr"))
+        >>> print(to_scipy(spamm_torch.mm(x, x, tau=0.0), (100, 100)).trace())
+        100.0
     """
     block = _checked_edge(block)
     if not hasattr(a, "tobsr"):
@@ -119,6 +129,11 @@ def from_sparse(a: Tensor, block: int = 64) -> Tensor:
 
     Returns:
         As :func:`from_dense`, with the blocks that hold a stored entry.
+
+    Example:
+        >>> x = from_sparse(torch.eye(100).to_sparse_coo())
+        >>> x.shape, to_dense(x, (100, 100)).equal(torch.eye(100))
+        (torch.Size([128, 128]), True)
     """
     block = _checked_edge(block)
     if not is_sparse(a):
@@ -263,6 +278,11 @@ def add(
     Args:
         a, b: of one shape, block and dtype.
         drop: leave out blocks of the sum whose norm is below this; None: none, not even of zeros.
+
+    Example:
+        >>> x = from_dense(a, drop=1e-9)
+        >>> print(norm(add(x, x, beta=-1)).item())
+        0.0
     """
     check_number(alpha, "alpha")
     check_number(beta, "beta")

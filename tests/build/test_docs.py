@@ -1,11 +1,14 @@
 """The names, docs/api.md, the docstrings, and the examples of the docs, which run as they stand."""
 
+import doctest
 import inspect
+import operator
 import re
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+import scipy.sparse
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -144,6 +147,47 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out.splitlines()
     for said in re.findall(r"^print\(.*\)  # prints: (.+)$", text, re.MULTILINE):
         assert said in shown
+
+
+def of_docstrings():
+    """What the examples of docstrings take from their reader, or from their module's docstring."""
+    i, j = torch.arange(512), torch.arange(256)
+    network = nn.Sequential(OrderedDict([("0", nn.Conv2d(32, 32, 3)), ("1", nn.ReLU())])).eval()
+    images = torch.rand(64, 32, 8, 8)
+    names = {name: getattr(spamm_torch, name) for name in spamm_torch.__all__}
+    for module in (spamm_torch.sparse, spamm_torch.linalg):
+        names |= {name: getattr(module, name) for name in module.__all__}
+    return names | {
+        "torch": torch,
+        "scipy": scipy,
+        "spamm_torch": spamm_torch,
+        "a": 0.9 ** (i[:, None] - i).abs(),
+        "overlap": 0.1 ** (j[:, None] - j).abs().double(),
+        "fock": torch.diag((-1.0) ** j).double() + 0.5 * ((j[:, None] - j).abs() == 1),
+        "model": network,
+        "images": images,
+        "loader": list(images.split(16)),
+        "evaluate": lambda model, half: float(sum(model(x).mean() for x in half)),
+    }
+
+
+WITH_EXAMPLES = """
+mm addmm bmm linear conv2d norm_map find_tau error_bound SpAMMConfig calibrate record_stats explain
+fuse linalg.purify linalg.inverse_sqrt linalg.inverse_factor linalg.matrix_power
+linalg.DensitySolver sparse.from_dense sparse.from_sparse sparse.from_scipy sparse.add sparse.plan
+"""
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES.split())
+def test_examples_of_docstrings_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    thing = operator.attrgetter(name)(spamm_torch)
+    test = doctest.DocTestParser().get_doctest(thing.__doc__, of_docstrings(), name, None, 0)
+    said = []
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    assert test.examples
+    assert not said, "".join(said)
 
 
 def headings(page):
