@@ -4,14 +4,13 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/core/thread_pool.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
@@ -21,8 +20,6 @@
 #include <optional>
 #include <utility>
 #include <vector>
-
-#include "shards/devices.h"
 
 namespace spamm::shards {
 
@@ -94,55 +91,11 @@ class Lane {
   c10::Stream stream_;
 };
 
-// Destructors end the use of memory by `work`. Where it throws, the device has failed, and the
-// error that says so is on its way.
-template <class Work>
-void quietly(const Work& work) noexcept {
-  try {
-    work();
-  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
-  }
-}
-
-// The lanes of one device's part of a product. Two multiply in turns, so that one stage starts
-// while the last tiles of the other are computed. One of the two is the device's current stream.
-class Lanes {
- public:
-  // Those up to this side lane.
-  Lanes(at::Device device, int last) : lanes_{Lane::current(device)} {
-    for (int number = 0; number <= last; ++number) lanes_.push_back(Lane::side(device, number));
-  }
-
-  const Lane& own() const { return lanes_[0]; }
-  const Lane& multiply(int64_t turn) const { return lanes_[turn % 2]; }
-  const Lane& pull() const { return lanes_[1 + kPullLane]; }
-  const Lane& send() const { return lanes_[1 + kSendLane]; }
-  const Lane& read() const { return lanes_[1 + kReadLane]; }
-
-  // Lets what is enqueued from now on start after what the current stream has.
-  void start() const {
-    for (const Lane& lane : lanes_) lane.wait_for(own());
-  }
-
-  // The current stream waits for every lane. Those of devices that `others` lie on wait for the
-  // copies from and to them.
-  void end(at::TensorList others) const {
-    for (const Lane& lane : lanes_) own().wait_for(lane);
-    for (const at::Tensor& other : others) {
-      const Lane current = Lane::current(other.device());
-      for (size_t i = 1 + kPullLane; i < lanes_.size(); ++i) current.wait_for(lanes_[i]);
-    }
-  }
-
-  void wait_on_host() const {
-    for (const Lane& lane : lanes_) lane.wait_on_host();
-  }
-
- private:
-  std::vector<Lane> lanes_;
-};
-
 // ---- Threads ------------------------------------------------------------------------------------
+
+// The number of CUDA devices that torch finds. Its hooks count them: on a machine without one, the
+// device guard counts a device once a function has been traced.
+inline int64_t cuda_devices() { return at::detail::getCUDAHooks().getNumGPUs(); }
 
 // Threads that stay, because a thread's first call of CUDA takes milliseconds. Never destroyed:
 // CUDA may be gone before them. A task waits for no other task, so that a few threads suffice.

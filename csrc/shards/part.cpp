@@ -23,12 +23,6 @@ WholeProduct::WholeProduct(const Tensor& a, int64_t m, const Tensor& b, const Bl
       entry_bytes(a.element_size()),
       stage_blocks(shards::stage_blocks(blocks_of(n, block.n), block.n)) {}
 
-int64_t WholeProduct::stages() const { return blocks_of(n, stage_blocks * block.n); }
-
-int64_t WholeProduct::columns(int64_t stage) const {
-  return std::min(stage_blocks * block.n, n - first_column(stage));
-}
-
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                    const Tensor& tau, const WholeProduct& whole, const Tensor& out,
                    const std::optional<Tensor>& own_rows, int64_t first_own_row) {
@@ -59,13 +53,21 @@ Tensor gather_rows(at::TensorList pieces, std::span<const Mark> ready, at::Devic
   return whole;
 }
 
-Part::Part(const WholeProduct& whole, at::Device device, int last_lane, const Shards& b, size_t own)
-    : whole_(whole),
-      lanes_(device, last_lane),
-      b_(b),
-      own_(own),
-      has_own_(!b.rows.empty() && b.rows[own].device() == device),
-      sent_(whole.stages()) {}
+Part::Part(const WholeProduct& whole, at::Device device, int last_lane, Shards b,
+           std::optional<size_t> own)
+    : whole_(whole), lanes_{Lane::current(device)}, b_(std::move(b)), own_(own) {
+  for (int number = 0; number <= last_lane; ++number) lanes_.push_back(Lane::side(device, number));
+}
+
+Part::~Part() {
+  quietly([&] {
+    for (const Lane& lane : lanes_) own().wait_for(lane);
+    for (const Tensor& rows : b_.rows) {
+      const Lane current = Lane::current(rows.device());
+      for (size_t i = 1 + kPullLane; i < lanes_.size(); ++i) current.wait_for(lanes_[i]);
+    }
+  });
+}
 
 int64_t Part::buffer_bytes() const {
   return std::min(kBuffers, whole_.stages()) * whole_.k * aligned(whole_.columns(0)) *
@@ -90,7 +92,7 @@ void Part::take_norms(const Tensor& norm_b) {
 
 void Part::run(const PartRows& rows, const Tensor& need, const Tensor& tau) {
   rows_ = rows, tau_ = tau;
-  lanes_.multiply(1).wait_for(lanes_.own());  // on which tau has been found since
+  side(kMultiplyLane).wait_for(own());  // on which tau has been found since
   const auto need_of = [&](int64_t stage) {
     const auto blocks = static_cast<size_t>(need.size(1));
     return std::span(need.const_data_ptr<bool>() + stage * blocks, blocks);
@@ -111,9 +113,9 @@ void Part::run(const PartRows& rows, const Tensor& need, const Tensor& tau) {
 void Part::pull(int64_t turn, int64_t stage, std::span<const bool> need) const {
   const Tensor to = buffer(turn, stage);
   const int64_t edge = whole_.block.k;
-  lanes_.pull().wait_for(multiplied_[slot(turn)]);
-  for (size_t i = has_own_ ? 1 : 0; i < b_.rows.size(); ++i) {
-    const size_t p = (own_ + i) % b_.rows.size();
+  side(kPullLane).wait_for(multiplied_[slot(turn)]);
+  for (size_t i = own_ ? 1 : 0; i < b_.rows.size(); ++i) {
+    const size_t p = (own_.value_or(0) + i) % b_.rows.size();
     const int64_t first = b_.first[p], last = first + b_.rows[p].size(0);
     if (first == last) continue;
     std::vector<RowBlock> copies;
@@ -122,23 +124,22 @@ void Part::pull(int64_t turn, int64_t stage, std::span<const bool> need) const {
       copies.push_back(block_between(to, row, 0, b_.rows[p], row - first,
                                      whole_.first_column(stage), rows, to.size(1)));
     }
-    copy_blocks(lanes_.pull(), device(), b_.rows[p].device(), copies);
+    copy_blocks(side(kPullLane), device(), b_.rows[p].device(), copies);
   }
 }
 
 void Part::multiply(int64_t turn, int64_t stage) {
   // Thread blocks that skip nothing keep pace (kernels/multiply/sm90/list.cuh), which two
   // multiplies at a time would not let them.
-  const Lane& lane = lanes_.multiply(skips_nothing(tau_) ? 0 : turn);
+  const Lane& lane = skips_nothing(tau_) || turn % 2 == 0 ? own() : side(kMultiplyLane);
   const Tensor b = buffer(turn, stage);
   const auto columns_of = [&](const Tensor& x) {
     return x.narrow(1, whole_.first_column(stage) % x.size(1), b.size(1));
   };
-  const size_t count = rows_.c.size();
-  const Tensor c = columns_of(rows_.c[stage % count]);
-  Mark& sent = sent_[count > 1 ? stage % count : stage];
-  lane.wait_for(lanes_.pull());
-  lane.wait_for(sent);
+  const size_t which = stage % rows_.c.size();
+  const Tensor c = columns_of(rows_.c[which]);
+  lane.wait_for(side(kPullLane));
+  if (rows_.c.size() > 1) lane.wait_for(sent_[which]);
   {
     const auto on_lane = lane.use();
     const auto& [m, k, n] = whole_.block;
@@ -146,14 +147,14 @@ void Part::multiply(int64_t turn, int64_t stage) {
                              ? stage_norms_.select(0, stage).narrow(1, 0, blocks_of(b.size(1), n))
                              : norm_map(b, {k, n});
     multiply_part(rows_.a, b, rows_.norm_a, norms, tau_, whole_, c,
-                  has_own_ ? std::optional(columns_of(b_.rows[own_])) : std::nullopt,
-                  has_own_ ? b_.first[own_] : 0);
+                  own_ ? std::optional(columns_of(b_.rows[*own_])) : std::nullopt,
+                  own_ ? b_.first[*own_] : 0);
   }
   multiplied_[slot(turn)] = lane.mark();
   if (!rows_.to.defined()) return;
-  lanes_.send().wait_for(multiplied_[slot(turn)]);
-  copy_rows(lanes_.send(), columns_of(rows_.to), c);
-  sent = lanes_.send().mark();
+  side(kSendLane).wait_for(multiplied_[slot(turn)]);
+  copy_rows(side(kSendLane), columns_of(rows_.to), c);
+  sent_[which] = side(kSendLane).mark();
 }
 
 }  // namespace spamm::shards

@@ -27,9 +27,11 @@ struct WholeProduct {
   int64_t entry_bytes;
   int64_t stage_blocks;  // block columns of a stage
 
-  int64_t stages() const;
+  int64_t stages() const { return blocks_of(n, stage_blocks * block.n); }
   int64_t first_column(int64_t stage) const { return stage * stage_blocks * block.n; }
-  int64_t columns(int64_t stage) const;
+  int64_t columns(int64_t stage) const {
+    return std::min(stage_blocks * block.n, n - first_column(stage));
+  }
 };
 
 // The op multiply_part on tensors of one device. own_rows: rows of b from first_own_row on, which b
@@ -40,8 +42,8 @@ void multiply_part(const at::Tensor& a, const at::Tensor& b, const at::Tensor& n
                    int64_t first_own_row = 0);
 
 // Norm maps, one below the other, on `device`. They are contiguous and have one number of columns.
-// ready: when each has been computed. The current streams of their devices wait for the copies, so
-// that their memory may be used again.
+// ready: when each has been computed; the device's pull lane waits for that. The current streams of
+// their devices wait for the copies, so that their memory may be used again.
 at::Tensor gather_rows(at::TensorList pieces, std::span<const Mark> ready, at::Device device);
 
 // Runs `work`, which takes memory. The text of an OutOfMemoryError is then `text`.
@@ -54,6 +56,16 @@ void naming_memory(const Work& work, const Text&... text) {
     failed = true;
   }
   TORCH_CHECK_WITH(OutOfMemoryError, !failed, text...);
+}
+
+// Destructors end the use of memory by `work`. Where it throws, the device has failed, and the
+// error that says so is on its way.
+template <class Work>
+void quietly(const Work& work) noexcept {
+  try {
+    work();
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
+  }
 }
 
 // The rows of a matrix: first[i] is the first one of rows[i]. The rows are contiguous.
@@ -70,22 +82,32 @@ struct PartRows {
 };
 
 // Each stage's rows of B come to one of a few buffers while the stages before are multiplied. A
-// buffer is written again after the multiply that read it.
+// buffer is written again after the multiply that read it. Two lanes multiply in turns, so that one
+// stage starts while the last tiles of the other are computed: the device's current stream and a
+// side lane.
 class Part {
  public:
-  // `b` holds all rows of B, or nothing if another than run() brings them. If shard `own` lies on
-  // this device, it is multiply_part's own_rows: read in place where the kernel can, else copied
-  // there. last_lane: see Lanes.
-  Part(const WholeProduct& whole, at::Device device, int last_lane, const Shards& b,
-       size_t own = 0);
-  // The current streams of the devices that B came from wait for the copies, too.
-  ~Part() {
-    quietly([&] { lanes_.end(b_.rows); });
-  }
+  // It has side lanes up to the last. `b` holds all rows of B, or nothing if another than run()
+  // brings them. Those of shard `own` lie on this device: they are multiply_part's own_rows, read
+  // in place where the kernel can, else copied.
+  Part(const WholeProduct& whole, at::Device device, int last_lane, Shards b = {},
+       std::optional<size_t> own = std::nullopt);
+  // The current stream waits for every lane. Those of the devices that B came from wait for the
+  // copies from and to them.
+  ~Part();
   Part(const Part&) = delete;
 
-  at::Device device() const { return lanes_.own().device(); }
-  const Lanes& lanes() const { return lanes_; }
+  at::Device device() const { return own().device(); }
+  const Lane& own() const { return lanes_[0]; }
+  const Lane& side(int number) const { return lanes_[1 + number]; }
+  // Lets what is enqueued on lanes from now on start after what the current stream has.
+  void start() const {
+    for (const Lane& lane : lanes_) lane.wait_for(own());
+  }
+  // The host goes on once all lanes are done.
+  void finish() const {
+    for (const Lane& lane : lanes_) lane.wait_on_host();
+  }
 
   // Takes memory for stages, or throws OutOfMemoryError.
   void take_buffers(const at::TensorOptions& options);
@@ -109,20 +131,19 @@ class Part {
 
   static constexpr int64_t kBuffers = 3;
   const WholeProduct& whole_;
-  const Lanes lanes_;
   PartRows rows_;
   at::Tensor tau_;                         // kept, as lanes read it up to the end
+  at::Tensor stage_norms_;                 // B's of each stage; (stages, KB, stage_blocks)
   std::array<Mark, kBuffers> multiplied_;  // when each buffer may be overwritten
 
  private:
   void pull(int64_t turn, int64_t stage, std::span<const bool> need) const;
 
+  std::vector<Lane> lanes_;  // the device's current stream, then side lanes
   Shards b_;
-  size_t own_;
-  bool has_own_;
+  std::optional<size_t> own_;
   std::vector<at::Tensor> buffers_;
-  at::Tensor stage_norms_;  // B's norms of each stage, contiguous; (stages, KB, stage_blocks)
-  std::vector<Mark> sent_;  // when each stage of c may be overwritten
+  std::array<Mark, 2> sent_;  // when each of two c may be overwritten
 };
 
 }  // namespace spamm::shards

@@ -18,12 +18,16 @@ namespace spamm::shards {
 // waits for it once, to read the plan. A threshold in the knob becomes a tau.
 OptTensor spamm_on_devices(ProductArguments& product);
 
+// The same once it is known that several devices pay, for operands on one device. If it is used,
+// it is the first of `devices`. The arguments have been checked.
+Tensor spamm_from_home(const ProductArguments& product, const std::vector<at::Device>& devices,
+                       bool is_home_used);
+
 // Sizes by which operands in host memory travel. An absent one is chosen.
 struct HostSizes {
   std::optional<int64_t> stage_blocks;  // block columns of a stage
   int64_t panels = 1;                   // passes over B, at least
-  int64_t piece_bytes = 64 << 20;       // of pinned memory, where the operands are not pinned
-  std::optional<bool> is_pinned;        // of both operands; as the tensors say if absent
+  int64_t piece_bytes = 64 << 20;       // of pinned memory; 0: as if the operands were pinned
 };
 
 // The op spamm with `devices` for operands on the CPU: (M, N) in pinned memory, with the bits that

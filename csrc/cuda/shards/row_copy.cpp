@@ -8,7 +8,6 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "cuda/device.h"
-#include "shards/devices.h"
 
 namespace spamm::cuda {
 namespace {
