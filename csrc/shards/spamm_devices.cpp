@@ -48,32 +48,34 @@ std::vector<int64_t> cuts_of(TensorList shards, int64_t edge, const char* name) 
   return cuts;
 }
 
-void check_shard(const Tensor& shard, const Tensor& first, const char* name) {
-  check_operand_dtype(shard.scalar_type(), name);
-  TORCH_CHECK_TYPE(shard.scalar_type() == first.scalar_type(),
-                   "all shards must have one dtype; got ", dtype_of(first), " and ",
-                   dtype_of(shard));
-  TORCH_CHECK(shard.dim() == 2 && shard.size(1) == first.size(1), name,
-              " must be matrices (2-d) with one number of columns; got shapes ", first.sizes(),
-              " and ", shard.sizes());
-  TORCH_CHECK(shard.device().type() == first.device().type(),
-              "all shards must be on CUDA devices or all on the CPU; got ", first.device(), " and ",
-              shard.device());
-}
-
 // Tells whether each device has the whole of B, and not one shard of its rows.
 bool is_whole_everywhere(TensorList b, int64_t k) {
-  return std::all_of(b.begin(), b.end(), [&](const Tensor& x) { return x.size(0) == k; });
+  return std::ranges::all_of(b, [&](const Tensor& x) { return x.size(0) == k; });
 }
 
 void check_shards(TensorList a, TensorList b) {
   TORCH_CHECK_VALUE(!a.empty(), "a_shards must hold at least one tensor; got none");
   TORCH_CHECK_VALUE(b.size() == a.size(), "b_shards must hold as many tensors as a_shards, ",
                     a.size(), "; got ", b.size());
-  for (const Tensor& shard : a) check_shard(shard, a[0], "a_shards");
-  for (const Tensor& shard : b) check_shard(shard, b[0], "b_shards");
-  TORCH_CHECK_TYPE(a[0].scalar_type() == b[0].scalar_type(), "all shards must have one dtype; got ",
-                   dtype_of(a[0]), " and ", dtype_of(b[0]));
+  const auto check_dtype = [](const Tensor& x, const Tensor& first) {
+    TORCH_CHECK_TYPE(x.scalar_type() == first.scalar_type(), "all shards must have one dtype; got ",
+                     dtype_of(first), " and ", dtype_of(x));
+  };
+  const auto check = [&](TensorList shards, const char* name) {
+    const Tensor& first = shards[0];
+    for (const Tensor& shard : shards) {
+      check_operand_dtype(shard.scalar_type(), name);
+      check_dtype(shard, first);
+      TORCH_CHECK(shard.dim() == 2 && shard.size(1) == first.size(1), name,
+                  " must be matrices (2-d) with one number of columns; got shapes ", first.sizes(),
+                  " and ", shard.sizes());
+      TORCH_CHECK(shard.device().type() == first.device().type(),
+                  "all shards must be on CUDA devices or all on the CPU; got ", first.device(),
+                  " and ", shard.device());
+    }
+  };
+  check(a, "a_shards"), check(b, "b_shards");
+  check_dtype(b[0], a[0]);
   const int64_t k = a[0].size(1);
   int64_t rows = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -308,10 +310,9 @@ void check_plain_product(const ProductArguments& product) {
 // The CUDA devices of this machine with these numbers, in their order.
 std::vector<at::Device> check_devices(at::IntArrayRef devices) {
   TORCH_CHECK_VALUE(!devices.empty(), "devices must name at least one CUDA device; got none");
-  for (auto device = devices.begin(); device != devices.end(); ++device) {
-    TORCH_CHECK_VALUE(std::find(devices.begin(), device, *device) == device,
-                      "devices must be distinct; got ", devices);
-  }
+  for (const int64_t device : devices)
+    TORCH_CHECK_VALUE(std::ranges::count(devices, device) == 1, "devices must be distinct; got ",
+                      devices);
   TORCH_CHECK(Backends<NamedKernels>::find(at::kCUDA) != nullptr,
               "devices must be CUDA devices, and this build of spamm_torch is for the CPU only "
               "(build it again where nvcc is found); got ",
@@ -371,10 +372,10 @@ Tensor spamm_from_home(const ProductArguments& product, const std::vector<at::De
   const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
   const Tensor c = at::empty({whole.m, whole.n}, a.options());
   const std::array<Mark, 1> ready = {Lane::current(home).mark()};
-  const auto parts = std::ssize(devices), first_remote = std::ptrdiff_t{is_home_used ? 1 : 0};
+  const int64_t parts = std::ssize(devices), first_remote = is_home_used ? 1 : 0;
   std::vector<Tensor> maps_a;  // on other devices
   std::deque<Part> remote;
-  for (auto p = first_remote; p < parts; ++p) {
+  for (int64_t p = first_remote; p < parts; ++p) {
     const auto on_device = Lane::current(devices[p]).use();
     maps_a.push_back(gather_rows(norm_a, ready, devices[p]));
     Part& part = remote.emplace_back(whole, devices[p], kSendLane, Shards{{source_b}, {0}});

@@ -38,7 +38,7 @@ struct HostSizes {
 // A is read once and B once for each panel of rows of A: one, unless A does not fit into the
 // devices' memory. Where tau is searched for, B is read once more before, and A if there are
 // several panels. OutOfMemoryError names the device and the bytes if the least panel does not fit.
-Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
+Tensor spamm_from_host(ProductArguments given, const std::vector<at::Device>& devices,
                        const HostSizes& sizes = {});
 
 }  // namespace spamm::shards

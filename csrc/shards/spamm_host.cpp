@@ -22,12 +22,12 @@ namespace {
 
 constexpr int64_t kLeastRowBytes = 8192;  // shorter rows cross the link slower
 
-// State that all parts share. Matrices are in host memory, and rows of A and B contiguous.
+// State that all parts share.
 struct HostProduct {
   WholeProduct whole;
-  Tensor a, b, c;
-  Tensor tau;                // 0-d, on the CPU; searched for if undefined
-  OptTensor norm_a, norm_b;  // whole maps, on any device; computed if absent
+  // Operands and result are in host memory, and rows contiguous. Absent maps are computed. An
+  // absent tau is searched for, and then on the CPU.
+  ProductArguments given;
   int64_t parts;
   int64_t piece_entries;  // of pinned memory; 0 if the operands are pinned
 };
@@ -47,7 +47,7 @@ class HostPart : public Part {
   }
   void take_memory(int64_t rows) {
     const auto on_device = own().use();
-    const auto options = product_.a.options();
+    const auto options = product_.given.a.options();
     const auto empty = [&](int64_t columns) {
       return at::empty({rows, aligned(columns)}, options.device(device())).narrow(1, 0, columns);
     };
@@ -64,7 +64,7 @@ class HostPart : public Part {
     side(kReadLane).wait_for(own());
     side(kReadLane).wait_for(side(kMultiplyLane));
     rows_.a = a_.narrow(0, 0, rows);
-    read(rows_.a, product_.a.narrow(0, row, rows));
+    read(rows_.a, product_.given.a.narrow(0, row, rows));
   }
   // The norms of the rows that have been read.
   Tensor norms_of_panel() const {
@@ -75,9 +75,9 @@ class HostPart : public Part {
   // Once all maps are known that are not computed where they are needed.
   void take_maps() {
     const auto on_lane = own().use();
-    tau_ = product_.tau;
-    if (product_.norm_a) norm_a_ = product_.norm_a->to(device());
-    if (product_.norm_b) take_norms(product_.norm_b->to(device()));
+    tau_ = *product_.given.knob.tau;
+    if (product_.given.norm_a) norm_a_ = product_.given.norm_a->to(device());
+    if (product_.given.norm_b) take_norms(product_.given.norm_b->to(device()));
   }
   void start_panel() {
     const int64_t rows = rows_.a.size(0), m = whole_.block.m;
@@ -86,7 +86,7 @@ class HostPart : public Part {
     rows_.norm_a =
         norm_a_.defined() ? norm_a_.narrow(0, row_ / m, blocks_of(rows, m)) : norms_of_panel();
     rows_.c = {c_[0].narrow(0, 0, rows), c_[1].narrow(0, 0, rows)};
-    rows_.to = product_.c.narrow(0, row_, rows);
+    rows_.to = product_.given.out.narrow(0, row_, rows);
     side(kMultiplyLane).wait_for(own());
   }
 
@@ -97,7 +97,8 @@ class HostPart : public Part {
       if (&part != this) side(kReadLane).wait_for(part.pulled_[slot(turn)]);
     }
     const Tensor to = buffer(turn, stage);
-    read(own_rows(to), own_rows(product_.b.narrow(1, whole_.first_column(stage), to.size(1))));
+    read(own_rows(to),
+         own_rows(product_.given.b.narrow(1, whole_.first_column(stage), to.size(1))));
     read_[slot(turn)] = side(kReadLane).mark();
   }
   // The norms of the stage's rows that have been read.
@@ -163,8 +164,7 @@ class HostPart : public Part {
 // Computes the product in so many panels: equal shares of the rows of C, one for each part in each
 // panel. Where tau is searched for, the operands are read for their norms before; rows of A stay if
 // there is one panel.
-void run(HostProduct& product, const std::vector<at::Device>& devices, const Knob& knob,
-         int64_t panels) {
+void run(HostProduct& product, const std::vector<at::Device>& devices, int64_t panels) {
   const int64_t count = product.parts, pieces = panels * count, m = product.whole.m;
   const auto first_row = [&](int64_t piece) { return equal_cut(m, kCutRows, piece, pieces); };
   const int64_t most_rows = std::min(m, blocks_of(blocks_of(m, kCutRows), pieces) * kCutRows);
@@ -203,27 +203,29 @@ void run(HostProduct& product, const std::vector<at::Device>& devices, const Kno
   };
   const auto gathered = [&](const std::vector<Tensor>& maps) {
     std::vector<Mark> ready;
+    ready.reserve(parts.size());
     for (const HostPart& part : parts) ready.push_back(part.own().mark());
     return gather_rows(maps, ready, devices[0]);
   };
-  if (!product.tau.defined()) {
+  OptTensor &norm_a = product.given.norm_a, &norm_b = product.given.norm_b;
+  Knob& knob = product.given.knob;
+  if (!knob.tau) {
     std::vector<Tensor> maps;
-    for (int64_t panel = 0; !product.norm_a && panel < panels; ++panel) {
+    for (int64_t panel = 0; !norm_a && panel < panels; ++panel) {
       read_panel(panel);
       each([&](HostPart& part) { maps.push_back(part.norms_of_panel()); });
     }
-    if (!product.norm_a) product.norm_a = gathered(std::exchange(maps, {}));
-    if (!product.norm_b) {
+    if (!norm_a) norm_a = gathered(std::exchange(maps, {}));
+    if (!norm_b) {
       std::vector<Tensor> stages;
       for_each_stage([&](int64_t stage) {
         each([&](HostPart& part) { maps.push_back(part.norms_of_stage(turn, stage)); });
         stages.push_back(gathered(std::exchange(maps, {})));
       });
-      product.norm_b = at::cat(stages, 1);
+      norm_b = at::cat(stages, 1);
     }
     const auto on_first = Lane::current(devices[0]).use();
-    const auto map_of = [&](const OptTensor& map) { return map->to(devices[0]); };
-    product.tau = threshold_from_knob(map_of(product.norm_a), map_of(product.norm_b), knob).cpu();
+    knob.tau = threshold_from_knob(norm_a->to(devices[0]), norm_b->to(devices[0]), knob).cpu();
   }
   each([](HostPart& part) { part.take_maps(); });
   for (int64_t panel = 0; panel < panels; ++panel) {
@@ -238,31 +240,24 @@ void run(HostProduct& product, const std::vector<at::Device>& devices, const Kno
 
 }  // namespace
 
-Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
+Tensor spamm_from_host(ProductArguments given, const std::vector<at::Device>& devices,
                        const HostSizes& sizes) {
-  const Tensor a = with_contiguous_rows(given.a), b = with_contiguous_rows(given.b);
-  const Block block = check_block(given.block);
   for (const at::Device device : devices) refuse_capture(device);
-  HostProduct product = {
-      .whole = {a, a.size(0), b, block},
-      .a = a,
-      .b = b,
-      .c = at::empty({a.size(0), b.size(1)}, a.options().pinned_memory(!devices[0].is_cpu())),
-      .tau = given.knob.tau.value_or(Tensor()),
-      .norm_a = given.norm_a,
-      .norm_b = given.norm_b,
-      .parts = std::ssize(devices),
-      .piece_entries = 0};
-  WholeProduct& whole = product.whole;
-  const int64_t least_blocks = blocks_of(kLeastRowBytes, whole.entry_bytes * block.n);
+  const Tensor a = given.a = with_contiguous_rows(given.a);
+  const Tensor b = given.b = with_contiguous_rows(given.b);
+  const Tensor c = given.out =
+      at::empty({a.size(0), b.size(1)}, a.options().pinned_memory(!devices[0].is_cpu()));
+  if (c.numel() == 0) return c;
+  WholeProduct whole(a, a.size(0), b, check_block(given.block));
+  const int64_t least_blocks = blocks_of(kLeastRowBytes, whole.entry_bytes * whole.block.n);
   whole.stage_blocks = sizes.stage_blocks.value_or(std::max(least_blocks, whole.stage_blocks));
-  if (product.c.numel() == 0) return product.c;
-  if (sizes.piece_bytes > 0 && !(a.is_pinned() && b.is_pinned()))
-    product.piece_entries = std::max({sizes.piece_bytes / whole.entry_bytes, whole.k, whole.n});
+  const bool is_pinned = sizes.piece_bytes == 0 || (a.is_pinned() && b.is_pinned());
+  const int64_t piece = std::max({sizes.piece_bytes / whole.entry_bytes, whole.k, whole.n});
+  HostProduct product = {whole, std::move(given), std::ssize(devices), is_pinned ? 0 : piece};
   for (int64_t panels = sizes.panels;; panels *= 2) {
     try {
-      run(product, devices, given.knob, panels);
-      return product.c;
+      run(product, devices, panels);
+      return c;
     } catch (const c10::OutOfMemoryError&) {
       if (panels * product.parts * kCutRows >= whole.m) throw;
     }
