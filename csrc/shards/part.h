@@ -160,7 +160,8 @@ class Part {
   void take_buffers(const at::TensorOptions& options) {
     const auto take = [&] {
       buffers_ = at::empty({stages_at_once(), whole_.k, aligned(whole_.columns(0))},
-                           options.device(device()));
+                           options.device(device()))
+                     .unbind();
     };
     naming_memory(take, "a product over several devices needs ", buffer_bytes(), " bytes on ",
                   device(), " for stages of B");
@@ -196,9 +197,9 @@ class Part {
 
  protected:
   // The buffer of the stage that comes in this turn.
-  int64_t slot(int64_t turn) const { return turn % stages_at_once(); }
+  size_t slot(int64_t turn) const { return turn % buffers_.size(); }
   Tensor buffer(int64_t turn, int64_t stage) const {
-    return buffers_.select(0, slot(turn)).narrow(1, 0, whole_.columns(stage));
+    return buffers_[slot(turn)].narrow(1, 0, whole_.columns(stage));
   }
   // Multiplies the stage once the pull lane is done, and sends it.
   void multiply(int64_t turn, int64_t stage) {
@@ -262,8 +263,8 @@ class Part {
   std::vector<Lane> lanes_;  // the device's current stream, then side lanes
   Shards b_;
   std::optional<size_t> own_;
-  Tensor buffers_;            // (kBuffers or fewer, K, columns)
-  std::array<Mark, 2> sent_;  // when each of two c may be overwritten
+  std::vector<Tensor> buffers_;  // (K, columns) each
+  std::array<Mark, 2> sent_;     // when each of two c may be overwritten
 };
 
 }  // namespace spamm::shards
