@@ -31,7 +31,7 @@ _CODE = {".cu", ".cpp", ".cuh", ".h", ".py"}
 _LATER = tuple(
     f"{REPOSITORY}/{room}"
     for room in (
-        *("csrc/conv/", "csrc/cpu/", "csrc/cuda/", "csrc/kernels/", "csrc/library.cpp"),
+        *("csrc/cuda/", "csrc/kernels/", "csrc/library.cpp"),
         *("spamm_torch/linalg/", "spamm_torch/networks/", "spamm_torch/sparse/"),
         *("tests/cpp/", "tests/sparse/"),
     )

@@ -125,14 +125,13 @@ bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int 
 }
 
 // The time of a product with nothing skipped by Hopper's kernels of half types and float32, in us.
-// Thread blocks take turns of a tile or a segment each; tiles that lie outside C for the most part
-// come last and take half a turn. Fitted to an H200.
+// Thread blocks take turns of a tile each; tiles that lie outside C for the most part come last and
+// take half a turn. Fitted to an H200.
 // `upper_only`: of tiles on and above the diagonal alone.
-inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, int segments,
-                           int multiprocessors, bool upper_only = false) {
+inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, int multiprocessors,
+                           bool upper_only = false) {
   constexpr double kLight = 0.5;
-  constexpr double kStart = 3.5;                     // launch, the first norms and loads
-  constexpr double kJoin = 0.8, kJoinSegment = 0.1;  // of the segments of a tile
+  constexpr double kStart = 3.5;  // launch, the first norms and loads
   // Of a step of 64, and of the end of a tile: the result, and what loads wait for.
   const auto [step, end] = [&]() -> std::pair<double, double> {
     const bool is_large = row.size == TileSize::kLarge;
@@ -162,15 +161,13 @@ inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, 
     }
     whole = all;
   }
-  all *= size.batch * segments, whole *= size.batch * segments;
+  all *= size.batch, whole *= size.batch;
   const int64_t turns = blocks_of(whole, multiprocessors);
   const int64_t light = all - whole - 2 * (turns * multiprocessors - whole);
   const double all_turns =
       static_cast<double>(turns) +
       kLight * static_cast<double>(blocks_of(std::max<int64_t>(light, 0), multiprocessors));
-  const auto steps = static_cast<double>(blocks_of(blocks_of(size.k, 64), segments));
-  const double joins = segments == 1 ? 0 : kJoin + kJoinSegment * segments;
-  return kStart + all_turns * (steps * step + end) + joins;
+  return kStart + all_turns * (static_cast<double>(blocks_of(size.k, 64)) * step + end);
 }
 
 // Whether product_time() speaks of a kernel.
@@ -205,28 +202,26 @@ inline TileSize choose_tile(Kernel kernel, const ProductSize& size, int multipro
   double least = std::numeric_limits<double>::infinity();
   for (const TileRow<Kernel>& row : kTiles) {
     if (!exists(row)) continue;
-    const double time = product_time(row, size, 1, multiprocessors);
+    const double time = product_time(row, size, multiprocessors);
     if (time < least) best = row.size, least = time;
   }
   return best;
 }
 
-// The number of segments into which Hopper's products cut the steps of each small tile, so that as
-// many thread blocks share them; a power of two. Segments round differently, so this follows from
-// the size of the whole product and the device's number of multiprocessors alone: the same for its
+// The number of segments into which Hopper's product of float64 cuts the steps of each small tile,
+// so that as many thread blocks share them. Segments round differently, so this follows from the
+// size of the whole product and the device's number of multiprocessors alone: the same for its
 // parts on devices of one model, and for a product of which only the upper triangle is asked for.
-// Only float64 has several unasked: of other types a block has the same bits in a smaller product.
+// Of other types a block has the same bits in a smaller product, so they have one.
 inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
-                                   std::optional<int> forced = std::nullopt, bool has_all = true) {
-  constexpr int kMostSegments = 32;
-  if (!has_product_time(kernel) && kernel != Kernel::kSm90F64) return 1;
-  const TileSize tile = choose_tile(kernel, size, multiprocessors, std::nullopt, false, has_all);
-  if (tile != TileSize::kSmall) return 1;
-  const bool is_double = kernel == Kernel::kSm90F64;
-  if (forced) return std::min(*forced, is_double ? 2 : kMostSegments);
-  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a float64 tile, and of a segment
+                                   std::optional<int> forced = std::nullopt) {
+  if (kernel != Kernel::kSm90F64 ||
+      choose_tile(kernel, size, multiprocessors) != TileSize::kSmall) {
+    return 1;
+  }
+  if (forced) return std::min(*forced, 2);
+  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a tile, and of a segment
   const int64_t steps = blocks_of(size.k, kEdge);
-  if (!is_double) return 1;
   constexpr double kJoin = 3.5;  // the time of joining two segments, in steps
   const int64_t tiles = size.batch * blocks_of(size.m, kEdge) * blocks_of(size.n, kEdge);
   const int64_t places = 2 * multiprocessors;
@@ -247,8 +242,8 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
 inline bool mirroring_pays(const TileRow<Kernel>& row, const ProductSize& size, int64_t bytes,
                            int multiprocessors) {
   const double mirror = 2.5 + static_cast<double>(bytes) / 3e6;
-  return product_time(row, size, 1, multiprocessors, true) + mirror <
-         product_time(row, size, 1, multiprocessors);
+  return product_time(row, size, multiprocessors, true) + mirror <
+         product_time(row, size, multiprocessors);
 }
 
 // Whether it pays to copy one operand of a half type where lines of both begin between the cache's
@@ -279,12 +274,12 @@ struct Chip {
 };
 
 inline Choice choose_segments(Kernel kernel, TileSize tile, const ProductSize& size,
-                              const Chip& chip, bool has_all = true) {
+                              const Chip& chip) {
   // Large tiles have no segments; only SPAMM_TORCH_TILE takes them where small ones would have.
-  const int segments = tile == TileSize::kSmall
-                           ? choose_product_segments(kernel, size, chip.multiprocessors,
-                                                     chip.forced_segments, has_all)
-                           : 1;
+  const int segments =
+      tile == TileSize::kSmall
+          ? choose_product_segments(kernel, size, chip.multiprocessors, chip.forced_segments)
+          : 1;
   const TileConfig& config = find_tile(kernel, tile)->config;
   const int64_t tiles =
       size.batch * blocks_of(size.m, config.rows) * blocks_of(size.n, config.columns);
@@ -296,7 +291,7 @@ inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& c
                            bool upper_only = false, bool has_all = true) {
   const TileSize tile =
       choose_tile(kernel, size, chip.multiprocessors, chip.forced_tile, upper_only, has_all);
-  return choose_segments(kernel, tile, size, chip, has_all);
+  return choose_segments(kernel, tile, size, chip);
 }
 
 // Whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once pays
@@ -552,11 +547,17 @@ inline UnskippedConvTimes unskipped_f32_times(const UnskippedConv& x) {
           .cudnn = 4 + own / (transforms ? 110e6 : 50e6)};
 }
 
-// Whether our convolution is faster than cuDNN's where nothing is skipped. cuDNN computes float64
-// without tensor cores. Hopper's kernels of half types read channels in units of 16 bytes, or few.
+// Whether our convolution is faster than cuDNN's where nothing is skipped. Of float64 that depends
+// on what is padded: output channels to 128 by cuDNN, and all channels to 64 by ours, which are a
+// third faster on an H200; 1 x 1 convolutions are cuDNN's fastest. Hopper's kernels of half types
+// read channels in units of 16 bytes, or few.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                                     const UnskippedConv& x) {
-  if (dtype == c10::ScalarType::Double) return true;
+  if (dtype == c10::ScalarType::Double) {
+    const auto whole = [](int64_t size, int64_t unit) { return blocks_of(size, unit) * unit; };
+    return x.positions > 1 && 10 * x.in_channels * whole(x.out_channels, 128) >=
+                                  9 * whole(x.in_channels, 64) * whole(x.out_channels, 64);
+  }
   if (!hopper) return false;
   if (dtype != c10::ScalarType::Float) {
     return x.out_channels % 8 == 0 && (x.in_channels % 8 == 0 || x.in_channels < 8);

@@ -208,7 +208,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
       x.symmetric && !(is_half && !x.input && !x.norm_a && !x.norm_b && is_transpose(x.a, x.b) &&
                        !mirroring_pays(row, size, c.nbytes(), device.multiprocessors()));
   const double product_us =
-      is_half ? product_time(row, size, choice.segments, device.multiprocessors(), mirrors) : 0;
+      is_half ? product_time(row, size, device.multiprocessors(), mirrors) : 0;
   const bool is_slow = is_half && is_off_sectors(x.a) && is_off_sectors(x.b) &&
                        line_copy_pays(product_us, x.b.nbytes(), /*is_read=*/!maps.job(1));
   std::optional<CopiedOperand> copies[2];

@@ -140,10 +140,7 @@ class ListWriter {
 
   // Appends the valid ones of 32 steps, one from each lane.
   __device__ void append(const Tile& tile, const Step& step) {
-    if (count_ > Ring::kListCapacity - 32) {
-      publish(tile, false, false);
-      wait_for_room();
-    }
+    if (count_ > Ring::kListCapacity - 32) hand_over(tile);
     const bool any = step.is_valid();
     const uint32_t valid = __ballot_sync(~0u, any);
     const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
@@ -153,11 +150,14 @@ class ListWriter {
 
   // Room for one step more, which the lanes fill.
   __device__ Step& add(const Tile& tile) {
-    if (count_ == Ring::kListCapacity) {
-      publish(tile, false, false);
-      wait_for_room();
-    }
+    if (count_ == Ring::kListCapacity) hand_over(tile);
     return ring_.lists[number()].steps[count_++];
+  }
+
+  // Lets the load warps read what the list has so far, which may be nothing.
+  __device__ void hand_over(const Tile& tile) {
+    publish(tile, false, false);
+    wait_for_room();
   }
 
   __device__ void end_tile(const Tile& tile) { publish(tile, true, false); }

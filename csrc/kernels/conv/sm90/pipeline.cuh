@@ -36,8 +36,8 @@ struct Config {
   static constexpr int kWarpgroups = kRows * kBoxes / 2;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kListWarps = 1, kLists = 2;
-  // By pixel, a list is read before the next 32 steps are judged.
-  static constexpr int kListCapacity = kByPixel_ ? 40 : 128;
+  // By pixel, a list is handed over as soon as there are up to 32 steps.
+  static constexpr int kListCapacity = kByPixel_ ? 32 : 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr bool kAddsResidual = kParts == 1;
@@ -78,8 +78,8 @@ struct alignas(8) Step {                         // one word of shared memory
 };
 
 // A step of boxes whose pixels are judged one by one. Bit i of `pixels` tells whether the step is
-// valid for pixel i of an output block. Where `is_mixed`, some existing pixels of a block are valid
-// and others are not.
+// valid for pixel i of an output block. It counts only where `is_mixed`: some existing pixels of a
+// block are valid and others are not.
 template <int kOutputBlocks>
 struct StepByPixel : Step {
   bool is_mixed;

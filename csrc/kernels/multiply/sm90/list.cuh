@@ -135,7 +135,7 @@ __device__ void keep_pace(const TiledProduct<Norm>& p, int number) {
 template <class Config, class Norm>
 __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   const int of_batch = p.tile_rows * p.tile_columns, batch_in_order = number / of_batch;
-  const int batch = (p.tiles >> p.segments.log2_segments) / of_batch - 1 - batch_in_order;
+  const int batch = (p.tiles >> log2_segments<Config>(p)) / of_batch - 1 - batch_in_order;
   const int in_batch = number - batch_in_order * of_batch;
   const int inner = p.inner_rows * p.inner_columns;
   if (in_batch >= inner) {

@@ -1,6 +1,5 @@
 // Segments: the steps of a tile, dealt out to several thread blocks where C has too few tiles to
-// fill the chip evenly. Each computes its sums of the whole tile; join_sums.cuh adds them, or for
-// float64 f64/join_segments.cuh.
+// fill the chip evenly. Each computes its sums of the whole tile; f64/join_segments.cuh adds them.
 //
 // Which step belongs to which segment follows from its number alone. So whether other blocks are
 // skipped changes no bit, and neither does timing. Neighbouring steps go to different segments,
