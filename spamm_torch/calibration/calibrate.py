@@ -1,7 +1,6 @@
 """calibrate: each layer's setting, to save the most time within an accuracy drop."""
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -101,8 +100,7 @@ def calibrate(
         raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
     if progress is not None:
         check_bool(progress, "progress")
-    is_shown = sys.stderr.isatty() if progress is None else progress
-    with isolated(model), Progress("calibrate", is_shown) as shown:
+    with isolated(model), Progress("calibrate", progress) as shown:
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
         inputs = inputs_of(model, halves[0])
