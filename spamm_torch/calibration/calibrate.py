@@ -14,7 +14,7 @@ from .._output import Progress
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
 from ..networks.report import ConvertReport, Row, geometry_of, shape_of
-from .inputs import Evaluator, Loss, check_example, halves_of, inputs_of, isolated
+from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
 from .options import Bench, Options, Settings, Trial, reason_not_to_skip
 from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .search import Allocation, Option, search
@@ -103,9 +103,7 @@ def calibrate(
     with isolated(model), Progress("calibrate", progress) as shown:
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
-        inputs = inputs_of(model, halves[0])
-        if example_input is not None:
-            check_example(model, example_input)
+        inputs = inputs_of(model, halves[0], example_input)
         bench.set_inputs(inputs, inputs[0] if example_input is None else example_input, shown)
         return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
 

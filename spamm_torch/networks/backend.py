@@ -22,9 +22,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import _output
 from .._arguments import check_block, check_bool, check_module
 from .._library import VERSION
-from .._output import Progress
 from .choice import Choice, call_of, choose, operands
 from .fusion import Constants, Site, attribute, find_sites, lower_modules, sizes_of, value_of
 from .plan import computes_output_norms
@@ -390,7 +390,7 @@ class _Rewriting:
     ) -> None:
         """Rewrites the graph. ``read``: the tensor of a source."""
         chosen: list[tuple[Site, Choice]] = []
-        with Progress("spamm_torch", None if measures else False) as progress:
+        with _output.Progress("spamm_torch", None if measures else False) as progress:
             for site in progress.over("measuring convolutions", self._sites):
                 site.packs = packs
                 choice = None if site.reason else choose(site, measures, compiles)
