@@ -17,7 +17,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from pyscf import gto, scf
+
+try:
+    from pyscf import gto, scf
+except ImportError as error:
+    sys.exit(f"error: expected pyscf, which this example compares with; got {error}")
 
 from models.water.geometry import water_cluster
 from spamm_torch.linalg import DensitySolver

@@ -19,6 +19,7 @@ import torch
 import spamm_torch
 from common.console import exit_code
 from common.options import choose_device, make_parser
+from spamm_torch._arguments import ACTIVATIONS
 
 DEVICE = "cuda"
 OPS = torch.ops.spamm_torch
@@ -163,7 +164,7 @@ def epilogues():
         weight = randn(out_channels, channels, kernel, kernel, dtype=dtype)
         setting = {"stride": stride, "padding": kernel // 2}
         residual = OPS.dense_conv2d(x, weight, **setting)
-        for activation in (None, "relu", "relu6", "hardswish", "silu", "leaky_relu"):
+        for activation in ACTIVATIONS:
             for tau in (0.0, 60.0 * kernel):
                 addend = residual if activation != "silu" else None
                 spamm_torch.conv2d(

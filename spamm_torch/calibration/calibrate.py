@@ -1,7 +1,6 @@
 """calibrate: each layer's setting, to save the most time within an accuracy drop."""
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -15,7 +14,7 @@ from .._output import Progress
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
 from ..networks.report import ConvertReport, Row, geometry_of, shape_of
-from .inputs import Evaluator, Loss, check_example, halves_of, inputs_of, isolated
+from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
 from .options import Bench, Options, Settings, Trial, reason_not_to_skip
 from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .search import Allocation, Option, search
@@ -101,13 +100,10 @@ def calibrate(
         raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
     if progress is not None:
         check_bool(progress, "progress")
-    is_shown = sys.stderr.isatty() if progress is None else progress
-    with isolated(model), Progress("calibrate", is_shown) as shown:
+    with isolated(model), Progress("calibrate", progress) as shown:
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
-        inputs = inputs_of(model, halves[0])
-        if example_input is not None:
-            check_example(model, example_input)
+        inputs = inputs_of(model, halves[0], example_input)
         bench.set_inputs(inputs, inputs[0] if example_input is None else example_input, shown)
         return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
 

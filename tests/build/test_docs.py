@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import operator
 import re
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -238,6 +239,15 @@ def test_the_example_of_a_network(capsys):
     assert first.startswith("as it is ")
     assert float(re.search(r"ms, (\S+) from", ours)[1]) <= 1e-5
     assert sum("bn" in row.split() for row in rows) == 20
+
+
+@pytest.mark.parametrize(("name", "needs"), [("scf_pyscf", "pyscf"), ("density_300k", "tblite")])
+def test_examples_without_the_program_they_need(monkeypatch, name, needs):
+    for module in (needs, f"{needs}.interface"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(SystemExit, match=rf"^error: expected {needs}, .*; got .*{needs}"):
+        importlib.import_module(name)
 
 
 def test_the_distributed_example_without_torchrun(monkeypatch):
