@@ -85,24 +85,25 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
 
 
 def test_a_candidate_that_fails_is_a_row(tmp_path, monkeypatch):
-    def convert_(*_, **__):
-        raise RuntimeError("cannot convert this.\nMore lines.")
+    def compiled(*_, **__):
+        raise RuntimeError("cannot compile this.\nMore lines.")
 
-    monkeypatch.setattr(spamm_torch, "convert_", convert_)
+    monkeypatch.setattr(networks, "_compiled", compiled)
     found = run(tmp_path, "--networks", "tiny", "--batches", 1, "--candidates", "dense", "ours")
-    assert [row["absent"] for row in found] == [None, "cannot convert this."]
+    assert [row["absent"] for row in found] == [None, "cannot compile this."]
     text = (tmp_path / "small.md").read_text()
-    assert "- Not measured: tiny 1 ours: cannot convert this." in text
+    assert "- Not measured: tiny 1 ours: cannot compile this." in text
     assert "Nothing was measured beside its peer; 1 rows without figures." in text
 
 
 def test_a_wrong_result_is_no_result(tmp_path, monkeypatch):
-    def convert_(model, *, example_input):
+    def compiled(model, **_):
         with torch.no_grad():
             model[3].weight *= 1.01
-        return ()
+        return model
 
-    monkeypatch.setattr(spamm_torch, "convert_", convert_)
+    monkeypatch.setattr(networks, "_compiled", compiled)
+    monkeypatch.setattr(spamm_torch, "explain", lambda _: ())
     found = run(tmp_path, "--networks", "tiny", "--batches", 1, "--candidates", "dense", "ours")
     dense, ours = found
     assert dense["absent"] is None

@@ -370,12 +370,12 @@ def test_fewer_steps_than_an_epoch(tmp_path, data, start):
     assert [step for step, _, _ in reports] == [3]
 
 
-def test_the_share_kept_is_that_of_the_form_that_runs(start):
+def test_the_share_kept_is_that_of_the_layers(start):
     model, _ = start
     pictures = torch.rand(10, 3, 32, 32)
-    dense = with_skipping(model, skip_all(1.0), fuse=True)
+    dense = with_skipping(model, skip_all(1.0))
     assert train_vgg13.share_kept(dense, pictures) == 1
-    skipping = with_skipping(model, {name: {"tau": 1e9} for name in SKIPPING}, fuse=True)
+    skipping = with_skipping(model, {name: {"tau": 1e9} for name in SKIPPING})
     assert train_vgg13.share_kept(skipping, pictures) == 0
 
 
