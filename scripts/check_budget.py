@@ -32,7 +32,7 @@ _LATER = tuple(
     f"{REPOSITORY}/{room}"
     for room in (
         *("csrc/conv/", "csrc/cpu/", "csrc/cuda/", "csrc/kernels/", "csrc/library.cpp"),
-        *("spamm_torch/linalg/", "spamm_torch/networks/", "spamm_torch/sparse/"),
+        *("spamm_torch/linalg/", "spamm_torch/sparse/"),
         *("tests/cpp/", "tests/sparse/"),
     )
 )
