@@ -48,7 +48,7 @@ def check(info, norm_a, norm_b, knob, block=(32, 32, 32)):
         spamm_torch.valid_ratio(norm_a, norm_b, tau),
         spamm_torch.error_bound(norm_a, norm_b, tau),
     )
-    assert isinstance(info, spamm_torch.SkipInfo)
+    assert isinstance(info, spamm_torch.functional.SkipInfo)
     assert info[3:] == (block, None)
     for found, wanted in zip(info[:3], expected, strict=True):
         assert found.shape == ()
