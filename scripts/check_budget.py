@@ -31,7 +31,7 @@ _CODE = {".cu", ".cpp", ".cuh", ".h", ".py"}
 _LATER = tuple(
     f"{REPOSITORY}/{room}"
     for room in (
-        *("spamm_torch/linalg/", "spamm_torch/networks/", "spamm_torch/sparse/"),
+        *("spamm_torch/linalg/", "spamm_torch/sparse/"),
         "tests/sparse/",
     )
 )

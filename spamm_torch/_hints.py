@@ -49,6 +49,12 @@ _TOP = {
     "matmul": "spamm_torch.mm of matrices, bmm of batches",
     "order_batch": _ORDER,
     "show": "spamm_torch.build_info() says how it was built",
+    **{
+        name: f"spamm_torch.paths.{name}() is it"
+        for name in ("cmake_prefix_path", "include_path", "library_path")
+    },
+    "SkipInfo": "spamm_torch.functional.SkipInfo is its class",
+    "spatial_order": "spamm_torch.sparse.spatial_order(positions) is it",
     "show_config": "spamm_torch.build_info() says how it was built",
 }
 # By the module of a name, and by the function of an argument.

@@ -604,7 +604,7 @@ class DensitySolver:
     Args:
         S: the overlap matrix, (N, N), real: an array of numpy, a sparse matrix of scipy, or a
             tensor, dense or ``torch.sparse_bsr``. None: the functions are orthogonal.
-        positions: (N, 3), the nucleus of each function: :func:`spamm_torch.spatial_order` puts what
+        positions: (N, 3), the nucleus of each function: :func:`sparse.spatial_order` puts what
             is near side by side, and more can be skipped. Of no consequence for the result.
         groups: (N,), functions of one number stay together. None: those at one place.
         order: (N,), instead of positions: the functions' order.

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import norm_dtype
 from .._info import default_pixel_block
-from .._timing import Timing, times_of
+from .._timing import MUST_WIN, Timing, times_of
 from .config import NOTHING_SKIPPED, lossless
 from .fusion import Site, sizes_of, value_of
 
@@ -21,6 +21,7 @@ _ops = torch.ops.spamm_torch
 
 NORM_EDGE = 64  # of the blocks of the norms that travel: images, and channels
 _LEAST_CHANNELS = 64  # from so many on, the table takes "spamm" for float32 on Hopper
+_PEERS_MUST_WIN = 1.05  # so many times as fast another engine than "spamm" has to be on CUDA
 _JOINED_PIXELS = 64  # of a block of joined groups
 _MOST_JOINED_BYTES = 1 << 28  # of the weight of joined groups
 
@@ -167,8 +168,9 @@ def call_of(
 
 
 def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
-    """The engines that may compute it, the table's first, which others have to beat. ``compiles``:
-    a compiler gets what is left."""
+    """The engines that may compute it, and first the one that others have to beat: on CUDA ours,
+    whose launches overlap in a network, else the table's. ``compiles``: a compiler gets what is
+    left."""
     names = ["torch", "dense"] if compiles else ["dense"]
     groups = site.geometry[3]
     if groups == 1:
@@ -177,11 +179,13 @@ def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
             names.append("spamm, pool")
     elif weight.shape[1] > 1 and weight.is_cuda and weight.nbytes * groups <= _MOST_JOINED_BYTES:
         names.append("groups joined")
-    first = _predicted(site, weight, compiles).engine
+    is_first = weight.is_cuda and "spamm" in names
+    first = "spamm" if is_first else _predicted(site, weight, compiles).engine
     return sorted(names, key=lambda name: name != first)
 
 
-_measured: dict[Any, Choice] = {}  # by shapes, in this process
+# By all that times depend on but the number of images, and by that, in this process.
+_measured: dict[Any, dict[int, Choice]] = {}
 
 
 def choose(site: Site, measures: bool, compiles: bool) -> Choice:
@@ -193,25 +197,32 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
     if weight.device.type not in ("cpu", "cuda"):
         return Choice("torch", f"on the device {weight.device.type}")
     is_absent = weight.device.type == "cuda" and not torch.cuda.is_available()
-    if not measures or sizes_of(images) is None or is_absent:
+    sizes = sizes_of(images)
+    if not measures or sizes is None or is_absent:
         return _predicted(site, weight, compiles)
-    others = [value_of(site.residual) if site.residual is not None else None]
+    residual = value_of(site.residual) if site.residual is not None else None
     key = (
-        *(_form(value) for value in (images, weight, *others)),
+        *(_form(value) for value in (images, weight, residual)),
         *(str(site.geometry), site.activation, site.pool is not None, site.bias is None),
         *(bool(site.scales), site.is_last, site.packs, compiles, torch.get_num_threads()),
     )
-    if key not in _measured:
+    known, count = _measured.setdefault(key, {}), sizes[0]
+    if known and not isinstance(images.shape[0], int):
+        # The last, smaller batch of many compiles a graph of any number of images. It serves the
+        # others, too.
+        count = max(count, *known)
+    if count not in known:
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            _measured[key] = _measure(site, weight, images, others[0], compiles)
-    return _measured[key]
+            known[count] = _measure(site, weight, images, residual, compiles)
+    return known[count]
 
 
 def _form(value: Any) -> Any:
-    """Everything of a tensor that times depend on."""
+    """Everything of a tensor that times depend on, but its first size."""
     if value is None:
         return None
-    return value.device, value.dtype, sizes_of(value), suggest_memory_format(value)
+    sizes = sizes_of(value) or (0,)
+    return value.device, value.dtype, sizes[1:], suggest_memory_format(value)
 
 
 def _made_up(value: Tensor) -> Tensor:
@@ -238,10 +249,12 @@ def _measure(
         calls[name] = call
     if len(calls) < 2:
         return Choice(next(iter(calls), "torch"), "nothing else can compute it")
+    on_cuda = w.device.type == "cuda"
     times = dict(zip(calls, times_of(list(calls.values()), w.device), strict=True))
     best = next(iter(times))
     for name, time in times.items():
-        if time.beats(times[best]):
+        is_peer = on_cuda and not name.startswith("spamm")
+        if time.beats(times[best], _PEERS_MUST_WIN if is_peer else MUST_WIN):
             best = name
     least = min(times, key=lambda name: times[name].median)
     reason = "measured: fastest" if least == best else "measured: nothing is clearly faster"

@@ -256,8 +256,8 @@ def _layer_name(node: fx.Node, weight: Any) -> str:
     stack = node.meta.get("nn_module_stack")
     if stack:
         path = str(list(stack.values())[-1][0])
-        path = re.sub(r"\['?(\w+)'?\]", r".\1", path).removeprefix("L.self").strip(".")
-        return re.sub(r"\b_modules\.|^self\.", "", path) or node.name
+        path = re.sub(r"\['?(\w+)'?\]", r".\1", path)
+        return re.sub(r"\b_modules\.|^L\.(self|fn)\.?|^self\.", "", path).strip(".") or node.name
     is_attribute = isinstance(weight, fx.Node) and weight.op == "get_attr"
     return str(weight.target).removesuffix(".weight") if is_attribute else node.name
 

@@ -20,7 +20,7 @@ from .config import Band, SpAMMConfig
 FORMAT = 3  # of settings files
 
 _WIDTH = 99  # of a table
-# Where there is no room for all, the last ones are left out.
+# The last ones are left out where there is no room for all.
 _COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us")
 
 

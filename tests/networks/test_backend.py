@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from torchvision.ops import FrozenBatchNorm2d
 
 import spamm_torch.networks.backend as backend_room
+import spamm_torch.networks.choice as choice_room
 from spamm_torch import SpAMMConfig, convert_, explain, fuse, refresh_
+from spamm_torch._timing import Timing
 from spamm_torch.networks.choice import Choice
 
 
@@ -251,6 +253,27 @@ def test_sizes_that_change():
     for count, size in ((2, 32), (3, 48), (4, 32)):
         images = pictures(size, count)
         assert relative_error(run(images), model(images)) < 1e-5
+
+
+@torch.no_grad()
+def test_any_number_of_images_gets_the_engines_of_the_largest_batch(monkeypatch):
+    seen = []
+
+    def times_of(calls, _):
+        seen.append(len(calls))
+        return [Timing(1.0), Timing(3.0 - len(seen))][: len(calls)]
+
+    monkeypatch.setattr(choice_room, "times_of", times_of)
+    monkeypatch.setattr(choice_room, "_measured", {})
+    model = conv(nn.ReLU()).eval()
+    run = compiled(model, measure=True)
+    for count in (8, 3, 8):
+        images = torch.randn(count, 32, 9, 9)
+        assert relative_error(run(images), model(images)) < 1e-5
+    assert explain(model)["0"].reason.startswith("measured")
+    assert seen == [2]
+    run(torch.randn(3, 32, 12, 12))  # of another size
+    assert len(seen) > 1
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ def check(info, norm_a, norm_b, knob, block=(32, 32, 32)):
     tau = threshold(norm_a, norm_b, knob)
     ratio = spamm_torch.valid_ratio(norm_a, norm_b, tau)
     expected = tau, ratio, spamm_torch.error_bound(norm_a, norm_b, tau)
-    assert isinstance(info, spamm_torch.SkipInfo)
+    assert isinstance(info, spamm_torch.functional.SkipInfo)
     assert info[3:] == (block, None)
     for found, wanted in zip(info[:3], expected, strict=True):
         assert (found.shape, found.dtype, found.device) == ((), norm_a.dtype, norm_a.device)
