@@ -561,7 +561,12 @@ def _tensor(a: Any, name: str, block: int) -> Tensor:
             f"{name} must be an array of numpy, a sparse matrix of scipy or a tensor; got "
             f"{type(a).__name__}"
         )
-    return torch.tensor(a)
+    return torch.tensor(a, device="cpu")
+
+
+def _as_given(x: Any) -> Tensor:
+    """A tensor as it is, others on the CPU, whatever torch's default device."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
 # ---- The solver ---------------------------------------------------------------------------------
@@ -638,12 +643,12 @@ class DensitySolver:
             raise ValueError("positions or order may be given; got both")
         self.accuracy = _checked_accuracy(accuracy)
         if positions is not None:
-            positions = torch.as_tensor(positions)
+            positions = _as_given(positions)
             if groups is None:
                 groups = positions.unique(dim=0, return_inverse=True)[1]
-            order = spatial_order(positions, torch.as_tensor(groups))
+            order = spatial_order(positions, _as_given(groups))
         self._given = block, storage, size, device
-        self._order = None if order is None else torch.as_tensor(order)
+        self._order = None if order is None else _as_given(order)
         self._forms: _Forms | None = None
         self._last: dict[int, tuple[Tensor, Any, _States]] = {}
         self._plans: dict[int, Expansion] = {}
