@@ -113,7 +113,7 @@ test-cpp: build
 	@cmake --build $(CPP_TESTS) --parallel 2
 	ctest --test-dir $(CPP_TESTS) --parallel 2 --output-on-failure
 	@cmake -S examples/cpp -B $(CPP_EXAMPLE) --log-level=NOTICE \
-		-DCMAKE_PREFIX_PATH="$$($(PY) -c 'import spamm_torch; print(spamm_torch.cmake_prefix_path())')"
+		-DCMAKE_PREFIX_PATH="$$($(PY) -c 'import spamm_torch; print(spamm_torch.paths.cmake_prefix_path())')"
 	@cmake --build $(CPP_EXAMPLE)
 	$(CPP_EXAMPLE)/product && $(CPP_EXAMPLE)/decay
 

@@ -6,17 +6,10 @@ norms multiply to less than a threshold tau.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from ._library import (  # isort: skip  # loads the ops
-    VERSION as _VERSION,
-    build_info,
-    cmake_prefix_path,
-    include_path,
-    library_path,
-)
+from ._library import VERSION as _VERSION, build_info  # isort: skip  # loads the ops
 from . import _fake, _rules  # noqa: F401  isort: skip  rules of the ops
-from . import distributed, linalg, sparse
+from . import distributed, linalg, paths, sparse
 from ._hints import hints_of as _hints_of
-from ._info import SkipInfo
 from .calibration import calibrate, record_stats
 from .distributed.plan import row_cuts
 from .functional import (
@@ -35,12 +28,10 @@ from .functional import (
 )
 from .networks import SpAMMConfig, convert_, explain, fuse, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear
-from .spatial import spatial_order
 
 __version__ = _VERSION
 
 __all__ = [
-    "SkipInfo",
     "SpAMMConfig",
     "SpAMMConv2d",
     "SpAMMLinear",
@@ -49,7 +40,6 @@ __all__ = [
     "bmm",
     "build_info",
     "calibrate",
-    "cmake_prefix_path",
     "conv2d",
     "convert_",
     "distributed",
@@ -57,19 +47,17 @@ __all__ = [
     "explain",
     "find_tau",
     "fuse",
-    "include_path",
-    "library_path",
     "linalg",
     "linear",
     "mm",
     "mm_shards",
     "norm_map",
+    "paths",
     "record_stats",
     "refresh_",
     "revert_",
     "row_cuts",
     "sparse",
-    "spatial_order",
     "valid_counts",
     "valid_ratio",
 ]

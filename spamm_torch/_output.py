@@ -73,11 +73,14 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """The progress of the stages of the function ``what``; at the end the line is cleared."""
+    """The progress of the stages of ``what``; at the end the line is cleared. ``is_shown``: None
+    where standard error is a terminal.
+    """
 
-    def __init__(self, what: str, is_shown: bool) -> None:
-        self._what, self._is_shown = what, is_shown
-        self._is_line = is_shown and sys.stderr.isatty()
+    def __init__(self, what: str, is_shown: bool | None) -> None:
+        is_terminal = is_shown is not False and sys.stderr.isatty()
+        self._what, self._is_shown = what, is_terminal if is_shown is None else is_shown
+        self._is_line = self._is_shown and is_terminal
         self._stage, self._began, self._shown = "", 0.0, 0.0
 
     def __enter__(self) -> "Progress":

@@ -25,7 +25,7 @@ def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
 
     To reorder a matrix of points a and the points themselves::
 
-        order = spamm_torch.spatial_order(positions)
+        order = spamm_torch.sparse.spatial_order(positions)
         a, positions = a[order][:, order], positions[order]
 
     and to undo it, ``a[inverse][:, inverse]`` with ``inverse = order.argsort()``.

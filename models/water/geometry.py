@@ -54,7 +54,7 @@ def water_cluster(molecules, seed=0):
     """A drop of water: molecules on a jittered grid, turned at random, in spatial order.
 
     Takes the places of a cubic grid that are nearest to its middle. The order of the molecules is
-    that of ``spamm_torch.spatial_order``. The same numbers give the same cluster.
+    that of ``sparse.spatial_order``. The same numbers give the same cluster.
     """
     random = np.random.default_rng(seed)
     oxygens = SPACING * _grid(molecules) + JITTER * (2 * random.random((molecules, 3)) - 1)
@@ -67,7 +67,7 @@ def water_cluster(molecules, seed=0):
 def _spatial_order(atoms):
     """The order of molecules whose atoms are (molecules, 3, 3)."""
     molecule = torch.arange(len(atoms)).repeat_interleave(atoms.shape[1])
-    order = spamm_torch.spatial_order(torch.from_numpy(atoms).flatten(0, 1), molecule)
+    order = spamm_torch.sparse.spatial_order(torch.from_numpy(atoms).flatten(0, 1), molecule)
     return molecule[order[:: atoms.shape[1]]].numpy()
 
 

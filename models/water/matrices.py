@@ -28,7 +28,7 @@ FILES = {  # by name
 class ErgoMatrices:
     """Results of ergo for a water cluster, in atomic units and in spatial order.
 
-    Functions stand molecule by molecule, and those in the order of ``spamm_torch.spatial_order``.
+    Functions stand molecule by molecule, and those in the order of ``sparse.spatial_order``.
 
     Attributes:
         overlap, core_hamiltonian: (N, N) float64: S and H_core.

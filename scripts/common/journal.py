@@ -95,7 +95,7 @@ def run_settings(header, **options):
     kept = ("device", "torch", "spamm_torch")
     return {
         **{name: header[name] for name in kept},
-        "library": hashlib.sha256(spamm_torch.library_path().read_bytes()).hexdigest()[:16],
+        "library": hashlib.sha256(spamm_torch.paths.library_path().read_bytes()).hexdigest()[:16],
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("SPAMM_TORCH")},
         **options,
     }

@@ -223,12 +223,12 @@ class Matrices:
     def _size_and_asymmetry(self, a: Tensor, largest: float) -> tuple[float, float]:
         """norm(A) and norm(A - A^T). Squares neither vanish nor overflow over the largest sum."""
         squares = torch.zeros(2, dtype=torch.float64, device=a.device)
-        for pair in self._with_mirrored(a):
+        for pair in self.with_mirrored(a):
             squares += torch.stack([norm_of(x / largest) ** 2 for x in pair])
         size, off = (self.whole(squares).sqrt() * largest).tolist()
         return size, off
 
-    def _with_mirrored(self, a: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def with_mirrored(self, a: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Pieces of A, and of A - A^T such as have its norm: no copy of all of it."""
         if not self.is_sparse:
             for x, y in zip(*(m.split(max(1, _ENTRIES // len(a))) for m in (a, a.mT)), strict=True):

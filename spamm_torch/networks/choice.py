@@ -1,5 +1,6 @@
 """The engine of each fused convolution: its call, its operands, and the choice by times."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,14 +13,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import norm_dtype
 from .._info import default_pixel_block
-from .._timing import Timing, times_of
+from .._timing import MUST_WIN, Timing, times_of
 from .config import NOTHING_SKIPPED, lossless
 from .fusion import Site, sizes_of, value_of
-from .operands import joined_weight
 
 _ops = torch.ops.spamm_torch
 
+NORM_EDGE = 64  # of the blocks of the norms that travel: images, and channels
 _LEAST_CHANNELS = 64  # from so many on, the table takes "spamm" for float32 on Hopper
+_PEERS_MUST_WIN = 1.05  # so many times as fast another engine than "spamm" has to be on CUDA
 _JOINED_PIXELS = 64  # of a block of joined groups
 _MOST_JOINED_BYTES = 1 << 28  # of the weight of joined groups
 
@@ -36,6 +38,24 @@ class Choice:
     engine: str
     reason: str
     times: tuple[tuple[str, Timing], ...] = ()
+
+
+@functools.cache
+def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tells whether convolutions there compute the norms of their output without a pass over it."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return str(_ops.backend_for(device, dtype, (NORM_EDGE,) * 3)).startswith("sm90")
+
+
+def has_own_pool(images: Tensor | None) -> bool:
+    """Tells whether a device has a max pool for such images that is faster than torch's."""
+    is_batch = images is not None and images.dim() == 4
+    if images is None or not is_batch or images.device.type != "cuda":
+        return False
+    is_known = images.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    is_last = suggest_memory_format(images) == torch.channels_last
+    return is_known and is_last and torch.cuda.is_available()
 
 
 # ---- Calls --------------------------------------------------------------------------------------
@@ -72,7 +92,7 @@ def operands(
             shift = torch.as_tensor(shift, dtype=dtype, device=weight.device)
             bias = shift.expand(weight.shape[0]).to(weight.dtype)
     if engine == "groups joined":
-        own = weight = joined_weight(weight, groups)
+        own = weight = _joined_weight(weight, groups)
         groups = 1
     if site.is_last:
         weight = weight.contiguous(memory_format=torch.channels_last)
@@ -86,6 +106,20 @@ def operands(
         weight = reorder(weight, padding, stride, dilation, groups, input_shape)
     bias = None if bias is None else bias.contiguous()
     return weight, bias, third
+
+
+def _joined_weight(weight: Tensor, groups: int) -> Tensor:
+    """The weight (Co, Ci, kh, kw) of one group, from that of all, (Co, Ci / groups, kh, kw).
+
+    The op conv2d multiplies the whole matrix and skips the blocks of zeros between the groups.
+    Inside a block that is not zero a group also meets channels of its neighbours, with weights of
+    zero: finite values add nothing, but NaN and infinities of one group reach those of the same
+    block as NaN.
+    """
+    rows, inner = weight.shape[0] // groups, weight.shape[1]
+    joined = weight.new_zeros(groups, rows, groups, inner, *weight.shape[2:])
+    joined.diagonal(dim1=0, dim2=2).copy_(weight.unflatten(0, (groups, rows)).movedim(0, -1))
+    return joined.flatten(2, 3).flatten(0, 1)
 
 
 def _packs(site: Site, weight: Tensor) -> bool:
@@ -134,8 +168,9 @@ def call_of(
 
 
 def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
-    """The engines that may compute it, the table's first, which others have to beat. ``compiles``:
-    a compiler gets what is left."""
+    """The engines that may compute it, and first the one that others have to beat: on CUDA ours,
+    whose launches overlap in a network, else the table's. ``compiles``: a compiler gets what is
+    left."""
     names = ["torch", "dense"] if compiles else ["dense"]
     groups = site.geometry[3]
     if groups == 1:
@@ -144,11 +179,13 @@ def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
             names.append("spamm, pool")
     elif weight.shape[1] > 1 and weight.is_cuda and weight.nbytes * groups <= _MOST_JOINED_BYTES:
         names.append("groups joined")
-    first = _predicted(site, weight, compiles).engine
+    is_first = weight.is_cuda and "spamm" in names
+    first = "spamm" if is_first else _predicted(site, weight, compiles).engine
     return sorted(names, key=lambda name: name != first)
 
 
-_measured: dict[Any, Choice] = {}  # by shapes, in this process
+# By all that times depend on but the number of images, and by that, in this process.
+_measured: dict[Any, dict[int, Choice]] = {}
 
 
 def choose(site: Site, measures: bool, compiles: bool) -> Choice:
@@ -160,25 +197,32 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
     if weight.device.type not in ("cpu", "cuda"):
         return Choice("torch", f"on the device {weight.device.type}")
     is_absent = weight.device.type == "cuda" and not torch.cuda.is_available()
-    if not measures or sizes_of(images) is None or is_absent:
+    sizes = sizes_of(images)
+    if not measures or sizes is None or is_absent:
         return _predicted(site, weight, compiles)
-    others = [value_of(site.residual) if site.residual is not None else None]
+    residual = value_of(site.residual) if site.residual is not None else None
     key = (
-        *(_form(value) for value in (images, weight, *others)),
+        *(_form(value) for value in (images, weight, residual)),
         *(str(site.geometry), site.activation, site.pool is not None, site.bias is None),
         *(bool(site.scales), site.is_last, site.packs, compiles, torch.get_num_threads()),
     )
-    if key not in _measured:
+    known, count = _measured.setdefault(key, {}), sizes[0]
+    if known and not isinstance(images.shape[0], int):
+        # The last, smaller batch of many compiles a graph of any number of images. It serves the
+        # others, too.
+        count = max(count, *known)
+    if count not in known:
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            _measured[key] = _measure(site, weight, images, others[0], compiles)
-    return _measured[key]
+            known[count] = _measure(site, weight, images, residual, compiles)
+    return known[count]
 
 
 def _form(value: Any) -> Any:
-    """Everything of a tensor that times depend on."""
+    """Everything of a tensor that times depend on, but its first size."""
     if value is None:
         return None
-    return value.device, value.dtype, sizes_of(value), suggest_memory_format(value)
+    sizes = sizes_of(value) or (0,)
+    return value.device, value.dtype, sizes[1:], suggest_memory_format(value)
 
 
 def _made_up(value: Tensor) -> Tensor:
@@ -205,10 +249,12 @@ def _measure(
         calls[name] = call
     if len(calls) < 2:
         return Choice(next(iter(calls), "torch"), "nothing else can compute it")
+    on_cuda = w.device.type == "cuda"
     times = dict(zip(calls, times_of(list(calls.values()), w.device), strict=True))
     best = next(iter(times))
     for name, time in times.items():
-        if time.beats(times[best]):
+        is_peer = on_cuda and not name.startswith("spamm")
+        if time.beats(times[best], _PEERS_MUST_WIN if is_peer else MUST_WIN):
             best = name
     least = min(times, key=lambda name: times[name].median)
     reason = "measured: fastest" if least == best else "measured: nothing is clearly faster"

@@ -22,6 +22,7 @@ docs/block_sparse.md has the meaning of products.
 from typing import TYPE_CHECKING
 
 from .._hints import hints_of
+from ..spatial import spatial_order
 from .maps import Plan, plan
 from .matrices import (
     add,
@@ -54,6 +55,7 @@ __all__ = [
     "norm",
     "permute",
     "plan",
+    "spatial_order",
     "submatrix",
     "to_dense",
     "to_scipy",

@@ -356,7 +356,7 @@ def permute(a: Tensor, order: Tensor) -> Tensor:
     """A square matrix with its rows and columns in another order: ``a[order][:, order]``.
 
     Args:
-        order: (N,), a permutation of entries, as of :func:`spamm_torch.spatial_order`. N is the
+        order: (N,), a permutation of entries, as of :func:`sparse.spatial_order`. N is the
             size, or less by less than a block: rows behind are padding.
     """
     blocks = _read(a, "a", "permute")

@@ -43,7 +43,7 @@ class SparseInfo(NamedTuple):
         valid_ratio_of_all: as ``valid_ratio``, of all products that dense storage would have.
         skip_bound: of what skipping loses, before ``alpha``, as :func:`spamm_torch.error_bound`.
         drop_bound: of what dropping loses: the norm of all blocks that were dropped.
-        rounding_bound, total_bound: as of :class:`spamm_torch.SkipInfo`, dropping included.
+        rounding_bound, total_bound: as of :class:`functional.SkipInfo`, dropping included.
     """
 
     tau: Tensor

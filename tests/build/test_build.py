@@ -197,7 +197,7 @@ def test_clone_finds_the_installed_library_that_it_hides(clone, copy_of_package)
     """Built with a torch of the same minor version."""
     minor = re.match(r"\d+\.\d+", torch.__version__)[0]
     built_with(copy_of_package, f"{minor}.99+elsewhere")
-    code = "import spamm_torch as s; print(s.library_path(), s.build_info()['version'])"
+    code = "import spamm_torch as s; print(s.paths.library_path(), s.build_info()['version'])"
     path = os.pathsep.join((str(clone.parent), str(copy_of_package.parent)))
     result = forked("-c", code, cwd=clone.parent, PYTHONPATH=path)
     library = copy_of_package / "libspamm_torch.so"

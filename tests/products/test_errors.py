@@ -221,7 +221,7 @@ SINGLE = [
     (lambda x: backend_for(x.device, torch.float32, (32, 64, 16)), ValueError, "32, 64, 16"),
     (lambda x: backend_for(x.device, torch.int32), TypeError, "int32"),
     (lambda x: backend_for(x.device, torch.complex64), TypeError, "complex64"),
-    (lambda x: spamm_torch.spatial_order(x.to("meta")), RuntimeError, "meta"),
+    (lambda x: spamm_torch.sparse.spatial_order(x.to("meta")), RuntimeError, "meta"),
     (lambda x: spamm_torch.mm_shards([x, None], [x, x], tau=1.0),
      *(TypeError, "a_shards must be a list of tensors; got NoneType in it")),
     (lambda x: ops.multiply(x, x, x[:2, :2], x[:2, :1], torch.tensor(1.0), (32, 32, 32)),

@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import spamm_torch
 from common.journal import Journal
 from models.files import UserError, read_arrays, write_atomically
 from models.training import load_checkpoint, save_checkpoint
@@ -224,6 +226,18 @@ def test_what_is_no_path(path):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_backend_says_where_somebody_looks_how_far_it_is(monkeypatch, is_terminal):
+    found = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", found)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).eval()
+    spamm_torch.fuse(torch.fx.symbolic_trace(model), [torch.rand(1, 3, 8, 8)], inner="eager")
+    line = "spamm_torch: measuring convolutions, 1 of 2"
+    assert (line in found.getvalue()) == is_terminal
+    assert bool(found.getvalue()) == is_terminal
+    assert not is_terminal or found.getvalue().endswith("\r\x1b[K")
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -61,7 +61,7 @@ def test_it_is_a_drop_in_spatial_order():
     oxygens = atoms[::3]
     radius = (oxygens - oxygens.mean(0)).norm(dim=1).max() * BOHR
     assert radius < 1.3 * SPACING * (200 / (4 / 3 * np.pi)) ** (1 / 3)  # that of a ball
-    order = spamm_torch.spatial_order(atoms, torch.arange(600) // 3)
+    order = spamm_torch.sparse.spatial_order(atoms, torch.arange(600) // 3)
     assert torch.equal(order, torch.arange(600))
 
 
@@ -175,9 +175,9 @@ def test_orders_keep_as_much_as_the_docstring_says():
     at_random = mixed[molecules].argsort(stable=True)
     orders = {
         "in :func:`spatial_order` with a group": at_random[
-            spamm_torch.spatial_order(positions[at_random], molecules[at_random])
+            spamm_torch.sparse.spatial_order(positions[at_random], molecules[at_random])
         ],
-        "without groups": spamm_torch.spatial_order(positions),
+        "without groups": spamm_torch.sparse.spatial_order(positions),
         "with the molecules at random": at_random,
     }
     doc = " ".join(spamm_torch.spatial.__doc__.split())
@@ -230,7 +230,7 @@ PLACES = [
 
 @pytest.mark.parametrize("positions", PLACES)
 def test_it_is_recursive_bisection(device, positions):
-    order = spamm_torch.spatial_order(positions.to(device))
+    order = spamm_torch.sparse.spatial_order(positions.to(device))
     assert (order.dtype, order.device.type) == (torch.int64, device.type)
     assert order.tolist() == bisected(positions.tolist())
 
@@ -238,21 +238,21 @@ def test_it_is_recursive_bisection(device, positions):
 def test_what_does_not_matter(device):
     """Strides, gradients and groups of one point; points at one place keep their order."""
     positions = points(60, seed=2, device=device)
-    expected = spamm_torch.spatial_order(positions)
+    expected = spamm_torch.sparse.spatial_order(positions)
     strided = positions.t().contiguous().t().requires_grad_()
-    assert torch.equal(spamm_torch.spatial_order(strided), expected)
+    assert torch.equal(spamm_torch.sparse.spatial_order(strided), expected)
     groups = torch.arange(60, device=device, dtype=torch.int32)
-    assert torch.equal(spamm_torch.spatial_order(positions, groups), expected)
-    order = spamm_torch.spatial_order(torch.ones(50, 3, device=device))
+    assert torch.equal(spamm_torch.sparse.spatial_order(positions, groups), expected)
+    order = spamm_torch.sparse.spatial_order(torch.ones(50, 3, device=device))
     assert order.tolist() == list(range(50))
-    assert spamm_torch.spatial_order(positions[:0]).shape == (0,)
+    assert spamm_torch.sparse.spatial_order(positions[:0]).shape == (0,)
 
 
 def test_groups_stay_together_in_the_order_of_their_middles(device):
     positions = points(90, seed=3, device=device)
     labels = torch.tensor([7, -2, 10**12], device=device)[torch.arange(90, device=device) % 3]
     groups = labels + torch.arange(90, device=device) // 30 * 100
-    order = spamm_torch.spatial_order(positions, groups)
+    order = spamm_torch.sparse.spatial_order(positions, groups)
     assert sorted(order.tolist()) == list(range(90))
     ordered = [(int(groups[i]), i) for i in order.tolist()]
     runs = [(label, list(run)) for label, run in itertools.groupby(ordered, lambda pair: pair[0])]
@@ -281,7 +281,7 @@ BAD = [
 @pytest.mark.parametrize("case", BAD, ids=range(len(BAD)))
 def test_bad_arguments(case):
     arguments, kind, *fragments = case
-    refuses(kind, lambda: spamm_torch.spatial_order(*arguments), *fragments)
+    refuses(kind, lambda: spamm_torch.sparse.spatial_order(*arguments), *fragments)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -289,7 +289,7 @@ def test_places_that_are_none(device, value):
     positions = points(9, device=device)
     positions[4, 1] = positions[7, 0] = value
     with pytest.raises(ValueError, match=r"positions must be finite; got \[.*\] for point 4$"):
-        spamm_torch.spatial_order(positions)
+        spamm_torch.sparse.spatial_order(positions)
 
 
 # ---- Matrices of ergo ----------------------------------------------------------------------------
@@ -328,7 +328,9 @@ def test_spatial_order_lets_blocks_be_skipped():
     n = len(known.overlap)
     molecules = torch.randperm(known.atoms // 3, generator=torch.Generator().manual_seed(1))
     at_random = molecules[known.molecule].argsort(stable=True)
-    found_again = spamm_torch.spatial_order(known.positions[at_random], known.molecule[at_random])
+    found_again = spamm_torch.sparse.spatial_order(
+        known.positions[at_random], known.molecule[at_random]
+    )
     orders = {
         "embedded": torch.arange(n),
         "found": at_random[found_again],
