@@ -18,8 +18,9 @@ namespace spamm::shards {
 // waits for it once, to read the plan. A threshold in the knob becomes a tau.
 OptTensor spamm_on_devices(ProductArguments& product);
 
-// The same once it is known that several devices pay, for operands on one device. If it is used,
-// it is the first of `devices`. The arguments have been checked.
+// The same for operands on one device, where the result will lie, once it is known that others pay.
+// is_home_used: that device computes rows, too, and is the first of `devices`. These are of one
+// kind, which may be the CPU. The arguments have been checked.
 Tensor spamm_from_home(const ProductArguments& product, const std::vector<at::Device>& devices,
                        bool is_home_used);
 

@@ -1,5 +1,5 @@
-// Products of operands in host memory, on several "devices" that are all the CPU: what travels, in
-// which order and through which buffers is the same as on GPUs.
+// Products of operands in host memory or on one device, on several "devices" that are all the CPU:
+// what travels, in which order and through which buffers is the same as on GPUs.
 #include <ATen/Context.h>
 
 #include <algorithm>
