@@ -8,6 +8,8 @@ from typing import NoReturn, ParamSpec, TypeVar
 _NO_REFERENCE = "calibrate(model, loader, evaluate, max_drop) finds what such pictures may skip"
 _ORDER = "docs/serving.md orders a batch by centres of mass with torch.argsort"
 
+_BACKEND = 'torch.compile(model, backend="spamm_torch") fuses a network'
+
 _SPARSE = {
     "addmm": "spamm_torch.addmm takes block-sparse matrices",
     "dot": "spamm_torch.mm takes block-sparse matrices",
@@ -41,7 +43,7 @@ _TOP = {
     "Linear": "spamm_torch.SpAMMLinear is torch's with a knob",
     "benchmark": "scripts/bench.py of the repository times the library",
     "OrderedBatch": _ORDER,
-    "compile": 'torch.compile(model, backend="spamm_torch") fuses a network',
+    "compile": _BACKEND,
     "convert": "spamm_torch.convert_(model) works in place",
     "likeness_order": _ORDER,
     "matmul": "spamm_torch.mm of matrices, bmm of batches",
@@ -56,7 +58,13 @@ HINTS: dict[str, dict[str, str]] = {
     "spamm_torch.linalg": _LINALG,
     "calibrate": {"reference": _NO_REFERENCE},
     "conv2d": {"devices": "torch.nn.DataParallel, or mm(devices=) of its im2col matrix"},
-    "convert_": {"reference": _NO_REFERENCE},
+    "convert_": {
+        "dry_run": "revert_(model) undoes it, bit for bit",
+        "example_input": f"{_BACKEND}, by times of its first call",
+        "fuse": f"it swaps layers alone; {_BACKEND}",
+        "progress": "it swaps layers alone, at once",
+        "reference": _NO_REFERENCE,
+    },
 }
 
 P = ParamSpec("P")

@@ -232,16 +232,12 @@ def linear_time(trial):
 def made_up(time_of):
     """Measures runs of calibrate: each part takes ``time_of(trial)`` in each of its calls."""
 
-    def times_of_parts(calls, _, before):
-        found = []
-        for call, prepare in zip(calls, before, strict=True):
-            counts = Counter()
-            prepare()
-            call(lambda trial, counts=counts: counts.update([trial]))
-            times = {trial: time_of(trial) for trial in counts if trial}
-            times = {t: x if isinstance(x, Timing) else Timing(x) for t, x in times.items()}
-            found.append({t: replace(x, median=x.median * counts[t]) for t, x in times.items()})
-        return found
+    def times_of_parts(call, _):
+        counts = Counter()
+        call(lambda trial: counts.update([trial]))
+        times = {trial: time_of(trial) for trial in counts if trial}
+        times = {t: x if isinstance(x, Timing) else Timing(x) for t, x in times.items()}
+        return {t: replace(x, median=x.median * counts[t]) for t, x in times.items()}
 
     return times_of_parts
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import nn
 
 from .._arguments import check_bool, check_integer, check_module, check_number
@@ -13,9 +12,10 @@ from .._hints import with_hints
 from .._output import Progress
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
+from ..networks.convert import device_name, is_converted, reason_not_to_skip
 from ..networks.report import ConvertReport, Row, geometry_of, shape_of
 from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
-from .options import Bench, Options, Settings, Trial, reason_not_to_skip
+from .options import Bench, Options, Settings, Trial
 from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .search import Allocation, Option, search
 
@@ -81,7 +81,7 @@ def calibrate(
     """
     check_module(model, "calibrate")
     for name, module in model.named_modules():
-        if any(key.startswith("_spamm_") for key in vars(module)):
+        if is_converted(module):
             raise ValueError(
                 "calibrate expects a model that is not converted; got one whose "
                 f"{name or type(model).__name__} is (call revert_ first)"
@@ -216,7 +216,7 @@ class _Calibration:
 
     def _file(self, settings: Settings, bands: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         """The settings as :func:`convert_` takes them from a file; SpAMM layers keep their own."""
-        device, rows = next(self._bench.model.parameters()).device, []
+        rows = []
         for name, layer in self._bench.model.named_modules():
             if isinstance(layer, nn.Conv2d):
                 given: Any = {"setting": settings.get(name), "geometry": geometry_of(layer)}
@@ -227,5 +227,4 @@ class _Calibration:
                 rows.append(
                     Row(name, shape_of(layer), "spamm" if name in settings else "left", **given)
                 )
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return ConvertReport(rows, device=where).to_dict()
+        return ConvertReport(rows, device=device_name(self._bench.model)).to_dict()

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from .._arguments import as_knobs, check_module, has_tau, holds_dtensor
 from .._info import NormMaps, SkipInfo, skip_info
 from .._output import table
-from ..networks.config import Band, SpAMMConfig
+from ..networks.config import BAND, Band, SpAMMConfig
 from ..nn import _SpAMM
 
-BAND = "_spamm_band"  # the attribute by which a converted layer knows the band of its settings
 _HEAD = ("layer", "calls", "valid", "tau", "block", "pixel block", "error bound", "calibrated")
 
 

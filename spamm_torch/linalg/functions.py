@@ -99,13 +99,15 @@ def in_basis(
     given = "in_basis", a, block, size, callback
     of, a = Matrices.opened(*given, group=group, alike=alike, needs_size=False)
     z = of.kept(z, "z", symmetric=False)
-    z, mirrored = (of.transposed(z), z) if transposed else (z, None)
-    maps = of.norms(a), of.norms(z)
-    half, map_half = of.product("A Z", a, z, maps, max_error, symmetric=False)
-    del a
-    mirrored = of.transposed(z) if mirrored is None else mirrored
-    maps = of.norms(mirrored), map_half
-    return of.result(of.product("Z^T A Z", mirrored, half, maps, max_error)[0])
+    left, right = (z, of.transposed(z)) if transposed else (None, z)
+    maps = of.norms(a), of.norms(right)
+    half, norms = of.product("A Z", a, right, maps, max_error, symmetric=False)
+    del a, z
+    if left is None:
+        left = of.transposed(half)  # (A Z)^T Z
+        half, norms = right, maps[1]
+    del right
+    return of.result(of.product("Z^T A Z", left, half, (of.norms(left), norms), max_error)[0])
 
 
 # ---- Powers -------------------------------------------------------------------------------------

@@ -263,7 +263,10 @@ def transpose(a: Tensor) -> Tensor:
     blocks = _read(a, "a", "transpose")
     row, column = blocks.row_of(), blocks.col.long()
     keys, order = (column * blocks.rows + row).sort()
-    values = blocks.values.mT[order].contiguous()
+    values = blocks.values.new_empty(blocks.values.shape)
+    some = max(1, 8 * _ENTRIES // blocks.edge**2)  # at a time: no copy of a whole matrix
+    for part, numbers in zip(values.split(some), order.split(some), strict=True):
+        part.copy_(blocks.values[numbers].mT)
     return blocks_at(keys, values, blocks.columns, blocks.rows, blocks.crow.dtype).matrix()
 
 
@@ -295,7 +298,7 @@ def add(
     of_a, of_b = place.split([len(key) for key in keys])
     check_memory("add", len(blocks), left.edge**2 * left.values.element_size(), a.device)
     values = left.values.new_zeros(len(blocks), left.edge, left.edge)
-    some = max(1, 8 * _ENTRIES // left.edge**2)  # at a time: no copy of a whole matrix
+    some = max(1, 8 * _ENTRIES // left.edge**2)
     for place, part in zip(of_a.split(some), left.values.split(some), strict=True):
         values[place] = part * alpha
     for place, part in zip(of_b.split(some), right.values.split(some), strict=True):

@@ -253,7 +253,7 @@ std::optional<c10::OperatorHandle> find_pointwise() {
   return op;
 }
 
-// Of fewer outputs the call costs more than a second pass.
+// The least for which the call costs less than a second pass.
 constexpr int64_t kLeastOutputs = int64_t{1} << 18;
 
 bool supports_dense(const DenseConvolution& conv) {
