@@ -22,8 +22,8 @@ Common to all functions:
       float; in a tensor, whose value is not looked at, it skips nothing.
   ``valid_ratio``
       Share of block products to keep, in (0, 1], met as nearly as whole block products and ties
-      allow: with few blocks the nearest may be none of them, and the result zero. The threshold is
-      searched for in each call, on the device.
+      allow: with few blocks the nearest may be none of them, and the result zero (products and
+      :func:`find_tau` warn then). The threshold is searched for in each call, on the device.
   ``max_error``
       Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B);
       inf skips all. Searched for likewise. For an absolute bound e,
@@ -51,6 +51,7 @@ Common to all functions:
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -174,10 +175,22 @@ def find_tau(
     if not of_blocks:
         _check_norm_maps(norm_a, norm_b)
     check_search(valid_ratio, max_error, max_iterations, tolerance)
+    if valid_ratio is not None and not of_blocks:
+        _warn_where_none_stays(valid_ratio, norm_a.numel() * norm_b.shape[-1])
     if of_blocks:
         return maps.find_tau(*maps.of_maps("find_tau", norm_a, norm_b), valid_ratio, max_error)
     limits = {"max_iterations": max_iterations, "tolerance": tolerance}
     return _ops.find_tau(norm_a, norm_b, valid_ratio, max_error=max_error, **limits)
+
+
+def _warn_where_none_stays(valid_ratio: float, products: int) -> None:
+    """Warns where a ratio is nearest to none of so many block products, so that all are skipped."""
+    if not torch.compiler.is_compiling() and 0 < valid_ratio * products < 0.5:
+        warnings.warn(
+            f"valid_ratio {valid_ratio:g} of {products} block products is nearest to none of them: "
+            f"all are skipped ({0.5 / products:g} and more keep one)",
+            stacklevel=4,
+        )
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -288,6 +301,10 @@ def _product(
     if norm_b is not None:
         check_tensor(norm_b, "norm_b")
     knob, edges = as_knobs(*knobs), check_block(block)
+    if knob["valid_ratio"] is not None and not torch.compiler.is_compiling():
+        sizes = zip((*a.shape[-2:], b.shape[-1]), edges, strict=True)
+        products = math.prod((*a.shape[:-2], *(-(-size // edge) for size, edge in sizes)))
+        _warn_where_none_stays(knob["valid_ratio"], products)
     complete: Callable[[Tensor], SkipInfo] | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
         m, k, n = edges
@@ -455,7 +472,8 @@ def mm(
     if out is not None:
         _check_out("mm", out, a, b)
     if (  # the usual call, without the cost of the others
-        symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
+        symmetric is return_norms is return_info is False
+        and norm_a is norm_b is out is valid_ratio is None
     ):
         given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
         if devices is None:

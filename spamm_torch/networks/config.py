@@ -26,7 +26,7 @@ class SpAMMConfig:
     Example:
         >>> report = convert_(model, SpAMMConfig(tau=0.1), overrides={"0": None})
         >>> print([(row.name, row.action) for row in report])
-        [('0', 'dense')]
+        [('0', 'left')]
         >>> model = revert_(model)
     """
 

@@ -184,8 +184,8 @@ def of_docstrings():
 
 
 WITH_EXAMPLES = """
-mm addmm bmm linear conv2d norm_map find_tau error_bound SpAMMConfig calibrate record_stats explain
-fuse linalg.purify linalg.inverse_sqrt linalg.inverse_factor linalg.matrix_power
+mm addmm bmm linear conv2d norm_map find_tau error_bound SpAMMConfig convert_ calibrate record_stats
+explain fuse linalg.purify linalg.inverse_sqrt linalg.inverse_factor linalg.matrix_power
 linalg.DensitySolver sparse.from_dense sparse.from_sparse sparse.from_scipy sparse.add sparse.plan
 """
 
