@@ -14,7 +14,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import spamm_torch.networks.backend as backend_room
 import spamm_torch.networks.choice as choice_room
-from spamm_torch import SpAMMConfig, convert_, explain, fuse, refresh_, revert_
+from spamm_torch import SpAMMConfig, convert_, explain, fuse, record_stats, refresh_, revert_
 from spamm_torch._timing import Timing
 from spamm_torch.networks.choice import Choice
 
@@ -350,11 +350,11 @@ def test_skipping_layers_skip_the_same_products(called):
     layers = [(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(3)]
     model = varied(nn.Sequential(*(part for layer in layers for part in layer)))
     model[1].weight.mul_(3)  # folded weights have other norms
-    images = torch.randn(64, 64, 6, 6) * torch.rand(64, 1, 6, 6).square()
-    dense = model(images)
-    convert_(model, SpAMMConfig(tau=60.0))
-    expected = model(images)
-    assert relative_error(expected, dense) > 1e-3
+    images = torch.randn(64, 64, 6, 6) * torch.linspace(0, 1, 6).square()
+    convert_(model, SpAMMConfig(tau=30.0))
+    with record_stats(model) as stats:
+        expected = model(images)
+    assert all(0.1 < of.valid_ratio < 0.8 for of in stats.values())
     assert relative_error(compiled(model)(images), expected) < 1e-5
     assert {row.absorbed for row in explain(model)} == {("bn", "relu")}
     assert called.count(WITH_NORMS) == 2
