@@ -89,6 +89,11 @@ def value_of(node: Any) -> Any:
     return value if isinstance(value, Tensor) else None
 
 
+def is_plain(value: Tensor) -> bool:
+    """Tells whether a tensor is of torch's own classes, and so computes as torch does."""
+    return type(value) in (Tensor, nn.Parameter, torch._subclasses.FakeTensor)
+
+
 def sizes_of(value: Tensor | None) -> tuple[int, ...] | None:
     """The shape, where symbols stand for what they were traced with; None where none is known."""
     if value is None:
@@ -273,7 +278,7 @@ def _reason(site: Site, name: str, given: dict[str, Any], constants: Constants) 
         return "no batch of images"
     if not weight.is_floating_point() or (images is not None and images.dtype != weight.dtype):
         return "its weight is of another type than its input"
-    if type(weight) not in (Tensor, nn.Parameter, torch._subclasses.FakeTensor):
+    if not is_plain(weight):
         return f"its weight is a {type(weight).__name__}"
     padding = given.get("padding", 0)
     if isinstance(padding, str) and _padding_of(padding, weight, given) is None:
