@@ -381,15 +381,13 @@ class FineTuneConfig:
         return one_cycle(self.peak, progress)
 
 
-def with_skipping(model, settings, **options):
-    """A copy of a VGG13 whose convolutions skip by these settings, as of a FineTuneConfig.
-    ``options``: of :func:`spamm_torch.convert_`; else its own forward skips, in training too.
-    """
+def with_skipping(model, settings):
+    """A copy of a VGG13 whose convolutions skip by these settings, as of a FineTuneConfig."""
     model = copy.deepcopy(model)
     overrides = {
         name: SpAMMConfig(**setting, pixel_block=_PIXEL_BLOCK) for name, setting in settings.items()
     }
-    convert_(model, overrides=overrides, **{"fuse": False, **options})
+    convert_(model, overrides=overrides)
     return model
 
 

@@ -52,7 +52,7 @@ def fine_tune_or_load(ratio, path, trained, device, console):
 @torch.inference_mode()
 def share_kept(model, pictures):
     """The share of multiplications that the layers which skip keep, of a batch."""
-    with FlopCounterMode(display=False) as counter:  # its hooks keep generated forwards away
+    with FlopCounterMode(display=False) as counter:
         model(pictures)
     counts = counter.get_flop_counts()
     names = {name: f"{type(model).__name__}.{name}" for name in training.SKIPPING}

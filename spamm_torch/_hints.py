@@ -8,6 +8,8 @@ from typing import NoReturn, ParamSpec, TypeVar
 _NO_REFERENCE = "calibrate(model, loader, evaluate, max_drop) finds what such pictures may skip"
 _ORDER = "docs/serving.md orders a batch by centres of mass with torch.argsort"
 
+_BACKEND = 'torch.compile(model, backend="spamm_torch") fuses a network'
+
 _SPARSE = {
     "addmm": "spamm_torch.addmm takes block-sparse matrices",
     "dot": "spamm_torch.mm takes block-sparse matrices",
@@ -26,22 +28,27 @@ _SPARSE = {
     "sub": "sparse.add(a, b, beta=-1) is a - b",
 }
 _LINALG = {
+    "cholesky": "linalg.inverse_factor(s, max_error=...) is a Z with Z^T S Z = 1",
     "density_matrix": "linalg.DensitySolver(overlap) makes them",
     "eigh": "torch.linalg.eigh of the dense matrix",
     "expm": "torch.linalg.matrix_exp of the dense matrix",
     "inv": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(z, z, ...)",
+    "matrix_exp": "torch.linalg.matrix_exp of the dense matrix",
     "norm": "sparse.norm(a), or torch.linalg.norm of a dense matrix",
     "sp2": "linalg.purify(hamiltonian, electrons, max_error=...) is SP2",
     "sqrtm": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(s, z, ...)",
 }
 _TOP = {
+    "Conv2d": "spamm_torch.SpAMMConv2d is torch's with a knob",
+    "Linear": "spamm_torch.SpAMMLinear is torch's with a knob",
     "benchmark": "scripts/bench.py of the repository times the library",
     "OrderedBatch": _ORDER,
-    "compile": 'torch.compile(model, backend="spamm_torch") fuses a network',
+    "compile": _BACKEND,
     "convert": "spamm_torch.convert_(model) works in place",
     "likeness_order": _ORDER,
     "matmul": "spamm_torch.mm of matrices, bmm of batches",
     "order_batch": _ORDER,
+    "show": "spamm_torch.build_info() says how it was built",
     "show_config": "spamm_torch.build_info() says how it was built",
 }
 # By the module of a name, and by the function of an argument.
@@ -51,7 +58,13 @@ HINTS: dict[str, dict[str, str]] = {
     "spamm_torch.linalg": _LINALG,
     "calibrate": {"reference": _NO_REFERENCE},
     "conv2d": {"devices": "torch.nn.DataParallel, or mm(devices=) of its im2col matrix"},
-    "convert_": {"reference": _NO_REFERENCE},
+    "convert_": {
+        "dry_run": "revert_(model) undoes it, bit for bit",
+        "example_input": f"{_BACKEND}, by times of its first call",
+        "fuse": f"it swaps layers alone; {_BACKEND}",
+        "progress": "it swaps layers alone, at once",
+        "reference": _NO_REFERENCE,
+    },
 }
 
 P = ParamSpec("P")

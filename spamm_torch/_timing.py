@@ -22,7 +22,7 @@ _MOST_CYCLES = 1 << 30  # of a wait on the device: about half a second
 Call: TypeAlias = Callable[[], Any]
 Mark: TypeAlias = Callable[[Any], None]  # gets what tells a part from others
 Marking: TypeAlias = Callable[[Mark], Any]
-Run: TypeAlias = Callable[[], dict[str, float]]  # microseconds of one round, by part
+Run: TypeAlias = Callable[[], dict[Any, float]]  # microseconds of one round, by part
 
 
 @dataclass(frozen=True)
@@ -45,44 +45,29 @@ class Timing:
         return f"{self.median:.0f} us ±{50 * (self.spread - 1):.0f}%"
 
 
-def times_of(
-    calls: Sequence[Call],
-    device: torch.device,
-    before: Sequence[Call] = (),
-    is_warm: bool = False,
-) -> list[Timing]:
-    """The time of each call, in turns, each after its own of ``before``, which does not count; on
-    CUDA as a graph if it can be one, with a cold L2 cache. ``is_warm``: all was computed before.
-    """
-    before = before or [lambda: None] * len(calls)
-    runs: list[Run]
+def times_of(calls: Sequence[Call], device: torch.device) -> list[Timing]:
+    """The time of each call, in turns; on CUDA as a graph if it can be, with a cold L2 cache."""
     if device.type != "cuda":
-        runs = [
-            _cpu_run(lambda _, call=call: call(), prepare, is_warm)  # type: ignore[misc]
-            for call, prepare in zip(calls, before, strict=True)
-        ]
+        runs = [_cpu_run(lambda _, call=call: call()) for call in calls]  # type: ignore[misc]
         return [found[""] for found in _steadiest(runs, device)]
     with torch.cuda.device(device):
         flushed = torch.empty(_L2_BYTES, dtype=torch.int8, device="cuda")
-        runs = [_cold_run(*each, flushed) for each in zip(calls, before, strict=True)]
+        runs = [_cold_run(call, flushed) for call in calls]
         return [found[""] for found in _steadiest(runs, device)]
 
 
-def times_of_parts(
-    calls: Sequence[Marking], device: torch.device, before: Sequence[Call]
-) -> list[dict[str, Timing]]:
-    """The times of the parts of each call, in turns. A call names each part to the function it
-    gets, where that begins; a part ends where the next begins, and the first one is "". On CUDA the
-    device waits until the host is ahead, so that the host does not count.
+def times_of_parts(call: Marking, device: torch.device) -> dict[Any, Timing]:
+    """The times of the parts of a call, which names each part to the function it gets, where that
+    begins; a part ends where the next begins, and the first one is "". On CUDA the device waits
+    until the host is ahead, so that the host does not count.
     """
-    pairs = zip(calls, before, strict=True)
     if device.type != "cuda":
-        return _steadiest([_cpu_run(*each) for each in pairs], device)
+        return _steadiest([_cpu_run(call)], device)[0]
     with torch.cuda.device(device):
-        return _steadiest([_queued_run(*each) for each in pairs], device)
+        return _steadiest([_queued_run(call)], device)[0]
 
 
-def _steadiest(runs: Sequence[Run], device: torch.device) -> list[dict[str, Timing]]:
+def _steadiest(runs: Sequence[Run], device: torch.device) -> list[dict[Any, Timing]]:
     """The times by part of each run, from the rounds whose totals vary least."""
     best, least = [], float("inf")
     for _ in range(_ATTEMPTS):
@@ -124,16 +109,14 @@ def _by_part(marks: Sequence[Any], between: Callable[[Any, Any], float]) -> dict
     return found
 
 
-def _cpu_run(call: Marking, before: Call, is_warm: bool = False) -> Run:
+def _cpu_run(call: Marking) -> Run:
     def run() -> dict[str, float]:
-        before()
         marks = [("", perf_counter())]
         call(lambda name: marks.append((name, perf_counter())))
         marks.append(("", perf_counter()))
         return _by_part(marks, lambda start, end: 1e6 * (end - start))
 
-    if not is_warm:
-        run()
+    run()  # warms up
     return run
 
 
@@ -147,13 +130,10 @@ def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return 1e3 * start.elapsed_time(end)
 
 
-def _cold_run(call: Call, before: Call, flushed: torch.Tensor) -> Run:
-    before()
+def _cold_run(call: Call, flushed: torch.Tensor) -> Run:
     graph = _capture(call)
 
     def run() -> dict[str, float]:
-        if graph is None:
-            before()
         flushed.zero_()
         start = _event()
         (graph.replay if graph is not None else call)()
@@ -164,9 +144,8 @@ def _cold_run(call: Call, before: Call, flushed: torch.Tensor) -> Run:
     return run
 
 
-def _queued_run(call: Marking, before: Call) -> Run:
+def _queued_run(call: Marking) -> Run:
     """A run on CUDA whose calls are all in the stream before the device begins with them."""
-    before()
     call(lambda _: None)
     torch.cuda.synchronize()
     began = perf_counter()
@@ -176,7 +155,6 @@ def _queued_run(call: Marking, before: Call) -> Run:
     torch.cuda.synchronize()
 
     def run() -> dict[str, float]:
-        before()
         torch.cuda._sleep(cycles)
         marks = [("", _event())]
         call(lambda name: marks.append((name, _event())))

@@ -125,6 +125,11 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
         (..., ceil(M / rows), ceil(K / columns)) norms on the matrix's device, right to 1e-5
         relative over the whole range of the dtype: nothing vanishes, nothing overflows before the
         norm itself does. Without a gradient.
+
+    Example:
+        >>> norm_map(torch.ones(128, 128), 64)
+        tensor([[64., 64.],
+                [64., 64.]])
     """
     if has_torch_function_variadic(a):
         return _overridden(norm_map, (a,), locals())
@@ -156,6 +161,12 @@ def find_tau(
     Returns:
         0-d tensor of the norms' dtype on their device, in units of a product of two norms, found
         without host synchronisation.
+
+    Example:
+        >>> norms = norm_map(a)
+        >>> tau = find_tau(norms, norms, 0.25)
+        >>> print(f"{valid_ratio(norms, norms, tau):.0%} are kept")
+        25% are kept
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(find_tau, (norm_a, norm_b), locals())
@@ -205,6 +216,12 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
         (i,j) of (sum over skipped k of norm_a[i,k] * norm_b[k,j])^2), rounded up; the rounding of
         the norms themselves is in it. Follows from the triangle inequality in each block of C and
         the submultiplicativity of the Frobenius norm.
+
+    Example:
+        >>> norms = norm_map(a)
+        >>> bound = error_bound(norms, norms, 0.1)
+        >>> bool((mm(a, a, tau=0.1) - a @ a).norm() <= bound)
+        True
     """
     return _of_maps(error_bound, norm_a, norm_b, tau)
 
@@ -409,6 +426,13 @@ def mm(
     in pinned memory, complete when the call returns. Operands that are not pinned take longer, and
     those without contiguous rows are copied first; a search for a ``tau`` reads them twice, unless
     norm maps are given. Gradients, and norm maps of ``return_info``, are computed where they lie.
+
+    Example:
+        >>> i = torch.arange(512)
+        >>> a = 0.9 ** (i[:, None] - i).abs()  # decays away from its diagonal
+        >>> c, info = mm(a, a, max_error=1e-6, return_info=True)
+        >>> print(f"{info.valid_ratio:.0%} of the products, error at most {info.error_bound:.0e}")
+        25% of the products, error at most 1e-03
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
@@ -545,6 +569,11 @@ def addmm(
             ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.
 
     Returns, raises: as :func:`mm`.
+
+    Example:
+        >>> c = addmm(a, a, a, beta=2, alpha=-1, tau=1e-3)  # 2 A - A A
+        >>> print(f"{(c - (2 * a - a @ a)).norm():.0e}")
+        5e-04
     """
     if has_torch_function_variadic(input, a, b):
         return _overridden(addmm, (input, a, b), locals())
@@ -585,6 +614,10 @@ def bmm(
 
     Returns:
         (batch, M, N), of the operands' dtype.
+
+    Example:
+        >>> bmm(torch.stack([a, a / 2]), torch.stack([a, a]), valid_ratio=0.3).shape
+        torch.Size([2, 512, 512])
     """
     if has_torch_function_variadic(a, b):
         return _overridden(bmm, (a, b), locals())
@@ -621,6 +654,10 @@ def linear(
 
     Returns:
         (..., out_features), of the operands' dtype.
+
+    Example:
+        >>> linear(a, torch.eye(512)[:10], torch.zeros(10), valid_ratio=0.5).shape
+        torch.Size([512, 10])
     """
     if has_torch_function_variadic(input, weight):
         return _overridden(linear, (input, weight), locals())
@@ -777,6 +814,13 @@ def conv2d(
     On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
     are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
     otherwise each call copies them, and the output back where the input is not channels-last.
+
+    Example:
+        >>> images, weight = torch.rand(64, 32, 8, 8), torch.randn(64, 32, 3, 3)
+        >>> c, info = conv2d(images, weight, padding=1, valid_ratio=0.6, return_info=True)
+        >>> again = conv2d(images, weight, padding=1, tau=info.tau, pixel_block=info.pixel_block)
+        >>> torch.equal(again, c)  # a tau belongs to its pixel block
+        True
     """
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")

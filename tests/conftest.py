@@ -182,45 +182,6 @@ def new_memory_holds_nan(monkeypatch):
 
 
 @pytest.fixture
-def computing_norms(monkeypatch):
-    """Layers compute norms on the way and pass them on, as on Hopper, on every device."""
-    name = "spamm_torch.networks.fused.computes_output_norms"
-    monkeypatch.setattr(name, lambda device, dtype: True)
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """Replaces measured times: ``measured(of_layers, of_models)``, in the order of candidates.
-
-    A time is a number, or a Timing. The calls whose parts are timed run.
-    """
-
-    from spamm_torch._timing import Timing
-
-    def timing(time):
-        return time if isinstance(time, Timing) else Timing(time)
-
-    def replace(of_layers, of_models):
-        def times_of_parts(calls, _, before):
-            found = []
-            for call, prepare, time in zip(calls, before, of_layers, strict=False):
-                names = []
-                prepare()
-                call(names.append)
-                found.append(dict.fromkeys(names, timing(time)))
-            return found
-
-        def times_of(calls, *_, **__):
-            return list(map(timing, of_models[: len(calls)]))
-
-        for function in (times_of_parts, times_of):
-            name = f"spamm_torch.networks.engines.{function.__name__}"
-            monkeypatch.setattr(name, function)
-
-    return replace
-
-
-@pytest.fixture
 def timed(monkeypatch):
     """Replaces what is measured by a function of the trial: microseconds, or a Timing."""
     from support import linear_time, made_up

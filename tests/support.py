@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import spamm_torch
-from spamm_torch import _library
+from spamm_torch import _arguments, _library
 from spamm_torch._timing import Timing
 
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 ACTIVATIONS = {"none": lambda x: x}
-ACTIVATIONS |= {of.__name__: of for of in (F.relu, F.relu6, F.hardswish, F.silu, F.leaky_relu)}
+ACTIVATIONS |= {name: getattr(F, name) for name in _arguments.ACTIVATIONS if name != "none"}
 
 
 @contextlib.contextmanager
@@ -232,16 +232,12 @@ def linear_time(trial):
 def made_up(time_of):
     """Measures runs of calibrate: each part takes ``time_of(trial)`` in each of its calls."""
 
-    def times_of_parts(calls, _, before):
-        found = []
-        for call, prepare in zip(calls, before, strict=True):
-            counts = Counter()
-            prepare()
-            call(lambda trial, counts=counts: counts.update([trial]))
-            times = {trial: time_of(trial) for trial in counts if trial}
-            times = {t: x if isinstance(x, Timing) else Timing(x) for t, x in times.items()}
-            found.append({t: replace(x, median=x.median * counts[t]) for t, x in times.items()})
-        return found
+    def times_of_parts(call, _):
+        counts = Counter()
+        call(lambda trial: counts.update([trial]))
+        times = {trial: time_of(trial) for trial in counts if trial}
+        times = {t: x if isinstance(x, Timing) else Timing(x) for t, x in times.items()}
+        return {t: replace(x, median=x.median * counts[t]) for t, x in times.items()}
 
     return times_of_parts
 

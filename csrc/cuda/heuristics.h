@@ -19,13 +19,14 @@
 
 namespace spamm::cuda {
 
-// Whether a chip runs the Hopper kernels. They are built for sm_90a, which runs only on compute
-// capability 9.0 (90), and a thread block uses all shared memory of a multiprocessor.
+// Tells whether a chip runs the Hopper kernels. They are built for sm_90a, which runs only on
+// compute capability 9.0 (90), and a thread block uses all shared memory of a multiprocessor.
 inline bool runs_hopper_kernels(int compute_capability, int64_t shared_bytes_per_block) {
   return compute_capability == 90 && shared_bytes_per_block >= 227 * 1024;
 }
 
-// Whether tensor maps, whose coordinates are 32 bits wide, can describe the operands of a product.
+// Tells whether tensor maps, whose coordinates are 32 bits wide, can describe the operands of a
+// product.
 inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
   constexpr int64_t kLongest = (int64_t{1} << 31) - 256;  // tiles may stick out
   return k > 0 && std::max({m, n, k}) <= kLongest;
@@ -41,8 +42,8 @@ struct ProductSize {
   int64_t batch_a, batch_b, batch, m, n, k;
 };
 
-// Whether split parts, which are padded to blocks of 64 x 64, need several times the memory of the
-// float32 operands and result. Small amounts of memory are never a waste.
+// Tells whether split parts, which are padded to blocks of 64 x 64, need several times the memory
+// of the float32 operands and result. Small amounts of memory are never a waste.
 inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
   constexpr double kMostTimes = 4, kLittle = 1 << 20;
   const auto entries = [](int64_t batch, int64_t rows, int64_t columns) {
@@ -93,11 +94,11 @@ inline const char* kernel_name(Kernel kernel) {  // in the order of Kernel
   return kNames[static_cast<int>(kernel)];
 }
 
-// Whether the thread blocks of a kernel claim their tiles from a counter: on Hopper, whose kernels
-// come first.
+// Tells whether the thread blocks of a kernel claim their tiles from a counter: on Hopper, whose
+// kernels come first.
 constexpr bool claims_tiles(Kernel kernel) { return kernel <= Kernel::kSm90F64; }
 
-// Whether a kernel can read some rows of B from another place than the others.
+// Tells whether a kernel can read some rows of B from another place than the others.
 inline bool reads_own_rows(Kernel kernel) {
   return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16 || kernel == Kernel::kSm90F64;
 }
@@ -112,9 +113,9 @@ TileSize pick_tile(AnyKernel kernel, bool large_pays, std::optional<TileSize> fo
   return find_tile(kernel, wanted) == nullptr ? TileSize::kSmall : wanted;
 }
 
-// Whether C is large enough for large tiles. They read each operand less often, but on a small C
-// they leave multiprocessors idle. The table's limit counts areas of 128 x 128 of C for each
-// multiprocessor. `upper_only`: only those on and above the diagonal are computed.
+// Tells whether C is large enough for large tiles. They read each operand less often, but on a
+// small C they leave multiprocessors idle. The table's limit counts areas of 128 x 128 of C for
+// each multiprocessor. `upper_only`: only those on and above the diagonal are computed.
 template <class AnyKernel>
 bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
                      bool upper_only = false) {
@@ -132,7 +133,7 @@ inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, 
                            bool upper_only = false) {
   constexpr double kLight = 0.5;
   constexpr double kStart = 3.5;  // launch, the first norms and loads
-  // Of a step of 64, and of the end of a tile: the result, and what loads wait for.
+  // Times of a step of 64, and of the end of a tile: the result, and what loads wait for.
   const auto [step, end] = [&]() -> std::pair<double, double> {
     const bool is_large = row.size == TileSize::kLarge;
     if (row.kernel == Kernel::kSm90F32x3) return {is_large ? 1.27 : 1.06, 1.5};
@@ -170,7 +171,7 @@ inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, 
   return kStart + all_turns * (static_cast<double>(blocks_of(size.k, 64)) * step + end);
 }
 
-// Whether product_time() speaks of a kernel.
+// Tells whether product_time() speaks of a kernel.
 inline bool has_product_time(Kernel kernel) { return kernel <= Kernel::kSm90F32x3; }
 
 // `upper_only`: only the upper triangle of a square C is computed. It changes the tile of float64
@@ -237,8 +238,8 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   return steps >= 2 * kLeastSteps && most_steps(2) + kJoin < most_steps(1) ? 2 : 1;
 }
 
-// Whether half of a symmetric product and a pass that mirrors it take less time than the whole, by
-// these estimates. `bytes`: of the result.
+// Tells whether half of a symmetric product and a pass that mirrors it take less time than the
+// whole, by these estimates. `bytes`: of the result.
 inline bool mirroring_pays(const TileRow<Kernel>& row, const ProductSize& size, int64_t bytes,
                            int multiprocessors) {
   const double mirror = 2.5 + static_cast<double>(bytes) / 3e6;
@@ -246,17 +247,17 @@ inline bool mirroring_pays(const TileRow<Kernel>& row, const ProductSize& size, 
          product_time(row, size, multiprocessors);
 }
 
-// Whether it pays to copy one operand of a half type where lines of both begin between the cache's
-// sectors of 32 bytes, so that each 128 bytes take five. Measured: both cost a quarter of the time,
-// one alone 1 to 7%. The norm pass writes the copy on the way, or, where there is none (`is_read`),
-// reads the operand for it.
+// Tells whether it pays to copy one operand of a half type where lines of both begin between the
+// cache's sectors of 32 bytes, so that each 128 bytes take five. Measured: both cost a quarter of
+// the time, one alone 1 to 7%. The norm pass writes the copy on the way, or, where there is none
+// (`is_read`), reads the operand for it.
 inline bool line_copy_pays(double product_us, int64_t bytes, bool is_read) {
   constexpr double kLoss = 0.18;  // the part of the product's time
   const double copied = 1 + static_cast<double>(bytes) * (is_read ? 2 : 1) / 3.3e6;
   return copied + (is_read ? 2 : 0) < kLoss * product_us;
 }
 
-// How a product is computed. Found once a call.
+// The way to compute a product. Found once a call.
 struct Choice {
   Kernel kernel;
   TileSize tile;
@@ -265,7 +266,7 @@ struct Choice {
   int64_t meetings;   // of warps of two segments, of a whole product in tiles of segments
 };
 
-// Of a chip, and of the environment, that choices depend on.
+// Facts of a chip, and of the environment, that choices depend on.
 struct Chip {
   bool hopper;  // runs the Hopper kernels
   int multiprocessors;
@@ -294,8 +295,8 @@ inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& c
   return choose_segments(kernel, tile, size, chip);
 }
 
-// Whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once pays
-// (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
+// Tells whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once
+// pays (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
 inline bool one_pass_pays(Kernel kernel, const Block& block, int64_t m, int64_t n,
                           int multiprocessors) {
   constexpr int64_t kEdge = 128;
@@ -310,7 +311,7 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
                              const ProductSize& size, const Chip& chip, bool upper_only = false) {
   const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
   const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper, size);
-  // What reads B once has large tiles, and pays from three quarters of a turn of them on.
+  // A kernel that reads B once has large tiles, and pays from three quarters of a turn of them on.
   const int64_t areas = blocks_of(size.m, 128) * blocks_of(size.n, 128);
   const bool one_pass = !chip.forced_tile && size.batch == 1 &&
                         4 * areas >= 3 * chip.multiprocessors &&
@@ -457,9 +458,9 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
   return best;
 }
 
-// Whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes cuts
-// the steps of few tiles into segments, or leaves out much. `padding_left_out()`, called last: the
-// share of products that meet nothing but padding, and zero where they are not left out.
+// Tells whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes
+// cuts the steps of few tiles into segments, or leaves out much. `padding_left_out()`, called last:
+// the share of products that meet nothing but padding, and zero where they are not left out.
 template <class Padding>
 bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, int multiprocessors,
                          std::optional<int> forced, const Padding& padding_left_out) {
@@ -468,9 +469,9 @@ bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, in
          padding_left_out() <= kMostPadding;
 }
 
-// Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
-// that computes norms also sets the counter to zero. If all norms are precomputed, the counter
-// costs a launch of its own, which pays only for large tiles.
+// Tells whether the thread blocks of Hopper's convolution claim their tiles from a counter. The
+// launch that computes norms also sets the counter to zero. If all norms are precomputed, the
+// counter costs a launch of its own, which pays only for large tiles.
 inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
   return computes_norms || tile == TileSize::kLarge;
 }
@@ -510,8 +511,8 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
   return found;
 }
 
-// Whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in blocks
-// of 64 images x 64 channels; with fewer than 32 channels, most of a block is padding.
+// Tells whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in
+// blocks of 64 images x 64 channels; with fewer than 32 channels, most of a block is padding.
 inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }
 
 // A convolution where nothing is skipped, by the sizes of the whole batch.
@@ -565,8 +566,8 @@ inline bool own_f64_conv_pays(const UnskippedConv& x) {
   return own < cudnn + bytes / 1e6;
 }
 
-// Whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels of half
-// types read channels in units of 16 bytes, or few.
+// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels of
+// half types read channels in units of 16 bytes, or few.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                                     const UnskippedConv& x) {
   if (dtype == c10::ScalarType::Double) return own_f64_conv_pays(x);
@@ -580,9 +581,9 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
-// Whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of split
-// parts are so much faster, in blocks of 64 and more, and not if most of the matrix is padding of
-// few channels to blocks.
+// Tells whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of
+// split parts are so much faster, in blocks of 64 and more, and not if most of the matrix is
+// padding of few channels to blocks.
 inline bool im2col_matrix_pays(Kernel kernel, const Block& block, int64_t group_in_channels) {
   return kernel == Kernel::kSm90F32x3 && std::min({block.m, block.k, block.n}) >= 64 &&
          group_in_channels >= 32;

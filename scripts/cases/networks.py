@@ -1,15 +1,15 @@
-"""Whole networks converted with nothing skipped, against the dense and the compiled network.
+"""Whole networks by the backend with nothing skipped, against the dense and the compiled network.
 
 Networks: torchvision's, VGG13 on 32 x 32 pictures and a U-Net, weights drawn from a seed, pictures
 of noise. Times are medians for one batch, candidates in turns in one process, as one CUDA graph and
-as Python launches it; compilation, conversion and first calls are not in them. Errors are of the
+as Python launches it; compilation and first calls are not in them. Errors are of the
 output, relative, against float32's. Candidates:
 
 dense, as it is; compiled, torch.compile's default; max-autotune, that mode without CUDA graphs;
 freezing, the same with torch._inductor.config.freezing, which folds batch norms into weights; ours,
-convert_ with an example input, nothing skipped; ours-compiled, then torch.compile's default;
-held-tau, convert_ with tau = 1e-30 held in pixel blocks (64, 1, 1) and no example input: each layer
-that can skip asks of each block, in batches of up to 32.
+the backend spamm_torch, and nothing else is compiled (inner eager); ours-compiled, with Inductor
+behind it; held-tau, convert_ with tau = 1e-30 held in pixel blocks (64, 1, 1), then as ours: each
+layer that can skip asks of each block, in batches of up to 32.
 """
 
 import copy
@@ -35,10 +35,11 @@ from models.vgg13 import VGG13
 # torch.compile's mode without CUDA graphs: all candidates are captured by the same
 # code, so that their times mean the same.
 _MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
-HELD_TAU = 1e-30  # skips blocks of zeros at most
+# Skips blocks of zeros at most.
+HELD = spamm_torch.SpAMMConfig(tau=1e-30, pixel_block=(64, 1, 1))
 HELD_TAU_IMAGES = 32  # the largest batch at which a held tau is measured
 CANDIDATES = ("dense", "compiled", "max-autotune", "freezing", "ours", "ours-compiled", "held-tau")
-TITLE = "networks converted, nothing skipped, against torch.compile"
+TITLE = "networks by the backend, nothing skipped, against torch.compile"
 MODE = torch.no_grad  # not inference mode, whose tensors count no versions
 MODES = ("CUDA graph", "eager")
 _PEERS = {"CUDA graph": "compiled", "eager": "dense"}  # of each mode's speedups
@@ -167,27 +168,26 @@ class Candidates:
         self._dense, self._pictures, self._made = dense, pictures, {}
 
     def prepare(self, name):
-        """The candidate as a call, compiled and converted, and the seconds that took."""
+        """The candidate as a call, compiled, and the seconds that took."""
         start = time.perf_counter()
         made = {
             "dense": lambda: self._dense,
             "compiled": lambda: _compiled(self._dense),
             "max-autotune": lambda: _compiled(self._dense, mode=_MAX_AUTOTUNE),
             "freezing": self._frozen,
-            "ours": lambda: self._converted(name)[0],
-            "ours-compiled": lambda: _compiled(self._converted("ours")[0], fullgraph=True),
-            "held-tau": lambda: self._converted(name)[0],
+            "ours": lambda: self._by_backend(name, "eager"),
+            "ours-compiled": lambda: self._by_backend(name, "inductor"),
+            "held-tau": lambda: self._by_backend(name, "eager"),
         }
         model = made[name]()
         model(self._pictures)
         return model, time.perf_counter() - start
 
     def actions(self, name):
-        """{action: number of layers} that the conversion of a candidate reported, or None."""
-        if name not in ("ours", "ours-compiled", "held-tau"):
+        """{engine: number of layers} that the backend reports of a candidate, or None."""
+        if name not in self._made:
             return None
-        _, report = self._converted(name.removesuffix("-compiled"))
-        return dict(Counter(row.action for row in report))
+        return dict(Counter(row.action for row in spamm_torch.explain(self._made[name])))
 
     def _frozen(self):
         """Dynamo and Inductor read the global setting; the option tells this call's code apart
@@ -198,17 +198,12 @@ class Candidates:
             compiled(self._pictures)
         return compiled
 
-    def _converted(self, name):
-        """The network converted, once, and the report."""
-        if name not in self._made:
-            model = copy.deepcopy(self._dense)
-            if name == "held-tau":
-                config = spamm_torch.SpAMMConfig(tau=HELD_TAU, pixel_block=(64, 1, 1))
-                report = spamm_torch.convert_(model, config)
-            else:
-                report = spamm_torch.convert_(model, example_input=self._pictures)
-            self._made[name] = model, report
-        return self._made[name]
+    def _by_backend(self, name, inner):
+        """The network compiled by the backend, a copy of its own."""
+        model = self._made[name] = copy.deepcopy(self._dense)
+        if name == "held-tau":
+            spamm_torch.convert_(model, HELD)
+        return _compiled(model, backend="spamm_torch", options={"inner": inner})
 
 
 def _compiled(model, **settings):

@@ -7,8 +7,9 @@ the network so converted is timed beside the dense one. With --shifted digits ar
 Thresholds are found and chosen on one half of the validation images; the change of accuracy is
 that on the other, the dense accuracy that on all. Valid: the share of block products multiplied,
 weighted by multiplications. Times are medians for one batch, networks in turns. Dense: batch norm
-folded, on CUDA one call of cuDNN a layer. Nothing skipped: converted, what fusing alone brings. A
-layer's times are in the model; its dense one is the faster of torch's and the library's.
+folded, on CUDA one call of cuDNN a layer. Nothing skipped: what the backend's fusing alone brings,
+without a compiler (inner eager); SpAMM: converted, and fused likewise. A layer's times are in the
+model.
 """
 
 import copy
@@ -174,8 +175,9 @@ def dense_network(model, cudnn):
 def networks_of(model, pictures, settings, options, console):
     """{name: network} to be timed."""
     skipping_nothing, skipping = copy.deepcopy(model), copy.deepcopy(model)
-    spamm_torch.convert_(skipping_nothing, example_input=pictures)
     spamm_torch.convert_(skipping, settings)
+    for network in (skipping_nothing, skipping):
+        network.compile(backend="spamm_torch", options={"inner": "eager"}, dynamic=False)
     dense = dense_network(options.trained, options.device.type == "cuda")
     found = {"dense": dense.to(pictures.dtype)}
     peer = None if options.no_compile else compiled(model, pictures, console)

@@ -1,4 +1,4 @@
-"""Cases of whole networks: converted, with a threshold too, and put back."""
+"""Cases of whole networks: fused by the backend, converted too, and put back."""
 
 import copy
 import random
@@ -59,7 +59,8 @@ class Network(nn.Module):
 
 
 def network(case, device):
-    """A converted network answers as it did before, and revert_ gives back every bit."""
+    """A network fused by the backend answers as before, also with layers that skip nothing; and
+    revert_ gives back every bit."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     dtype, seed = DTYPES[case["dtype"]], case["seed"]
     generator = torch.Generator().manual_seed(seed)
@@ -77,10 +78,12 @@ def network(case, device):
     keys = list(model.state_dict())
     with torch.no_grad():
         before = model(x)
-        config = spamm_torch.SpAMMConfig(tau=0.0) if case["form"] == "tau" else None
-        spamm_torch.convert_(model, config)
-        found = model(x)
-        _expect_close(found, twin(x.double()), before, "the converted network")
+        if case["form"] == "tau":
+            spamm_torch.convert_(model, tau=0.0)
+        torch._dynamo.reset()
+        options = {"inner": "eager", "measure": False}
+        model.compile(backend="spamm_torch", options=options, dynamic=False)
+        _expect_close(model(x), twin(x.double()), before, "the fused network")
         if case["form"] == "fresh weights":  # which folded weights must follow
             for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
                 parameter.mul_(0.5)
@@ -89,6 +92,7 @@ def network(case, device):
             for parameter in model.parameters():
                 parameter.mul_(2)  # exactly what it was, if it is no subnormal
         expect(list(model.state_dict()) == keys, "the keys of the state dict")
+        model._compiled_call_impl = None
         spamm_torch.revert_(model)
         again = model(x)
     same = case["form"] == "fresh weights" or torch.equal(again, before)

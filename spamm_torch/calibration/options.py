@@ -21,6 +21,13 @@ from .._info import share_of_valid
 from .._output import Progress
 from .._timing import Mark, Timing, times_of_parts
 from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
+from ..networks.convert import (
+    convert_layer,
+    is_converted,
+    reason_not_to_convert,
+    reason_not_to_skip,
+    revert_layer,
+)
 from ..nn import SpAMMConv2d
 from .inputs import batch_size, call, tensors_of
 from .search import Option
@@ -36,15 +43,6 @@ RATIOS = (0.85, 0.7, 0.55, 0.42, 0.3, 0.18)
 PIXEL_BLOCKS = ((64, 1, 1), (1, 8, 8))  # by position in the picture, and image by image
 _MEASURED = 128  # inputs whose errors are measured
 EXACT = Option(None, 0.0, 1.0, 0.0, 0.0, math.inf)  # conv2d with nothing skipped
-_LEAST_CHANNELS = 32  # fewer leave most of the smallest block empty
-
-
-def reason_not_to_skip(layer: nn.Conv2d) -> str:
-    """The reason why skipping cannot pay in this layer; "" where it may."""
-    for count, side in ((layer.in_channels, "input"), (layer.out_channels, "output")):
-        if count < _LEAST_CHANNELS:
-            return f"{count} {side} channels do not fill a block of {_LEAST_CHANNELS}"
-    return ""
 
 
 class Trial(NamedTuple):
@@ -70,10 +68,7 @@ class Bench:
             name: module
             for name, module in model.named_modules()
             if type(module) is nn.Conv2d
-            and module.groups == 1
-            and isinstance(module.weight, nn.Parameter)
-            and module.weight.is_floating_point()
-            and not {"forward", "_conv_forward"} & vars(module).keys()
+            if module.groups == 1 and not reason_not_to_convert(module)
         }
 
     def set_inputs(self, inputs: Sequence[Any], example: Any, progress: Progress) -> None:
@@ -86,19 +81,14 @@ class Bench:
     @contextmanager
     def installed(self, settings: Settings) -> Iterator[None]:
         """Inside, the layers with a setting are SpAMM layers by their class."""
-        before = {name: vars(self.layers[name]).copy() for name in settings}
+        layers = [self.layers[name] for name in settings]
         try:
-            for name, setting in settings.items():
-                layer = self.layers[name]
-                twin = SpAMMConv2d.from_dense(layer, **setting.setting())
-                vars(layer).update({**vars(twin), **before[name]})
-                layer.__class__ = SpAMMConv2d
+            for layer, setting in zip(layers, settings.values(), strict=True):
+                convert_layer(layer, setting)
             yield
         finally:
-            for name, attributes in before.items():
-                self.layers[name].__class__ = nn.Conv2d
-                for key in vars(self.layers[name]).keys() - attributes.keys():
-                    del vars(self.layers[name])[key]
+            for layer in filter(is_converted, layers):
+                revert_layer(layer)
 
     def statistics(self, settings: Settings) -> list[ModelStats]:
         """The statistics of each batch with these settings."""
@@ -224,7 +214,7 @@ class Bench:
 
     def _measure(self, run: Callable[[Mark], None]) -> dict[Any, Timing]:
         device = next(self.model.parameters()).device
-        return times_of_parts([run], device, [lambda: None])[0]
+        return times_of_parts(run, device)
 
 
 def _options(found: Mapping[Any, Tensor], size: float) -> list[Option]:

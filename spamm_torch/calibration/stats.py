@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from .._arguments import as_knobs, check_module, has_tau, holds_dtensor
 from .._info import NormMaps, SkipInfo, skip_info
 from .._output import table
-from ..networks.config import Band, SpAMMConfig
+from ..networks.config import BAND, Band, SpAMMConfig
 from ..nn import _SpAMM
 
-BAND = "_spamm_band"  # the attribute by which a converted layer knows the band of its settings
 _HEAD = ("layer", "calls", "valid", "tau", "block", "pixel block", "error bound", "calibrated")
 
 
@@ -188,6 +187,13 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
         ``drifted`` names the layers that left these.
 
     Raises TypeError for a model that is no module.
+
+    Example:
+        >>> layer = spamm_torch.SpAMMConv2d(32, 32, 3, valid_ratio=0.5)
+        >>> with record_stats(layer) as stats:
+        ...     result = layer(torch.rand(64, 32, 8, 8))
+        >>> print(stats[""].calls)
+        1
     """
     check_module(model, "record_stats")
     stats = ModelStats(model)

@@ -1,8 +1,8 @@
-"""Whole networks: convert_ makes a trained model compute with SpAMM, in place."""
+"""Whole networks: layers that skip, by convert_, and the backend of torch.compile, which fuses."""
 
-from .backend import explain, fuse, register
+from .backend import explain, fuse, refresh_, register
 from .config import SpAMMConfig
-from .convert import convert_, refresh_, revert_
+from .convert import convert_, revert_
 from .report import ConvertReport, Row
 
 __all__ = [

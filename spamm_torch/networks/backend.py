@@ -15,27 +15,49 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import _output
 from .._arguments import check_block, check_bool, check_module
 from .._library import VERSION
-from .choice import Choice, call_of, choose, operands
-from .fusion import Constants, Site, attribute, find_sites, lower_modules, sizes_of, value_of
-from .plan import computes_output_norms
+from ..nn import _SpAMM
+from .choice import (
+    NORM_EDGE,
+    Choice,
+    call_of,
+    choose,
+    computes_output_norms,
+    has_own_pool,
+    operands,
+)
+from .convert import device_name
+from .fusion import (
+    Constants,
+    Site,
+    arguments_of,
+    attribute,
+    find_sites,
+    lower_modules,
+    name_of,
+    pair_of,
+    sizes_of,
+    value_of,
+    values_written,
+)
 from .report import ConvertReport, Row
 
 _ops = torch.ops.spamm_torch
 
 _INNER = ("inductor", "eager")
 _version_of = operator.attrgetter("_version")
-_EDGE = 64  # of the blocks of the norms that travel: images, and channels
 
 Compiled: TypeAlias = Callable[..., Any]
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def backend(
@@ -96,6 +118,11 @@ def fuse(
         first one do not act in it.
 
     Raises TypeError for what is no GraphModule, and ValueError for another ``inner``.
+
+    Example:
+        >>> fused = fuse(torch.fx.symbolic_trace(model), [images], inner="eager")
+        >>> torch.allclose(fused(images), model(images), atol=1e-4)
+        True
     """
     if not isinstance(graph_module, fx.GraphModule):
         kind = type(graph_module).__name__
@@ -133,6 +160,13 @@ def explain(model: nn.Module) -> ConvertReport:
     Raises:
         TypeError: a model that is no module.
         ValueError: a model of which the backend has compiled nothing yet.
+
+    Example:
+        >>> fast = torch.compile(model, backend="spamm_torch", options={"inner": "eager"})
+        >>> with torch.no_grad():
+        ...     result = fast(images)
+        >>> [row.absorbed for row in explain(model)]
+        [('relu',)]
     """
     check_module(model, "explain")
     rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))
@@ -143,17 +177,41 @@ def explain(model: nn.Module) -> ConvertReport:
             "explain expects a model that the backend spamm_torch compiled, called since; got "
             f"{type(model).__name__} of which nothing is compiled"
         )
-    first = next(model.parameters(), None)
-    device = "cpu" if first is None else str(first.device)
-    return ConvertReport(by_name.values(), device=device)
+    return ConvertReport(by_name.values(), device=device_name(model))
 
 
-def refresh_compiled(model: nn.Module) -> bool:
-    """Folds the weights of all that was compiled of a model again; returns whether there is any."""
+def refresh_(model: Model) -> Model:
+    """Brings what was made of a model's weights up to date: folded weights, and pinned norms.
+
+    Changes act without it, in the next call. Call it after values were written where no counter
+    tells: through ``.data`` at the same address, numpy or DLPack, by optimisers with
+    ``fused=True``, by another process; and before captured CUDA graphs run again after any change.
+    It writes into the memory that they read.
+
+    Args:
+        model: a model that the backend "spamm_torch" compiled, or with SpAMM layers, whose norms
+            :meth:`SpAMMConv2d.freeze_` pinned.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: a model that is no module.
+        ValueError: a model that is neither compiled nor has SpAMM layers.
+    """
+    check_module(model, "refresh_")
     calls = list(_calls_of(model))
+    layers = [module for module in model.modules() if isinstance(module, _SpAMM)]
+    if not calls and not layers:
+        raise ValueError(
+            "refresh_ expects a model that the backend spamm_torch compiled, or with SpAMM layers; "
+            f"got {type(model).__name__} as it was"
+        )
     for call in calls:
         call.fold_again()
-    return bool(calls)
+    for layer in layers:
+        layer._pin_again()
+    return model
 
 
 # ---- Registration -------------------------------------------------------------------------------
@@ -377,13 +435,14 @@ class _Rewriting:
     ) -> None:
         """Rewrites the graph. ``read``: the tensor of a source."""
         chosen: list[tuple[Site, Choice]] = []
-        for site in self._sites:
-            site.packs = packs
-            choice = None if site.reason else choose(site, measures, compiles)
-            self.rows.append(_row(site, choice))
-            if choice is not None:
-                chosen.append((site, choice))
-                self.folding.add(choice.engine, site)
+        with _output.Progress("spamm_torch", None if measures else False) as progress:
+            for site in progress.over("measuring convolutions", self._sites):
+                site.packs = packs
+                choice = None if site.reason else choose(site, measures, compiles)
+                self.rows.append(_row(site, choice))
+                if choice is not None:
+                    chosen.append((site, choice))
+                    self.folding.add(choice.engine, site)
         if not chosen:
             return
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
@@ -392,6 +451,10 @@ class _Rewriting:
         values = dict(zip(self.folding.sources, tensors, strict=True))
         memories = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         readers = self._norm_readers(chosen)
+        absorbed = {site.pool for site, choice in chosen if choice.engine == "spamm, pool"}
+        for node in list(self.graph.nodes):
+            if name_of(node) == "max_pool2d" and node not in absorbed:
+                self._replace_pool(node, node in readers, compiles)
         for place, ((site, choice), of_site) in enumerate(zip(chosen, found, strict=True)):
             nodes = []
             for which, (value, own) in enumerate(
@@ -421,19 +484,46 @@ class _Rewriting:
         with self.graph.inserting_before(before):
             return self.graph.get_attr(name)
 
-    def _norm_readers(self, chosen: Sequence[tuple[Site, Choice]]) -> dict[fx.Node, Site]:
-        """The sites that skip by norms that the convolution before them computes, by its value."""
-        by_last = {site.last: (site, choice.engine) for site, choice in chosen}
-        found = {}
+    def _norm_readers(self, chosen: Sequence[tuple[Site, Choice]]) -> set[Any]:
+        """The convolutions and pools, by their values, whose norms the site behind skips by. A pool
+        of few images is faster without."""
+        engines = {site.last: choice.engine for site, choice in chosen}
+        found, written = set(), values_written(self.graph)
         for site, _ in chosen:
-            before, engine = by_last.get(site.input, (None, ""))
-            if before is not None and engine == "spamm" and _reads_norms(site):
-                found[before.last] = site
+            node = site.input
+            is_pool = isinstance(node, fx.Node) and name_of(node) == "max_pool2d"
+            gives = engines.get(node) == "spamm" or (is_pool and _fills_block(node))
+            if gives and node not in written and _reads_norms(site):
+                found.add(node)
         return found
 
-    def _replace(
-        self, site: Site, engine: str, given: Sequence[Any], readers: dict[fx.Node, Site]
-    ) -> None:
+    def _replace_pool(self, node: fx.Node, leaves_norms: bool, compiles: bool) -> None:
+        """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or where
+        no compiler makes a kernel as fast."""
+        given = arguments_of(node)
+        has_own = not compiles and has_own_pool(value_of(given["input"]))
+        if given.get("return_indices") or not (leaves_norms or has_own):
+            return
+        kernel, stride = given["kernel_size"], given.get("stride") or given["kernel_size"]
+        edges = (kernel, stride, given.get("padding", 0), given.get("dilation", 1))
+        windows = [list(pair_of(edge)) for edge in edges]
+        args = (given["input"], *windows, bool(given.get("ceil_mode", False)))
+        with self.graph.inserting_before(node):
+            new = self._first_of(_ops.max_pool2d.default, args, {"norms": leaves_norms})
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        self._now[node] = new
+        self.graph.erase_node(node)
+
+    def _first_of(self, function: Any, args: Any, options: dict[str, Any]) -> fx.Node:
+        """The first result of a call, whose second one are its norms."""
+        both = self.graph.call_function(function, args, options)
+        first: fx.Node = self.graph.call_function(operator.getitem, (both, 0))
+        if options.pop("norms", True):
+            self._norms[first] = self.graph.call_function(operator.getitem, (both, 1))
+        return first
+
+    def _replace(self, site: Site, engine: str, given: Sequence[Any], readers: set[Any]) -> None:
         nodes = site.nodes[: site.folded] if engine == "torch" else site.nodes
         if engine == "spamm, pool" and site.pool is not None:
             nodes = [*nodes, site.pool]
@@ -444,9 +534,7 @@ class _Rewriting:
             options["norm_input"] = self._norms[x]
         with self.graph.inserting_before(end):
             if end in readers:
-                both = self.graph.call_function(_ops.conv2d_with_norms.default, args, options)
-                new = self.graph.call_function(operator.getitem, (both, 0))
-                self._norms[new] = self.graph.call_function(operator.getitem, (both, 1))
+                new = self._first_of(_ops.conv2d_with_norms.default, args, options)
             else:
                 new = self.graph.call_function(function, args, options)
         new.meta = dict(end.meta)
@@ -462,17 +550,22 @@ def _apart(value: Tensor, memories: set[int]) -> Tensor:
     return value.clone() if is_shared else value
 
 
+def _fills_block(node: fx.Node) -> bool:
+    """Tells whether a batch has the images of a block of the norms that travel."""
+    sizes = sizes_of(value_of(node))
+    return sizes is not None and sizes[0] >= NORM_EDGE
+
+
 def _reads_norms(site: Site) -> bool:
-    """Tells whether a site skips by the norms that the convolution before it can compute."""
+    """Tells whether a site skips by the norms that the layer before it can compute."""
     images, setting = value_of(site.input), site.setting
     if not site.skips or images is None or site.geometry[3] != 1:
         return False
     block, pixel_block = setting.get("block"), setting.get("pixel_block")
-    _, k, n = (0, _EDGE, _EDGE) if block is None else check_block(list(block))
-    sizes = sizes_of(images)
-    fills = setting.get("threshold") is not None or (sizes is not None and sizes[0] >= _EDGE)
-    is_whole = pixel_block is None or tuple(pixel_block) == (_EDGE, 1, 1)
-    reads = (k == _EDGE or images.shape[1] <= k < _EDGE) and n == _EDGE and is_whole
+    _, k, n = (0, NORM_EDGE, NORM_EDGE) if block is None else check_block(list(block))
+    fills = setting.get("threshold") is not None or _fills_block(site.input)
+    is_whole = pixel_block is None or tuple(pixel_block) == (NORM_EDGE, 1, 1)
+    reads = (k == NORM_EDGE or images.shape[1] <= k < NORM_EDGE) and n == NORM_EDGE and is_whole
     return fills and reads and computes_output_norms(images.device, images.dtype)
 
 

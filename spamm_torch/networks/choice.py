@@ -1,5 +1,6 @@
 """The engine of each fused convolution: its call, its operands, and the choice by times."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +16,10 @@ from .._info import default_pixel_block
 from .._timing import Timing, times_of
 from .config import NOTHING_SKIPPED, lossless
 from .fusion import Site, sizes_of, value_of
-from .operands import joined_weight
 
 _ops = torch.ops.spamm_torch
 
+NORM_EDGE = 64  # of the blocks of the norms that travel: images, and channels
 _LEAST_CHANNELS = 64  # from so many on, the table takes "spamm" for float32 on Hopper
 _JOINED_PIXELS = 64  # of a block of joined groups
 _MOST_JOINED_BYTES = 1 << 28  # of the weight of joined groups
@@ -36,6 +37,24 @@ class Choice:
     engine: str
     reason: str
     times: tuple[tuple[str, Timing], ...] = ()
+
+
+@functools.cache
+def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tells whether convolutions there compute the norms of their output without a pass over it."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return str(_ops.backend_for(device, dtype, (NORM_EDGE,) * 3)).startswith("sm90")
+
+
+def has_own_pool(images: Tensor | None) -> bool:
+    """Tells whether a device has a max pool for such images that is faster than torch's."""
+    is_batch = images is not None and images.dim() == 4
+    if images is None or not is_batch or images.device.type != "cuda":
+        return False
+    is_known = images.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    is_last = suggest_memory_format(images) == torch.channels_last
+    return is_known and is_last and torch.cuda.is_available()
 
 
 # ---- Calls --------------------------------------------------------------------------------------
@@ -72,7 +91,7 @@ def operands(
             shift = torch.as_tensor(shift, dtype=dtype, device=weight.device)
             bias = shift.expand(weight.shape[0]).to(weight.dtype)
     if engine == "groups joined":
-        own = weight = joined_weight(weight, groups)
+        own = weight = _joined_weight(weight, groups)
         groups = 1
     if site.is_last:
         weight = weight.contiguous(memory_format=torch.channels_last)
@@ -86,6 +105,20 @@ def operands(
         weight = reorder(weight, padding, stride, dilation, groups, input_shape)
     bias = None if bias is None else bias.contiguous()
     return weight, bias, third
+
+
+def _joined_weight(weight: Tensor, groups: int) -> Tensor:
+    """The weight (Co, Ci, kh, kw) of one group, from that of all, (Co, Ci / groups, kh, kw).
+
+    The op conv2d multiplies the whole matrix and skips the blocks of zeros between the groups.
+    Inside a block that is not zero a group also meets channels of its neighbours, with weights of
+    zero: finite values add nothing, but NaN and infinities of one group reach those of the same
+    block as NaN.
+    """
+    rows, inner = weight.shape[0] // groups, weight.shape[1]
+    joined = weight.new_zeros(groups, rows, groups, inner, *weight.shape[2:])
+    joined.diagonal(dim1=0, dim2=2).copy_(weight.unflatten(0, (groups, rows)).movedim(0, -1))
+    return joined.flatten(2, 3).flatten(0, 1)
 
 
 def _packs(site: Site, weight: Tensor) -> bool:

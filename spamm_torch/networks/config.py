@@ -1,4 +1,4 @@
-"""The setting of a layer, and the engine that computes it."""
+"""The setting by which a layer skips."""
 
 import json
 from collections.abc import Mapping
@@ -22,6 +22,12 @@ class SpAMMConfig:
             picks; a tau is a number.
 
     Raises as that function.
+
+    Example:
+        >>> report = convert_(model, SpAMMConfig(tau=0.1), overrides={"0": None})
+        >>> print([(row.name, row.action) for row in report])
+        [('0', 'dense')]
+        >>> model = revert_(model)
     """
 
     tau: float | None = None
@@ -44,7 +50,7 @@ class SpAMMConfig:
 
     @property
     def skips_nothing(self) -> bool:
-        """Whether the result is the dense one, known without looking at any data."""
+        """Tells whether the result is the dense one, without a look at any data."""
         return self.tau is not None and self.tau <= 0
 
     def setting(self) -> dict[str, Any]:
@@ -106,34 +112,4 @@ def lossless(dtype: torch.dtype) -> "SpAMMConfig":
 
 
 Band: TypeAlias = tuple[float, float]  # the lowest and the highest valid ratio of a batch
-
-
-@dataclass(frozen=True)
-class Engine:
-    """How a convolution is computed: "spamm" (the op conv2d, by ``setting``), "dense" (the op
-    dense_conv2d), or "left" (as it was).
-
-    ``band``: the lowest and highest valid ratio of a batch in the calibration. ``pools``: whether
-    its call is to compute the max pool behind it, too. ``joined``: of a dense engine the setting of
-    the op conv2d with which all groups are one product (operands.py).
-    """
-
-    kind: str
-    setting: SpAMMConfig | None = None
-    band: Band | None = None
-    pools: bool = False
-    joined: SpAMMConfig | None = None
-
-    @property
-    def of_op(self) -> SpAMMConfig | None:
-        """The setting of the op conv2d in a generated forward; None: the op dense_conv2d."""
-        return self.joined or self.setting
-
-    @property
-    def may_skip(self) -> bool:
-        """Whether its setting skips anything, zeros too."""
-        return self.setting is not None and not self.setting.skips_nothing
-
-
-DENSE = Engine("dense")
-LEFT = Engine("left")
+BAND = "_spamm_band"  # the attribute by which a converted layer knows the band of its settings

@@ -1,24 +1,20 @@
-"""convert_, revert_ and refresh_: a trained network computes with SpAMM, in place and undoably."""
+"""convert_ and revert_: layers of a model get the class that skips, and their own again."""
 
-import itertools
 import os
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
-from .._arguments import check_bool, check_module
+from .._arguments import check_module, dtype_name
 from .._hints import with_hints
-from .._output import Progress
-from .._state import Snapshot
 from ..nn import SpAMMConv2d, _SpAMM
-from .backend import refresh_compiled
-from .config import SpAMMConfig
-from .conversion import Conversion
-from .example import Example
-from .install import detach, fuse_again, fused_class, fused_of, is_converted_layer, revert_module
-from .report import ConvertReport
-from .request import read_request
+from .config import BAND, SpAMMConfig
+from .report import ConvertReport, Row, geometry_of, shape_of
+from .settings import Settings, read_settings
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -31,77 +27,56 @@ def convert_(
     tau: float | None = None,
     valid_ratio: float | None = None,
     max_error: float | None = None,
-    example_input: Any = None,
     overrides: Mapping[str, SpAMMConfig | None] = {},
-    fuse: bool = True,
-    dry_run: bool = False,
-    progress: bool = False,
 ) -> ConvertReport:
-    """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
+    """Makes the convolutions of a model skip, in place. :func:`revert_` undoes it.
 
-    The module objects, their names, Parameters, hooks and the state dict's keys stay. An
-    ``nn.Conv2d`` that skips becomes a :class:`SpAMMConv2d` by its class. With ``fuse``, each part
-    of the model that ``torch.fx`` can trace gets a generated forward, in which a convolution
-    computes the batch norm, the residual add and the activation behind it as well. It is taken in
-    eval mode without gradients, autocast and hooks; elsewhere the model's own forward runs. Later
-    changes of the model act in the next eager call: weights are folded anew, or its own forward
-    runs. :func:`refresh_` says when that is not enough. docs/networks.md has each step.
+    An ``nn.Conv2d`` becomes a :class:`SpAMMConv2d` by its class. Nothing else changes: module
+    objects, names, hooks, Parameters and the state dict's keys stay, and the model's own forward
+    runs. ``torch.compile(model, backend="spamm_torch")`` fuses what follows a convolution with it.
 
     Args:
         model: an ``nn.Module``, in any mode; an ``nn.Conv2d`` itself, too. A converted model is
             converted anew from what it was.
-        config: what layers skip: a :class:`SpAMMConfig`; the path of a settings file, as the
-            report's ``save`` writes it, whose engines are taken without measuring; or None, which
-            skips nothing and only chooses the fastest kernels. Layers that cannot pay stay dense:
-            depthwise ones, and those with fewer than 32 channels (of a group) on a side.
+        config: what layers skip: a :class:`SpAMMConfig`, or the path of a settings file, as
+            :func:`calibrate` and this function's report write it. Layers that cannot pay stay
+            dense: those with fewer than 32 channels (of a group) on a side. A
+            :class:`SpAMMConv2d` keeps its own setting.
         tau, valid_ratio, max_error: one of them stands for a ``config`` of it alone.
-        example_input: what the model takes: a tensor; a tuple of positional arguments; a dict of
-            arguments by name. Both forms are run on it: a part whose results differ by more than
-            rounding is left as it was and named. Engines are measured on it, and the fastest form
-            of the model is installed. Without an example, made-up images are compared where the
-            model takes images alone, and ``config`` and a table choose engines.
         overrides: settings of layers by fully qualified name or ``"re:..."``, a regular expression
-            for whole names. None leaves a layer dense. A setting under a full name is taken as it
-            is; a pattern's is weighed as ``config`` is. Later keys win.
-        fuse: whether anything but the convolutions' classes may change.
-        dry_run: do all of it, report, and leave the model as it is.
-        progress: whether to say on standard error what it is at.
+            for whole names. None leaves a layer as it is. A setting under a full name is taken
+            whatever the layer's channels. Later keys win.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution.
 
     Raises:
         TypeError: a model that is no module, an argument of another type.
-        ValueError: several knobs, or a knob and a ``config``; an override that names no convolution
-            or comes with a settings file, a settings file of another model, of another format or
-            none at all, an example that the model cannot take, of no images or without finite
-            numbers, a model without ``nn.Conv2d`` or without values (lazy, or on the device meta),
-            settings that no layer can have.
-        RuntimeError: a model whose modules something else changed after an earlier conversion.
+        ValueError: no setting, several knobs, or a knob and a ``config``; an override that names no
+            convolution or comes with a settings file; a settings file of another model, of another
+            format or none at all; a model without ``nn.Conv2d``; settings that no layer can have.
+        RuntimeError: a layer whose class something else changed after an earlier conversion.
 
     After any error the model is as it was.
     """
     check_module(model, "convert_")
-    check_bool(fuse, "fuse")
-    check_bool(dry_run, "dry_run")
-    check_bool(progress, "progress")
     knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-    request = read_request(model, config, overrides, knobs)
-    _check_values(model)
-    example = None if example_input is None else Example(example_input)
-    if example is not None:
-        example.check_values()
-    before = Snapshot(model)
+    settings = read_settings(model, config, overrides, knobs)
+    before = [(module, type(module), vars(module).copy()) for module in model.modules()]
     try:
         revert_(model)
-        with Progress("convert_", progress) as shown:
-            report = Conversion(model, request, example, fuse, shown, before).run()
+        rows = [
+            _converted(name, module, settings)
+            for name, module in model.named_modules()
+            if isinstance(module, (nn.modules.conv._ConvNd, _SpAMM))
+        ]
     except BaseException:
-        before.restore()
+        for module, kind, attributes in before:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
         raise
-    if dry_run:
-        before.restore()
-    return report
+    return ConvertReport(rows, device=device_name(model))
 
 
 def revert_(model: Model) -> Model:
@@ -115,80 +90,120 @@ def revert_(model: Model) -> Model:
 
     Raises:
         TypeError: a model that is no module.
-        RuntimeError: a module whose class or setting something else changed after ``convert_``
+        RuntimeError: a layer whose class something else changed after ``convert_``
             (``fully_shard``, a parametrization): undo that first. Nothing is changed then.
     """
     check_module(model, "revert_")
-    for name, module in model.named_modules():
-        _check_state(name, module, "revert_")
-    for module in list(model.modules()):
-        revert_module(module)
+    layers = [(name, module) for name, module in model.named_modules() if is_converted(module)]
+    for name, layer in layers:
+        if type(layer) is not SpAMMConv2d:
+            raise RuntimeError(
+                "a converted model expects layers of the class that convert_ gave them; got "
+                f"{name or 'one'}, which is {type(layer).__name__} by now (undo that first)"
+            )
+    for _, layer in layers:
+        revert_layer(layer)
     return model
 
 
-def refresh_(model: Model) -> Model:
-    """Brings a converted or compiled model up to date with its tensors and hooks.
-
-    Changes act without it, in the next eager call. Call it after values were written through
-    ``.data`` at the same address or by another process, which no counter tells; after changes of
-    layers or hooks, so that the rest is fused again; and before captured CUDA graphs or compiled
-    code run again after any change. Everything is folded again. Folded tensors keep their memory
-    where shapes, dtypes and devices stay, so that graphs and compiled code read the new values.
-
-    Args:
-        model: a converted model, or one compiled by the backend "spamm_torch".
-
-    Returns:
-        The model.
-
-    Raises:
-        TypeError: a model that is no module.
-        ValueError: a model that is neither converted nor compiled.
-        RuntimeError: a module whose class something else changed, as :func:`revert_`.
-    """
-    check_module(model, "refresh_")
-    converted = [m for m in model.modules() if fused_of(m) is not None or is_converted_layer(m)]
-    if not refresh_compiled(model) and not converted:
-        raise ValueError(
-            "refresh_ expects a model that convert_ converted or the backend compiled; got "
-            f"{type(model).__name__} as it was"
-        )
-    for name, module in model.named_modules():
-        _check_state(name, module, "refresh_")
-    for module in converted:
-        fused = fused_of(module)
-        if isinstance(module, _SpAMM):
-            module._pin_again()
-        elif fused is not None and fused.is_stale():
-            detach(module)
-            fuse_again(module, fused.recipe)
-        elif fused is not None:
-            fused.renew()
-    return model
+def device_name(model: nn.Module) -> str:
+    """The device of the first Parameter, a GPU by its name."""
+    first = next(model.parameters(), None)
+    if first is None or not first.is_cuda:
+        return "cpu" if first is None else first.device.type
+    return torch.cuda.get_device_name(first.device)
 
 
-def _check_values(model: nn.Module) -> None:
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if nn.parameter.is_lazy(tensor):
-            raise ValueError(
-                "convert_ expects a model whose layers know their sizes; got one whose "
-                f"{name} is not initialised (run it once first)"
-            )
-        if tensor.is_meta:
-            raise ValueError(
-                f"convert_ expects a model with values; got one whose {name} is on the device meta"
-            )
+# ---- Layers -------------------------------------------------------------------------------------
+
+_RECORD = "_spamm_before"
+_OWN = "skips by its own setting"
+_LEAST_CHANNELS = 32  # the smallest edge of a block
 
 
-def _check_state(name: str, module: nn.Module, function: str) -> None:
-    """Raises where a module is no longer of the class that convert_ gave it."""
-    kind, fused = type(module), fused_of(module)
-    changed = is_converted_layer(module) and kind is not SpAMMConv2d
-    if fused is not None:
-        original = getattr(kind, "_spamm_original", None)
-        changed = original is None or kind is not fused_class(original)
-    if changed:
-        raise RuntimeError(
-            f"{function} expects modules of the class that convert_ gave them; got "
-            f"{name or 'the model'}, which is {kind.__name__} by now (undo that first)"
-        )
+@dataclass(frozen=True)
+class Before:  # no tuple, which torch.export would replace by an equal one
+    """The class that a layer had, and its attributes where the setting took their place."""
+
+    kind: type[nn.Module]
+    attributes: dict[str, Any]
+    added: tuple[str, ...]
+
+
+def convert_layer(layer: nn.Conv2d, config: SpAMMConfig) -> None:
+    """Makes a convolution skip by this setting."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the setting was asked for, for this very layer
+        twin = SpAMMConv2d.from_dense(layer, **config.setting())
+    own = vars(layer)
+    names = (*config.setting(), "activation", "_blocks", "_pinned")
+    added = tuple(name for name in names if name not in own)
+    own[_RECORD] = Before(type(layer), {name: own[name] for name in names if name in own}, added)
+    own.update({name: vars(twin)[name] for name in names})
+    layer.__class__ = SpAMMConv2d
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Tells whether :func:`convert_layer` changed a module."""
+    return _RECORD in vars(module)
+
+
+def revert_layer(layer: nn.Module) -> None:
+    """Undoes :func:`convert_layer`."""
+    own = vars(layer)
+    before: Before = own.pop(_RECORD)
+    for name in (*before.added, BAND):
+        own.pop(name, None)
+    own.update(before.attributes)
+    layer.__class__ = before.kind
+
+
+def reason_not_to_convert(layer: nn.Module) -> str:
+    """The reason why a layer cannot become a :class:`SpAMMConv2d`; "" where it can."""
+    if type(layer) not in (nn.Conv2d, SpAMMConv2d):
+        is_2d = isinstance(layer, nn.Conv2d)
+        name = type(layer).__name__
+        return f"a subclass, {name}" if is_2d else f"{name}: only nn.Conv2d is converted"
+    for name in ("weight", "bias"):
+        if getattr(layer, name) is not None and name not in layer._parameters:
+            return f"its {name} is not a Parameter"
+    weight: Any = layer.weight
+    if not weight.is_floating_point():
+        return f"its weight is {dtype_name(weight.dtype)}"
+    has_own = {"forward", "_conv_forward"} & vars(layer).keys()
+    return "it has a forward of its own" if has_own else ""
+
+
+def reason_not_to_skip(layer: nn.Conv2d) -> str:
+    """The reason why skipping cannot pay in a convolution; "" where it may."""
+    of = " a group" if layer.groups > 1 else ""
+    for channels, side in ((layer.in_channels, "input"), (layer.out_channels, "output")):
+        if (count := channels // layer.groups) < _LEAST_CHANNELS:
+            return f"{count} {side} channels{of} do not fill a block of {_LEAST_CHANNELS}"
+    return ""
+
+
+def _converted(name: str, layer: Any, settings: Settings) -> Row:
+    """Converts a layer as the settings say, and reports what was done."""
+    if not isinstance(layer, nn.modules.conv._ConvNd):
+        return Row(name, shape_of(layer), "left", reason=_OWN)
+    row = Row(name, shape_of(layer), "left", geometry=geometry_of(layer))
+    setting, reason, band = settings.config, "skips by its setting", None
+    is_weighed = settings.file is None and name not in settings.named
+    if settings.file is not None:
+        (setting, band), reason = settings.file.get(name, (None, None)), "settings file"
+    elif name in settings.overrides:
+        setting, reason = settings.overrides[name], "override"
+    elif isinstance(layer, SpAMMConv2d):
+        setting, reason = None, _OWN
+    elif setting is None:
+        reason = "no setting names it"
+    why_not = reason_not_to_convert(layer)
+    if not why_not and is_weighed and setting is not None:
+        why_not = reason_not_to_skip(layer)
+    if why_not or setting is None:
+        return replace(row, reason=why_not or reason)
+    convert_layer(layer, setting)
+    if band is not None:
+        vars(layer)[BAND] = band
+    return replace(row, action="spamm", reason=reason, setting=setting, band=band)

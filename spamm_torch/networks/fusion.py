@@ -20,7 +20,6 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 
 from ..nn import SpAMMConv2d
-from .nodes import is_of_pairs, pair_of, reason_not_plain
 
 _ops, _aten = torch.ops.spamm_torch, torch.ops.aten
 
@@ -127,14 +126,20 @@ def _writes(node: fx.Node) -> bool:
 _RANDOM = re.compile("rand|dropout|bernoulli|normal|multinomial|poisson")
 
 
+def values_written(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes to whose values something in the graph may write, through views of them, too."""
+    written = {read for node in graph.nodes if _writes(node) for read in node.all_input_nodes}
+    for node in reversed(graph.nodes):
+        if node in written and len(node.all_input_nodes) == 1:  # what may be a view
+            written.update(node.all_input_nodes)
+    return written
+
+
 class Constants:
     """Tells which nodes are computed of ``sources`` alone, which nothing in the graph writes to."""
 
     def __init__(self, graph: fx.Graph, sources: Iterable[fx.Node]) -> None:
-        written = {read for node in graph.nodes if _writes(node) for read in node.all_input_nodes}
-        for node in reversed(graph.nodes):  # what may be a view of another value
-            if node in written and len(node.all_input_nodes) == 1:
-                written.update(node.all_input_nodes)
+        written = values_written(graph)
         self._known = dict.fromkeys((node for node in sources if node not in written), True)
 
     def __contains__(self, node: Any) -> bool:
@@ -233,18 +238,17 @@ def _site_of(node: fx.Node, constants: Constants) -> Site | None:
         if isinstance(padding, str):
             padding = _padding_of(padding, value_of(site.weight), given)
         edges = (given.get("stride", 1), padding, given.get("dilation", 1))
-        site.geometry = (*(list(_pair(edge)) for edge in edges), given.get("groups", 1))
+        site.geometry = (*(list(pair_of(edge)) for edge in edges), given.get("groups", 1))
     if name == "spamm":
         known = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         site.setting = {key: value for key, value in given.items() if key not in known}
     return site
 
 
-def _pair(value: Any) -> Any:
+def pair_of(value: Any) -> Any:
     """A value for rows and columns; a list may hold one for both."""
-    return (
-        (value[0],) * 2 if isinstance(value, (list, tuple)) and len(value) == 1 else pair_of(value)
-    )
+    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    return values * 2 if len(values) == 1 else values
 
 
 def _layer_name(node: fx.Node, weight: Any) -> str:
@@ -281,7 +285,7 @@ def _padding_of(padding: str, weight: Any, given: dict[str, Any]) -> tuple[int, 
     """The padding that a word means; None where sides differ."""
     if padding == "valid":
         return (0, 0)
-    dilation = _pair(given.get("dilation", 1))
+    dilation = pair_of(given.get("dilation", 1))
     both = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     return None if any(total % 2 for total in both) else (both[0] // 2, both[1] // 2)
 
@@ -459,8 +463,14 @@ def _is_identity(node: fx.Node) -> bool:
 def _is_pool_of_pairs(node: fx.Node) -> bool:
     given = arguments_of(node)
     kernel, stride, padding, dilation, ceil_mode, indices = (given.get(key) for key in _POOLING)
-    pooling = (_pair(kernel), _pair(stride or kernel), _pair(padding or 0), _pair(dilation or 1))
-    return not indices and is_of_pairs((*pooling, bool(ceil_mode)))
+    edges = (
+        pair_of(kernel),
+        pair_of(stride or kernel),
+        pair_of(padding or 0),
+        pair_of(dilation or 1),
+    )
+    is_of_pairs = edges == ((2, 2), (2, 2), (0, 0), (1, 1)) and not ceil_mode
+    return not indices and is_of_pairs
 
 
 def activation_of(node: fx.Node) -> str | None:
@@ -482,6 +492,14 @@ def activation_of(node: fx.Node) -> str | None:
 
 # ---- Modules as functions -----------------------------------------------------------------------
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _does_more(module: nn.Module) -> bool:
+    """Tells whether a call of a module does more than its class's ``forward``."""
+    own = vars(module)
+    return any(own[name] for name in _HOOKS) or bool({"forward", "_conv_forward"} & own.keys())
+
 
 def lower_modules(graph: fx.Graph) -> None:
     """Puts functions of tensors in the place of torch's own layers that a graph calls."""
@@ -490,7 +508,7 @@ def lower_modules(graph: fx.Graph) -> None:
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             continue
         module = attribute(root, str(node.target))
-        if not isinstance(module, nn.Module) or reason_not_plain(module) is not None:
+        if not isinstance(module, nn.Module) or _does_more(module):
             continue
         with graph.inserting_before(node):
             new = _lowered(graph, node, module)

@@ -1,4 +1,4 @@
-"""The report of convert_: a row for each layer, and a table."""
+"""The report of convert_ and of explain: a row for each layer, and a table."""
 
 import collections
 import difflib
@@ -26,20 +26,19 @@ _COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us
 
 @dataclass(frozen=True)
 class Row:
-    """The change that :func:`convert_` made to one layer, or the reason why it made none.
+    """The change of one layer, or the reason why there is none.
 
     Attributes:
-        name: fully qualified; further calls of the same layer have "#2" and so on behind it.
+        name: fully qualified.
         shape: the layer's, as in "64 > 128, 3x3, /2"; geometry: with padding and bias, by which a
             settings file knows the layer.
-        action: "spamm" (a :class:`SpAMMConv2d` now), "dense" (dense, with what follows computed in
-            the same call) or "left" (as it was); reason: why. The engine, where the backend
-            compiled the layer.
+        action: by :func:`convert_`, "spamm" (a :class:`SpAMMConv2d` now) or "left" (as it was). By
+            the backend, its engine, or "left". reason: why.
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
-            "pool", "groups"): the last is one product of all groups, which skips zeros.
-        setting: what is skipped; None where nothing can be. band: the lowest and highest valid
-            ratio of a batch when it was calibrated.
-        times: measured microseconds of the candidates, by name; empty where none were measured.
+            "pool").
+        setting: what is skipped, if anything. band: the lowest and highest valid ratio of a batch
+            when it was calibrated.
+        times: measured microseconds of the engines, by name; empty where none were measured.
     """
 
     name: str
@@ -54,24 +53,20 @@ class Row:
 
 
 class ConvertReport(tuple[Row, ...]):
-    """The :class:`Row` of every convolution; prints as a table, a summary, and notes.
+    """The :class:`Row` of every convolution; prints as a table and a summary.
 
     ``report[3]`` is a row by number, ``report["layer1.0.conv1"]`` by name. Rows are dataclasses:
     ``pandas.DataFrame(report)`` has a column for each of their attributes.
 
     Attributes:
-        notes: what concerns the whole model: parts that were not traced or differed, and times.
-        device: on which the model was converted; a GPU's name.
+        device: of the model; a GPU's name.
     """
 
-    notes: tuple[str, ...]
     device: str
 
-    def __new__(
-        cls, rows: Iterable[Row], notes: Iterable[str] = (), device: str = ""
-    ) -> "ConvertReport":
+    def __new__(cls, rows: Iterable[Row], device: str = "") -> "ConvertReport":
         report = super().__new__(cls, rows)
-        report.notes, report.device = tuple(notes), device
+        report.device = device
         return report
 
     def __getitem__(self, key: Any) -> Any:
@@ -93,15 +88,14 @@ class ConvertReport(tuple[Row, ...]):
         note = [f"no room here for {', '.join(left_out)}: rows have them"] if left_out else []
         lines = [
             textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_long_words=False)
-            for line in (*note, *self._summary(), *self.notes)
+            for line in (*note, *self._summary())
         ]
         return "\n".join([_text(columns), *lines])
 
     def _summary(self) -> list[str]:
-        """How many rows have each action, and for which reasons."""
+        """The number of rows of each action, and of each reason for it."""
         actions = collections.Counter(row.action for row in self)
-        known = dict.fromkeys(("spamm", "dense", "left", *actions))
-        counts = ", ".join(f"{actions[action]} {action}" for action in known)
+        counts = ", ".join(f"{count} {action}" for action, count in actions.most_common())
         reasons = collections.Counter((row.action, row.reason) for row in self)
         return [
             f"{len(self)} layers: {counts}",
@@ -118,19 +112,16 @@ class ConvertReport(tuple[Row, ...]):
             "device": self.device,
             "versions": {"spamm_torch": VERSION, "torch": torch.__version__},
             "layers": {row.name: _layer_to_dict(row) for row in self},
-            "notes": list(self.notes),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the settings as JSON; ``convert_(model, path)`` makes the same choices again."""
+        """Writes the settings as JSON; ``convert_(model, path)`` converts the same layers."""
         write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def _layer_to_dict(row: Row) -> dict[str, Any]:
     setting = None if row.setting is None else row.setting.to_dict()
     layer: dict[str, Any] = {"shape": row.geometry, "engine": row.action, "setting": setting}
-    if "pool" in row.absorbed:
-        layer["pool"] = True
     if row.band is not None:
         layer["band"] = list(row.band)
     return layer

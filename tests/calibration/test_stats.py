@@ -210,7 +210,7 @@ def test_calls_in_several_blocks_have_no_setting():
 def test_a_ratio_that_left_its_band_is_named(tmp_path):
     model, input = tiny_network(batch_norm=True), dark_pictures()
     path = tmp_path / "net.json"
-    settings = convert_(model, SKIPS, dry_run=True).to_dict()
+    settings = convert_(model, SKIPS).to_dict()
     settings["layers"]["conv_b"]["band"] = [0.0, 0.2]
     path.write_text(json.dumps(settings))
     report = convert_(model, path)

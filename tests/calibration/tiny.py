@@ -62,10 +62,10 @@ def unchanged(model):
         assert all(map(torch.equal, found, values))
 
 
-def from_file(report, folder, model, **options):
+def from_file(report, folder, model):
     """The rows of a conversion by a report's settings file."""
     report.save(folder / "net.json")
-    return convert_(model, folder / "net.json", **options)
+    return convert_(model, folder / "net.json")
 
 
 class Agreement:

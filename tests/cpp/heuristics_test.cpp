@@ -1,4 +1,5 @@
-// Which CUDA kernel and tile serve a product or a convolution: plain numbers, no device.
+// Tests of the CUDA kernel and tile that serve a product or a convolution: plain numbers, no
+// device.
 #include "cuda/heuristics.h"
 
 #include <algorithm>
@@ -399,7 +400,7 @@ TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
                            std::optional<int> forced = std::nullopt) {
     return choose_product_segments(Kernel::kSm90F64, {1, 1, 1, m, n, k}, kMultiprocessors, forced);
   };
-  // What an H200 was measured to do faster, with nothing skipped.
+  // Cases that an H200 was measured to do faster, with nothing skipped.
   const std::map<int64_t, int> faster = {{512, 2},  {768, 1},  {1024, 1}, {1040, 2},
                                          {1100, 2}, {1280, 2}, {1536, 2}, {1792, 1}};
   for (const auto& [n, expected] : faster) EXPECT_EQ(segments(n, n, n), expected) << n;
@@ -477,7 +478,7 @@ TEST(Tiles, NarrowOnesHoldTheOutputChannelsThatAskForThem) {
   }
 }
 
-// What instances compile.
+// The instances that compile.
 static_assert(kTilesOf<Kernel::kSm90F32x3>.small.rows == 64);
 static_assert(kTilesOf<Kernel::kSm90F16>.narrow.rows == 0);
 static_assert(kTilesOf<ConvKernel::kSm80F32>.large.blocks_per_multiprocessor == 1);

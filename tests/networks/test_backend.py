@@ -7,13 +7,14 @@ import pytest
 import torch
 import torchvision
 from processes import python
-from support import one_thread, raises_line  # noqa: F401  the fixture is automatic
+from support import captured, one_thread, raises_line  # noqa: F401  the fixture is automatic
 from torch import nn
 from torch.nn import functional as F
 from torchvision.ops import FrozenBatchNorm2d
 
 import spamm_torch.networks.backend as backend_room
 from spamm_torch import SpAMMConfig, convert_, explain, fuse, refresh_
+from spamm_torch.networks.choice import Choice
 
 
 @pytest.fixture(autouse=True)
@@ -291,27 +292,208 @@ def test_engines_are_measured_once_for_a_shape():
     assert explain(other)[0].times == first.times
 
 
-@torch.no_grad()
-def test_skipping_layers_skip_the_same_products(monkeypatch):
-    """Also by norms of the layer before, as devices whose kernels compute them."""
+@pytest.fixture
+def called(monkeypatch):
+    """Layers compute norms on the way, as on Hopper; and a list of what compiled graphs call."""
     monkeypatch.setattr(backend_room, "computes_output_norms", lambda *_: True)
+    calls, inner = [], backend_room._inner
+
+    def compile_rest(module, *rest):
+        calls.extend(str(node.target) for node in module.graph.nodes)
+        return inner(module, *rest)
+
+    monkeypatch.setattr(backend_room, "_inner", compile_rest)
+    return calls
+
+
+WITH_NORMS = "spamm_torch.conv2d_with_norms.default"
+
+
+@torch.no_grad()
+def test_skipping_layers_skip_the_same_products(called):
+    """Also by norms of the layer before."""
     torch.manual_seed(0)
     layers = [(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(3)]
     model = varied(nn.Sequential(*(part for layer in layers for part in layer)))
     images = torch.randn(64, 64, 6, 6) * torch.rand(64, 1, 6, 6).square()
     dense = model(images)
-    convert_(model, SpAMMConfig(tau=60.0), fuse=False)
+    convert_(model, SpAMMConfig(tau=60.0))
     expected = model(images)
     assert relative_error(expected, dense) > 1e-3
-    graphs = []
-    inner = backend_room._inner
-    monkeypatch.setattr(
-        backend_room, "_inner", lambda m, *rest: graphs.append(m) or inner(m, *rest)
-    )
     assert relative_error(compiled(model)(images), expected) < 1e-5
     assert {row.absorbed for row in explain(model)} == {("bn", "relu")}
-    called = [str(node.target) for node in graphs[0].graph.nodes]
-    assert called.count("spamm_torch.conv2d_with_norms.default") == 2
+    assert called.count(WITH_NORMS) == 2
+
+
+class Writes(nn.Module):
+    """Two convolutions, and a change of the value between them."""
+
+    def __init__(self, change):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.conv2 = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(2))
+        self.change = change
+
+    def forward(self, x):
+        y = F.relu(self.conv1(x))
+        self.change(y)
+        return self.conv2(y)
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        (lambda y: y.mul_(8.0), 0),
+        (lambda y: y.view(-1).mul_(8.0), 0),
+        (lambda y: y.mul(8.0), 1),
+    ],
+)
+@torch.no_grad()
+def test_norms_of_a_value_that_is_written_do_not_travel(change, count, called):
+    model, images = Writes(change).eval(), torch.randn(70, 64, 6, 6) * torch.linspace(0, 1, 6)
+    convert_(model, tau=30.0)
+    expected = model(images)
+    assert relative_error(compiled(model)(images), expected) < 1e-5
+    assert called.count(WITH_NORMS) == count
+
+
+@pytest.mark.parametrize(
+    ("pool", "images", "takes_norms"),
+    [
+        (nn.MaxPool2d(2), 70, True),
+        (nn.MaxPool2d(3, 2, 1, ceil_mode=True), 64, True),
+        (nn.MaxPool2d(2), 63, False),
+        (nn.AvgPool2d(2), 70, False),
+        (nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True)), 70, False),
+    ],
+)
+@torch.no_grad()
+def test_norms_of_pools_travel(pool, images, takes_norms, called):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 64, 3), nn.ReLU(), pool, nn.Conv2d(64, 64, 3), nn.ReLU()
+    model = nn.Sequential(*layers).eval()
+    images = torch.rand(images, 3, 12, 12) * torch.linspace(0, 1, 12)
+    dense = model(images)
+    convert_(model, tau=20.0)
+    expected = model(images)
+    assert relative_error(expected, dense) > 1e-3
+    assert relative_error(compiled(model)(images), expected) < 1e-5
+    assert ("spamm_torch.max_pool2d.default" in called) == takes_norms
+
+
+@pytest.fixture
+def taking(monkeypatch):
+    """Lets every convolution get one engine, where it can."""
+
+    def take(engine):
+        choose = backend_room.choose
+
+        def chosen(site, *given):
+            is_grouped = 1 < site.geometry[3] < site.weight.meta["example_value"].shape[0]
+            can_be = {"groups joined": is_grouped, "spamm, pool": site.pool is not None}
+            can_be["spamm"] = site.geometry[3] == 1
+            if can_be.get(engine, True):
+                return Choice(engine, "of the test")
+            return choose(site, *given)
+
+        monkeypatch.setattr(backend_room, "choose", chosen)
+
+    return take
+
+
+class Mixed(nn.Module):
+    """Batch norms, sums, pools of both kinds, groups, and convolutions that absorb nothing."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.bn1 = nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        self.second, self.bn2 = nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.grouped = nn.Conv2d(64, 128, 3, stride=2, groups=4)
+        self.depthwise = nn.Conv2d(128, 128, 3, padding=1, groups=128)
+        self.last = nn.Conv2d(128, 16, 1)
+
+    def forward(self, x):
+        y = F.max_pool2d(F.relu(self.bn1(self.first(x))), 2)
+        z = F.max_pool2d(F.relu(self.bn2(self.second(y)) + y), 3, 2, 1)
+        return self.last(F.silu(self.depthwise(F.hardswish(self.grouped(z)))))
+
+
+ENGINES = ("dense", "torch", "spamm", "spamm, pool", "groups joined")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@torch.no_grad()
+def test_every_engine_computes_the_same(engine, layout, taking, device):
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    model = varied(Mixed()).to(device, dtype).to(memory_format=layout)
+    images = torch.randn(70, 32, 24, 22).to(device, dtype).to(memory_format=layout)
+    taking(engine)
+    run = compiled(model)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if device.type == "cuda" else {}
+    for _ in range(2):
+        torch.testing.assert_close(run(images), model(images), **tolerance)
+        assert run(images).stride() == model(images).stride()
+        for tensor in (model.grouped.weight, model.second.bias, model.bn1.running_var):
+            tensor.mul_(1.5)
+    assert engine in {row.action for row in explain(model)}
+    absorbed = {row.name: row.absorbed for row in explain(model)}
+    pooled = ("bn", "relu", "pool")[: 2 + (engine == "spamm, pool")]
+    assert absorbed["first"] == (("bn",) if engine == "torch" else pooled)
+    assert absorbed["second"] == (("bn",) if engine == "torch" else ("bn", "add", "relu"))
+
+
+@pytest.mark.parametrize("activation", [F.relu, F.relu6, F.hardswish, F.silu, F.leaky_relu])
+@pytest.mark.parametrize("adds", [False, True])
+@torch.no_grad()
+def test_packed_weights_give_the_values_of_others(activation, adds):
+    """On CPUs layers of channels-last float32 read copies in oneDNN's layout."""
+    last = {"memory_format": torch.channels_last}
+    model = Function(lambda y, x: activation(y + x if adds else y)).to(**last)
+    images = torch.randn(2, 32, 9, 9).to(**last)
+    images[0, 3] = torch.nan
+    run = compiled(model)
+    for _ in range(2):
+        found, expected = run(images), model(images)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert found.stride() == expected.stride()
+        model.conv.weight.mul_(2)
+    (call,) = backend_room._calls_of(model)
+    assert [buffer.is_mkldnn for buffer in call._buffers] == [True]
+    with torch.backends.mkldnn.flags(enabled=False):
+        torch._dynamo.reset()
+        compiled(other := copy.deepcopy(model))(images)
+    assert not any(call._buffers for call in backend_room._calls_of(other))
+
+
+@pytest.mark.cuda
+@torch.no_grad()
+def test_a_captured_graph_reads_what_refresh_writes():
+    model, images = network("resnet18").cuda().half(), pictures().cuda().half()
+    run = compiled(model)
+    graph, result = captured(lambda: run(images))
+    model.bn1.bias.add_(1)
+    graph.replay()
+    stale = result.clone()
+    refresh_(model)
+    graph.replay()
+    assert not torch.equal(result, stale)
+    torch.testing.assert_close(result, model(images), rtol=2e-2, atol=2e-2)
+
+
+@torch.no_grad()
+def test_distributed_data_parallel(tmp_path):
+    model, images = network("resnet18"), pictures(32)
+    expected = model(images)
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        run = torch.compile(parallel, backend="spamm_torch", options={"inner": "eager"})
+        assert relative_error(run(images), expected) < 1e-5
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @torch.no_grad()

@@ -431,22 +431,13 @@ def test_the_error_search_far_from_one(scale):
 # ---- Table 1 of the paper -----------------------------------------------------------------------
 
 
-def assert_table_1(n, device):
-    """Thresholds for a_ij = b_ij = 0.1 / (|i-j|^0.1 + 1) in float32 with blocks of 32."""
-    norms = spamm_torch.norm_map(matrices.algebraic_decay(n, device=device), 32)
-    for ratio in paper.RATIOS:
-        tau = spamm_torch.find_tau(norms, norms, ratio)
-        assert tau.item() == pytest.approx(paper.TAU[n, ratio], rel=0.01), f"N = {n}, ratio {ratio}"
-        reached = spamm_torch.valid_ratio(norms, norms, tau).item()
-        assert reached == pytest.approx(ratio, abs=0.01), f"N = {n}, ratio {ratio}"
-
-
-@pytest.mark.parametrize("n", [1024, 2048, 4096])
-def test_table_1(device, n):
-    assert_table_1(n, device)
-
-
 @pytest.mark.cuda
-@pytest.mark.parametrize("n", [8192, 16384, 32768])
-def test_table_1_large(n):
-    assert_table_1(n, "cuda")
+def test_table_1():
+    """Thresholds for a_ij = b_ij = 0.1 / (|i-j|^0.1 + 1); tests/study has small ones."""
+    for n in (8192, 32768):
+        norms = spamm_torch.norm_map(matrices.algebraic_decay(n, device="cuda"), 32)
+        for ratio in paper.RATIOS:
+            tau = spamm_torch.find_tau(norms, norms, ratio)
+            assert tau.item() == pytest.approx(paper.TAU[n, ratio], rel=0.01), (n, ratio)
+            reached = spamm_torch.valid_ratio(norms, norms, tau).item()
+            assert reached == pytest.approx(ratio, abs=0.01), (n, ratio)

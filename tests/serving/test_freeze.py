@@ -322,17 +322,18 @@ def first_stage():
     ],
 )
 def packed(request, tmp_path_factory):
-    """A converted network's pictures and result, its package, and how many convolutions it has."""
+    """A fused network's pictures and result, its package, and how many convolutions it has."""
     torch.manual_seed(0)
     whole = getattr(torchvision.models, request.param, None)
     network = (first_stage() if whole is None else whole(weights=None)).eval()
     pictures = torch.rand(2, 3, PICTURES[request.param], PICTURES[request.param])
     with torch.no_grad():
         before = network(pictures)
-        spamm_torch.convert_(network, tau=0.0)
-        expected = network(pictures)
+        module = torch.export.export(network, (pictures,)).module()
+        fused = spamm_torch.fuse(module, inner="eager")
+        expected = fused(pictures)
         torch.testing.assert_close(expected, before, rtol=1e-3, atol=1e-4)
-        program = torch.export.export(network, (pictures,))
+        program = torch.export.export(fused, (pictures,))
     path = tmp_path_factory.mktemp("packed") / "network.pt2"
     with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))

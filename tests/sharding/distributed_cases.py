@@ -170,12 +170,11 @@ def bits_of_one_process(rank):
     assert torch.empty(5, device=rank.device).isnan().all()
     blocks = (32, 64, 128, (128, 32, 64))
     kinds = itertools.cycle(itertools.product(CUTS, CUTS))
-    knobs = itertools.cycle(KNOBS)
+    knobs, stages = map(itertools.cycle, (KNOBS, (short_stages, contextlib.nullcontext)))
     for dtype, block in itertools.product(matrices.DTYPES, blocks):
         a, b = operands(rank, dtype=dtype)
-        for stages in (short_stages, contextlib.nullcontext):
-            with stages():
-                assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
+        with next(stages)():
+            assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
     a, b = operands(rank, 200, 190, 4500)  # stages of 2048 columns
     assert_rows_of_mm(rank, a, b, "even", "even", valid_ratio=0.3)
     a, b = operands(rank, dtype=torch.float16)

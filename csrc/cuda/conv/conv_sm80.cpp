@@ -82,7 +82,7 @@ Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const K
   return norms;
 }
 
-// Whether the output norms of the previous layer are the norms of this convolution's blocks.
+// Tells whether the output norms of the previous layer are the norms of this convolution's blocks.
 bool can_use_layer_norms(const Convolution& conv) {
   const int64_t channels = conv.shape.in_channels;
   return conv.norm_input && conv.shape.groups == 1 &&

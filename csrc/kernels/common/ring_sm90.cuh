@@ -1,5 +1,6 @@
-// What the warps of a persistent Hopper kernel pass to each other in shared memory, with its
-// barriers: lists of valid steps for the load warps, and a ring of stages for the warpgroups.
+// The messages that the warps of a persistent Hopper kernel pass to each other in shared memory,
+// with its barriers: lists of valid steps for the load warps, and a ring of stages for the
+// warpgroups.
 //
 // Each kernel defines its own Tile, Step and Notice. A notice tells the warpgroups what they need
 // to know about a stage besides its operands: the step's mask, and whether a tile or all work ends.

@@ -96,7 +96,7 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
   }
 }
 
-// Which of a thread's sums of a box count: bit i / 4 * 8 + i % 2 is that of sum i, whose column is
+// The sums of a thread that count of a box: bit i / 4 * 8 + i % 2 is that of sum i, whose column is
 // threadIdx.x % 4 * 2 further on. Bit i of `valid` is that of pixel i. Images are the slowest
 // index.
 __device__ __forceinline__ uint64_t bits_of_thread(uint64_t valid, int log2_pixels) {
@@ -153,7 +153,7 @@ class StagedOperands {
   Descriptor<Config, typename Shared::Stage> weight_, pixels_;
 };
 
-// What a warpgroup does with its part of a tile. Kernels that do more have a class of their own.
+// The work of a warpgroup on its part of a tile. Kernels that do more have a class of their own.
 template <class Config>
 class BoxWork {
  public:
@@ -273,7 +273,7 @@ __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
   cute::prefetch_tma_descriptor(&p.map_output);
 }
 
-// What a kernel is made of. Others replace some of it.
+// The parts of a kernel. Others replace some of them.
 template <class Config_>
 struct BoxKernel {
   using Config = Config_;
@@ -312,7 +312,7 @@ struct ConvRoles {
   }
 };
 
-// What a thread of the kernel with these roles does.
+// Does the work of a thread of the kernel with these roles.
 template <class Roles>
 __device__ __forceinline__ void run(const typename Roles::Params& p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -32,8 +32,8 @@ requires Config::kByPixel class TileNorms<Config> {
     for (int i = 0; i < kBoxes; ++i) locate(p, tile.boxes[i], i);
   }
 
-  // How many neighbouring lanes share a step: enough for all its pixels, and more if there are few
-  // steps.
+  // The number of neighbouring lanes that share a step: enough for all its pixels, and more if
+  // there are few steps.
   __device__ int lanes() const { return lanes_; }
 
   // Fills in a step's mask and, if any of the warp's steps is mixed, its pixels. All lanes that
@@ -136,7 +136,7 @@ requires Config::kByPixel class TileNorms<Config> {
     return bits;
   }
 
-  // Whether one of the lanes that share a step has a bit.
+  // Tells whether one of the lanes that share a step has a bit.
   __device__ __forceinline__ bool is_in_some_lane(uint32_t of_lane) const {
     return (__ballot_sync(~0u, of_lane != 0) & sharing_) != 0;
   }

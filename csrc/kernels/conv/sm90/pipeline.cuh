@@ -44,7 +44,7 @@ struct Config {
   static constexpr bool kByPixel = kByPixel_, kSegmented = kSegmented_;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
-  // Whether box `i` of a tile has only kLastWidth pixels.
+  // Tells whether box `i` of a tile has only kLastWidth pixels.
   __host__ __device__ static constexpr bool is_narrow(int i) {
     return kLastWidth < kBlock && i % 2 == 1;
   }
@@ -86,7 +86,7 @@ struct StepByPixel : Step {
   uint64_t pixels[kOutputBlocks];
 };
 
-// What a multiplying warp needs to know about a stage besides the operands: the step's mask,
+// The facts of a stage that a multiplying warp needs besides the operands: the step's mask,
 // whether the tile or all work ends, and, with resident weights, the number of the weight block. A
 // stage that brings the residual has its step's mask in place of that number, so that a stage with
 // products to compute needs no further test. Bits 20 to 28 are free for other kernels.

@@ -107,7 +107,7 @@ struct Mask {
   }
 };
 
-// What a multiplying warp needs to know about a stage besides the operands.
+// The facts of a stage that a multiplying warp needs besides the operands.
 template <class Config>
 struct Notice {
   enum class End : uint32_t { kNothing, kTile, kWork };

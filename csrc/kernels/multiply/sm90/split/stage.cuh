@@ -169,11 +169,11 @@ __device__ __forceinline__ GranulePair<SplitHeader> whole_blocks(const SplitHead
   return {a, b, 0, column, 0};
 }
 
-// Whether split parts cannot represent the product of two granules (norm_map/split.cuh). For each k
-// they lose at most 2^-38 of the product of the granules' largest entries, or 2^-35 with one part.
-// That does no harm if it also lies below what rounding the largest term of C's granule loses. A
-// faint granule loses digits; where the other one is wide, it may be small or 0 where the faint one
-// is large. The term is read only where the answer depends on it.
+// Tells whether split parts cannot represent the product of two granules (norm_map/split.cuh). For
+// each k they lose at most 2^-38 of the product of the granules' largest entries, or 2^-35 with one
+// part. That does no harm if it also lies below what rounding the largest term of C's granule
+// loses. A faint granule loses digits; where the other one is wide, it may be small or 0 where the
+// faint one is large. The term is read only where the answer depends on it.
 template <int kSplitParts, class Header, class Terms>
 __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, const Terms& terms) {
   // Digits of a product of split parts: 23, or 11 of a single part. The rest is for sums of losses.

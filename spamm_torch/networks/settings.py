@@ -1,43 +1,38 @@
-"""Reads the arguments of convert_: overrides and settings files, layer by layer."""
+"""Reads what convert_ is to do: knobs, overrides and settings files, layer by layer."""
 
 import difflib
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from .._arguments import is_number
 from .._hints import HINTS
 from .._library import VERSION
-from .config import DENSE, LEFT, NOTHING_SKIPPED, Band, Engine, SpAMMConfig
+from .config import Band, SpAMMConfig
 from .report import FORMAT, geometry_of
 
-_KINDS = ("spamm", "dense", "left")
+# The setting of each layer in a file, if it skips, and its band.
+File: TypeAlias = Mapping[str, tuple[SpAMMConfig | None, Band | None]]
 
 
 @dataclass(frozen=True)
-class Request:
+class Settings:
     """The checked arguments of :func:`convert_`; ``named``: names in full, whose setting is taken.
-    ``engines``: of calls by name, from a settings file.
+    ``file``: from a settings file, which stands for all others.
     """
 
     config: SpAMMConfig | None
     overrides: Mapping[str, SpAMMConfig | None]
     named: frozenset[str]
-    engines: Mapping[str, Engine]
-
-    def setting_of(self, layer: str) -> SpAMMConfig | None:
-        """The setting by which a layer may skip; None where it is to stay dense."""
-        if layer in self.overrides:
-            return self.overrides[layer]
-        return self.config or NOTHING_SKIPPED
+    file: File | None
 
 
-def read_request(model: nn.Module, config: Any, overrides: Any, knobs: dict[str, Any]) -> Request:
+def read_settings(model: nn.Module, config: Any, overrides: Any, knobs: dict[str, Any]) -> Settings:
     """Checks the arguments; raises as :func:`convert_`. Knobs that are given stand for a config."""
     given = [name for name, value in knobs.items() if value is not None]
     if given and config is not None:
@@ -45,22 +40,29 @@ def read_request(model: nn.Module, config: Any, overrides: Any, knobs: dict[str,
             "config must come without tau, valid_ratio and max_error, which stand for one; got "
             f"config and {' and '.join(given)}"
         )
-    if given:
-        config = SpAMMConfig(**knobs)
     convolutions = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.Conv2d)
     }
-    engines: Mapping[str, Engine] = {}
+    if not convolutions:
+        raise ValueError(
+            "convert_ expects a model with nn.Conv2d layers; got "
+            f"{type(model).__name__}, which has none in {len(list(model.modules()))} modules"
+        )
+    first: dict[nn.Module, str] = {}  # the first name of each: a module may have several
+    for name, module in convolutions.items():
+        first.setdefault(module, name)
     if isinstance(config, (str, os.PathLike)):
         if overrides:
             raise ValueError(
-                "overrides must not come with a settings file, which names each layer's engine; "
+                "overrides must not come with a settings file, which names each layer's setting; "
                 f"got both ({os.fspath(config)!r})"
             )
-        engines = _read_settings(config, convolutions)
-        config = None
+        layers = {name: layer for layer, name in first.items()}
+        return Settings(None, {}, frozenset(), _read_file(config, layers))
+    if given:
+        config = SpAMMConfig(**knobs)
     elif config is not None and not isinstance(config, SpAMMConfig):
         got = type(config).__name__
         if is_number(config):
@@ -69,13 +71,15 @@ def read_request(model: nn.Module, config: Any, overrides: Any, knobs: dict[str,
             f"config must be a SpAMMConfig, the path of a settings file, or None; got {got}"
         )
     by_name = _read_overrides(overrides, convolutions)
-    first: dict[nn.Module, str] = {}  # the first name of each: a module may have several
-    for name, module in convolutions.items():
-        first.setdefault(module, name)
+    if config is None and not by_name:
+        raise ValueError(
+            "convert_ expects config, tau, valid_ratio, max_error or overrides; got none of them "
+            f"({HINTS['spamm_torch']['compile']})"
+        )
     known_as = {name: first[module] for name, module in convolutions.items()}
     named = frozenset(known_as[key] for key in overrides if key in known_as)
     own = {known_as[name]: setting for name, setting in by_name.items()}
-    return Request(config, own, named, engines)
+    return Settings(config, own, named, None)
 
 
 def _read_overrides(
@@ -127,16 +131,14 @@ def _close_names(key: str, names: Mapping[str, Any]) -> str:
     return f" (close: {', '.join(close)})" if close else f" (it has {len(names)} convolutions)"
 
 
-def _read_settings(
-    path: str | os.PathLike[str], convolutions: Mapping[str, nn.Conv2d]
-) -> dict[str, Engine]:
-    """The engines of calls by name."""
+def _read_file(path: str | os.PathLike[str], convolutions: Mapping[str, nn.Conv2d]) -> File:
+    """The settings of convolutions by name."""
     try:
         with open(path) as file:
             settings = json.load(file)
         version = settings["format"], settings["versions"]["spamm_torch"]
         entries = [
-            (name, entry["shape"], entry["engine"], entry["setting"], entry.get)
+            (name, entry["shape"], entry["engine"], entry["setting"], entry.get("band"))
             for name, entry in settings["layers"].items()
         ]
         reference = settings.get("reference")
@@ -152,12 +154,12 @@ def _read_settings(
             f"the settings must come without a reference; got one of shape {reference} (make them "
             f"anew: {HINTS['convert_']['reference']})"
         )
-    engines = {}
-    for name, shape, kind, setting, get in entries:
-        layer = convolutions.get(name.partition("#")[0])
+    found = {}
+    for name, shape, engine, setting, band in entries:
+        layer = convolutions.get(name)
         if layer is None:
-            if kind == "left":  # linear layers are listed as well
-                continue
+            if engine == "left" or name.partition("#")[0] in convolutions:
+                continue  # layers of other kinds, and further calls of one
             raise ValueError(
                 f"the settings must be those of this model; got a layer {name!r}"
                 f"{_close_names(name, convolutions)}"
@@ -167,15 +169,14 @@ def _read_settings(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
                 f"{geometry_of(layer)!r}"
             )
-        more = get("band"), get("pool", False)
-        engines[name] = _engine(name, layer.groups > 1, kind, setting, *more)
-    missing = [name for name in convolutions if name not in engines]
+        found[name] = _setting(name, engine, setting), _band(name, band)
+    missing = [name for name in convolutions if name not in found]
     if missing:
         raise ValueError(
             f"the settings must be those of this model; got none for {missing[0]!r} "
             f"({len(missing)} layers are missing)"
         )
-    return engines
+    return found
 
 
 def _check_version(file_format: Any, version: Any) -> None:
@@ -195,27 +196,15 @@ def _release(version: Any) -> list[str]:
     return str(version).split(".")[:2]
 
 
-def _engine(name: str, is_grouped: bool, kind: Any, setting: Any, band: Any, pools: Any) -> Engine:
-    may_have_setting = kind == "spamm" or (kind == "dense" and is_grouped)
-    is_right = isinstance(setting, dict) if setting is not None else kind != "spamm"
-    if kind not in _KINDS or not is_right or (setting is not None and not may_have_setting):
+def _setting(name: str, engine: Any, setting: Any) -> SpAMMConfig | None:
+    """The setting of a layer that skips; None for others, which the backend may fuse."""
+    if engine in ("dense", "left"):
+        return None
+    if engine != "spamm" or not isinstance(setting, dict):
         raise ValueError(
-            f"the settings must have engines {', '.join(_KINDS)}, spamm with a setting; got "
-            f"{kind!r} with {setting!r} for {name!r}"
+            "the settings must have engines spamm, dense, left, spamm with a setting; got "
+            f"{engine!r} with {setting!r} for {name!r}"
         )
-    if not isinstance(pools, bool) or (pools and setting != NOTHING_SKIPPED.to_dict()):
-        raise ValueError(
-            f"the settings must have true as pool where {NOTHING_SKIPPED} alone is set, or none; "
-            f"got {pools!r} with {setting!r} for {name!r}"
-        )
-    if kind == "spamm":
-        return Engine("spamm", _setting(name, setting), _band(name, band), pools)
-    if setting is not None:
-        return replace(DENSE, joined=_setting(name, setting))
-    return DENSE if kind == "dense" else LEFT
-
-
-def _setting(name: str, setting: dict[str, Any]) -> SpAMMConfig:
     try:
         return SpAMMConfig.from_dict(setting)
     except TypeError as error:
