@@ -566,8 +566,8 @@ inline bool own_f64_conv_pays(const UnskippedConv& x) {
   return own < cudnn + bytes / 1e6;
 }
 
-// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels of
-// half types read channels in units of 16 bytes, or few.
+// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels
+// of half types read channels in units of 16 bytes, or few.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                                     const UnskippedConv& x) {
   if (dtype == c10::ScalarType::Double) return own_f64_conv_pays(x);
