@@ -548,17 +548,29 @@ inline UnskippedConvTimes unskipped_f32_times(const UnskippedConv& x) {
           .cudnn = 4 + own / (transforms ? 110e6 : 50e6)};
 }
 
-// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Of float64 that
-// depends on what is padded: output channels to 128 by cuDNN, and all channels to 64 by ours, which
-// are a third faster on an H200; 1 x 1 convolutions are cuDNN's fastest. Hopper's kernels of half
-// types read channels in units of 16 bytes, or few.
+// The same of float64, by the portable kernel's tiles of 64 x 64. cuDNN's have 128 output channels,
+// but for 1 x 1 convolutions, and it reads and writes contiguous images, which are brought from and
+// to channels last.
+inline bool own_f64_conv_pays(const UnskippedConv& x) {
+  const auto whole = [](int64_t size, int64_t unit) { return blocks_of(size, unit) * unit; };
+  const auto flops = [&](int64_t in, int64_t out) {
+    return 2.0 * static_cast<double>(x.images * x.out_pixels * x.positions * in * out);
+  };
+  const auto bytes =
+      8.0 *
+      static_cast<double>(x.images * (x.in_pixels * x.in_channels + x.out_pixels * x.out_channels));
+  const double own =
+      flops(whole(x.in_channels, x.in_channels <= 32 ? 32 : 64), whole(x.out_channels, 64)) / 17e6;
+  const double cudnn = x.positions == 1 ? flops(x.in_channels, x.out_channels) / 33e6
+                                        : flops(x.in_channels, whole(x.out_channels, 128)) / 15e6;
+  return own < cudnn + bytes / 1e6;
+}
+
+// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels
+// of half types read channels in units of 16 bytes, or few.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                                     const UnskippedConv& x) {
-  if (dtype == c10::ScalarType::Double) {
-    const auto whole = [](int64_t size, int64_t unit) { return blocks_of(size, unit) * unit; };
-    return x.positions > 1 && 10 * x.in_channels * whole(x.out_channels, 128) >=
-                                  9 * whole(x.in_channels, 64) * whole(x.out_channels, 64);
-  }
+  if (dtype == c10::ScalarType::Double) return own_f64_conv_pays(x);
   if (!hopper) return false;
   if (dtype != c10::ScalarType::Float) {
     return x.out_channels % 8 == 0 && (x.in_channels % 8 == 0 || x.in_channels < 8);

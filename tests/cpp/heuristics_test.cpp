@@ -234,6 +234,7 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
     EXPECT_FALSE(of_double({17, 48, 96, 25, 35 * 35, 35 * 35}));
     EXPECT_FALSE(of_double({1, 3, 64, 49, 224 * 224, 112 * 112}));
     EXPECT_FALSE(of_double({64, 512, 2048, 1, 49, 49}));
+    EXPECT_TRUE(of_double({32, 256, 64, 1, 56 * 56, 56 * 56}));
   }
   EXPECT_TRUE(ours({100, 64, 128, 9, 256, 256}));
   EXPECT_TRUE(ours({2, 640, 640, 9, 1024, 1024}));  // by a matrix

@@ -450,7 +450,9 @@ class ImplicitProduct {
                                    i * width,
                                    finish ? &*finish : nullptr,
                                    i == 0 && step.j == step.tile.channels.begin ? rows : 0};
-        gemm_rows(listed, rows, width, depth, panels[i].first, width);
+        constexpr int64_t kStep = 128 / sizeof(P);  // of its columns
+        const int64_t columns = blocks_of(channels - i * width, kStep) * kStep;
+        gemm_rows(listed, rows, std::min(width, columns), depth, panels[i].first, width);
       }
     }
     for (int64_t i = 0; i < run.size; ++i) workspace.started[run.positions[i]] = true;

@@ -104,42 +104,31 @@ __device__ __forceinline__ uint64_t bits_of_thread(uint64_t valid, int log2_pixe
   return valid >> (threadIdx.x % 4 * 2);
 }
 
-// acc += 64 output channels times kCount boxes from kFirst on, where `valid` tells which pixels of
-// each count. All are multiplied; the sums of the others keep their values.
-template <class Config, int kFirst, int kCount, class LookAhead>
-__device__ __forceinline__ void multiply_mixed_boxes(const uint64_t* valid, int log2_pixels,
-                                                     uint64_t weight, uint64_t pixels,
-                                                     float (&acc)[Config::kValues],
-                                                     const LookAhead& look_ahead) {
-  constexpr int kOfBox = kBlock / 2, kBegin = kFirst * kOfBox;
-  uint64_t bits[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) bits[i] = bits_of_thread(valid[kFirst + i], log2_pixels);
-  float sums[Config::kValues];
-  kernels::sm90::hand_over<kCount * kOfBox>(acc + kBegin, sums + kBegin);
-  multiply_now<typename Config::Operand, kFirst * kBlock, kCount * kBlock>(weight, pixels, sums,
-                                                                           look_ahead);
-#pragma unroll
-  for (int i = 0; i < kCount * kOfBox; ++i) {
-    const int bit = i % kOfBox / 4 * 8 + i % 2;
-    if (bits[i / kOfBox] >> bit & 1) acc[kBegin + i] = sums[kBegin + i];
+// A thread's sums before the products of a step of which some pixels do not count: all are
+// multiplied, and the sums of the others are put back.
+template <class Config>
+class KeptSums {
+ public:
+  __device__ __forceinline__ void keep(const float (&acc)[Config::kValues]) {
+    kernels::sm90::hand_over<Config::kValues>(acc, before_);
   }
-}
 
-// The same for the boxes whose bits are set; at least one of two bits is set.
-template <class Config, class LookAhead>
-__device__ __forceinline__ void multiply_mixed_step(uint32_t bits, const uint64_t* valid,
-                                                    int log2_pixels, uint64_t weight,
-                                                    uint64_t pixels, float (&acc)[Config::kValues],
-                                                    const LookAhead& look_ahead) {
-  if (bits == 3) {
-    multiply_mixed_boxes<Config, 0, 2>(valid, log2_pixels, weight, pixels, acc, look_ahead);
-  } else if (bits == 1) {
-    multiply_mixed_boxes<Config, 0, 1>(valid, log2_pixels, weight, pixels, acc, look_ahead);
-  } else {
-    multiply_mixed_boxes<Config, 1, 1>(valid, log2_pixels, weight, pixels, acc, look_ahead);
+  // `valid` tells which pixels of the two boxes count.
+  __device__ __forceinline__ void put_back(const uint64_t* valid, int log2_pixels,
+                                           float (&acc)[Config::kValues]) const {
+    constexpr int kOfBox = kBlock / 2;
+    const uint64_t bits[] = {bits_of_thread(valid[0], log2_pixels),
+                             bits_of_thread(valid[1], log2_pixels)};
+#pragma unroll
+    for (int i = 0; i < Config::kValues; ++i) {
+      const int bit = i % kOfBox / 4 * 8 + i % 2;
+      if ((bits[i / kOfBox] >> bit & 1) == 0) acc[i] = before_[i];
+    }
   }
-}
+
+ private:
+  float before_[Config::kValues];
+};
 
 // Follows a warpgroup's operand from stage to stage.
 template <class Config, class Stage>
@@ -235,13 +224,18 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
       if (!ends_tile) next_notice = notice_at(next);
     };
     // Most stages take the first way. Tests before it cost each of them.
-    if (bits != 0 && !(Config::kByPixel && notice.is_mixed())) {
-      work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
-    } else if (Config::kByPixel && bits != 0) {
+    if (bits != 0) {
+      const bool is_mixed = Config::kByPixel && notice.is_mixed();
+      [[maybe_unused]] std::conditional_t<Config::kByPixel, KeptSums<Config>, char> kept;
       if constexpr (Config::kByPixel) {
-        multiply_mixed_step<Config>(bits, &ring.notices[at.slot].pixels[warpgroup * 2],
-                                    p.box.rows + p.box.columns, operands.weight(notice),
-                                    operands.pixels(), acc, look_ahead);
+        if (is_mixed) kept.keep(acc);
+      }
+      work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+      if constexpr (Config::kByPixel) {
+        if (is_mixed) {
+          kept.put_back(&ring.notices[at.slot].pixels[warpgroup * 2], p.box.rows + p.box.columns,
+                        acc);
+        }
       }
     } else {
       work.add(p, notice, warpgroup, storage.stages[at.slot], first_box, acc);
