@@ -20,7 +20,7 @@ from study_tools import (
 
 import bench
 import spamm_torch
-from cases import mm, multi_gpu, ranks, shapes, shards
+from cases import mm, multi_gpu, shapes, shards
 from cases.multi_gpu import LAYOUTS, PEERS
 from common import measuring
 from common.machine import TOLERANCE
@@ -271,9 +271,9 @@ def test_a_result_that_differs_ends_the_run(tmp_path, monkeypatch):
 def test_ranks_that_fail_and_that_end_say_which():
     wrong = {"data": "nothing of the kind", "precision": "float32", "n": 256}
     with pytest.raises(RuntimeError, match=r"^rank 0: ValueError: data must be one of "):
-        ranks.run(ranks.multiply, [CPU], wrong, (0.3,), 1)
+        multi_gpu.run_ranks(multi_gpu.multiply, [CPU], wrong, (0.3,), 1)
     with pytest.raises(RuntimeError, match=r"^rank 0: process 0 terminated with exit code 3$"):
-        ranks.run(end_the_first, [CPU] * 2)
+        multi_gpu.run_ranks(end_the_first, [CPU] * 2)
 
 
 def end_the_first(place):

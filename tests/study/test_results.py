@@ -8,7 +8,6 @@ from processes import python
 from study_tools import assert_golden
 
 import plot_results
-import plot_summary
 from common import results
 from common.console import exit_code
 from common.journal import Journal, run_settings
@@ -63,7 +62,7 @@ def test_a_picture_is_drawn_without_torch_and_the_library(tmp_path):
 
 def test_the_readme_has_the_figures_that_are_recorded():
     text = (REPOSITORY / "README.md").read_text()
-    assert plot_summary.with_figures(text, plot_summary.figures(plot_summary.load(RESULTS))) == text
+    assert plot_results.with_figures(text, plot_results.figures(plot_results.load(RESULTS))) == text
 
 
 def test_the_summary_is_written_where_the_marks_are(tmp_path):
@@ -71,14 +70,13 @@ def test_the_summary_is_written_where_the_marks_are(tmp_path):
     page.write_text("before\n<!-- figures: begin -->\nobsolete\n<!-- figures: end -->\nafter\n")
     for path in FILES:
         shutil.copy(path, tmp_path)
-    given = ["--results", str(tmp_path), "--page", str(page)]
-    plot_summary.main(given)
+    plot_results.write_summary(tmp_path, page)
     assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
     assert page.read_text().startswith("before\n<!-- figures: begin -->\n| workload |")
     assert page.read_text().endswith("|\n<!-- figures: end -->\nafter\n")
     page.write_text("no marks")
     with pytest.raises(UserError, match="expected a page with the lines"):
-        plot_summary.main(given)
+        plot_results.write_summary(tmp_path, page)
 
 
 def run(name, date, *rows, **header):
@@ -138,13 +136,12 @@ def test_files_of_something_else(content, tmp_path, capsys):
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("main", [plot_results.main, plot_summary.main])
-def test_files_that_are_missing(main, tmp_path, capsys):
+def test_files_that_are_missing(tmp_path, capsys):
     path = tmp_path / "products.json"
-    arguments = [str(path)] if main is plot_results.main else ["--results", str(tmp_path)]
-    assert exit_code(lambda: main(arguments)) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line == f"error: cannot read {path}: No such file or directory"
+    for call in (lambda: plot_results.main([str(path)]), lambda: plot_results.load(tmp_path)):
+        assert exit_code(call) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line == f"error: cannot read {path}: No such file or directory"
     with pytest.raises(UserError, match="expected one page for --add; got 0"):
         plot_results.main(["--add", str(path)])
 
