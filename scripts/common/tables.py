@@ -147,6 +147,8 @@ KINDS: dict[str, Kind] = {
     "calibrated": Kind("case form", "The whole model:",
         "form", "ms|us|us; speedup||over compiled"),
     # ---- The paper's tables
+    "targets": Kind("what", "Each target beside what was measured:",
+        "what target", "measured|{}; command|`{}`"),
     "thresholds": Kind("n ratio",
         "Table 1: tau by valid ratio and N, and the difference from the paper's:",
         "ratio", "tau|.6f; difference|({:+.2%})", "n"),
