@@ -54,6 +54,7 @@ CUTLASS = "nvidia-cutlass==4.2.0.0"
 GIB_PER_JOB = 3  # what one compiler may need at its peak, with room to spare
 
 CXX_FLAGS = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
+CXX_FLAGS += ["-Werror=switch"]  # a new activation is forgotten nowhere
 NVCC_FLAGS = [
     "-std=c++20",
     "-O1",  # of host code, which launches: -O3 takes a second more a file

@@ -126,29 +126,40 @@ void product_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
                                             x.a, x.b, x.input, x.beta, x.alpha));
 }
 
-// The gradient of what an activation is applied to. relu, relu6 and leaky_relu tell from their
-// output where they pass the gradient.
+// The gradient of what an activation is applied to, of those that tell it from their output. Of the
+// others a gradient needs their argument: where one is wanted, such an activation is therefore
+// torch's own, after the convolution.
 Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& output) {
   switch (activation) {
+    case Activation::kNone:
+      return grad;
     case Activation::kRelu:
       return at::threshold_backward(grad, output, 0);
     case Activation::kRelu6:
       return at::hardtanh_backward(grad, output, 0, 6);
     case Activation::kLeakyRelu:
       return at::leaky_relu_backward(grad, output, kLeakySlope, /*self_is_result=*/true);
-    default:
-      return grad;
+    case Activation::kHardswish:
+    case Activation::kSilu:
+      break;
   }
+  TORCH_INTERNAL_ASSERT(false, "no gradient of ", facts_of(activation).name, " by its output");
 }
 
-// Tells whether the gradient needs what the activation is applied to. Where a gradient is wanted,
-// such an activation is therefore torch's own, after the convolution.
-bool needs_its_argument(Activation activation) {
-  return activation == Activation::kHardswish || activation == Activation::kSilu;
-}
-
+// An activation that needs its argument, after the convolution.
 Tensor activated(const Tensor& sums, Activation activation) {
-  return activation == Activation::kSilu ? at::silu(sums) : at::hardswish(sums);
+  switch (activation) {
+    case Activation::kHardswish:
+      return at::hardswish(sums);
+    case Activation::kSilu:
+      return at::silu(sums);
+    case Activation::kNone:
+    case Activation::kRelu:
+    case Activation::kRelu6:
+    case Activation::kLeakyRelu:
+      break;
+  }
+  TORCH_INTERNAL_ASSERT(false, facts_of(activation).name, " needs no argument");
 }
 
 // activation(convolution + bias + residual); `op` computes it.
@@ -210,7 +221,7 @@ Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
   const Activation activation = check_activation(x.activation);
   const std::initializer_list<bool> wanted = {needs_grad(x.input), needs_grad(x.weight),
                                               needs_grad(x.bias), needs_grad(x.residual)};
-  const bool apart = needs_its_argument(activation) && at::GradMode::is_enabled() &&
+  const bool apart = facts_of(activation).needs_argument && at::GradMode::is_enabled() &&
                      std::find(wanted.begin(), wanted.end(), true) != wanted.end();
   const Activation inside = apart ? Activation::kNone : activation;
   const ConvOptions& options = x;
@@ -225,7 +236,7 @@ void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   if (is_plain(op, *stack)) return below_autograd(op, keys, stack);
   auto x = arguments_of<Arguments>(op, *stack);
   const auto run = [&](Activation inside) {
-    if (const std::string name(name_of(inside)); name != x.activation) {
+    if (const std::string name(facts_of(inside).name); name != x.activation) {
       torch::jit::drop(*stack, size_of(op));
       x.activation = name;
       push_arguments(op, *stack, x);

@@ -248,8 +248,11 @@ inline Knob checked_knob(Knob knob) {
 
 inline Activation check_activation(std::string_view name) {
   const std::optional<Activation> activation = find_activation(name);
-  TORCH_CHECK_VALUE(activation, "activation must be one of ", c10::Join(", ", kActivationNames),
-                    "; got '", name, "'");
+  std::array<const char*, kActivations.size()> names;
+  std::transform(kActivations.begin(), kActivations.end(), names.begin(),
+                 [](const ActivationFacts& facts) { return facts.name; });
+  TORCH_CHECK_VALUE(activation, "activation must be one of ", c10::Join(", ", names), "; got '",
+                    name, "'");
   return *activation;
 }
 

@@ -47,11 +47,11 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "find_tau(Tensor norm_a, Tensor norm_b, float? valid_ratio=None, *, float? max_error=None, "
       "Tensor? skip_norm_b=None, int max_iterations=20, float tolerance=0.01) -> Tensor");
-  // How many products have keys in each of `bins` ranges of 2^shift keys, the first of which begins
-  // at `low`, and above them: int64 (bins + 1), all batches together. A product's key is its bit
-  // pattern, as an integer; NaN has the key of infinity. `bins` is at most 2048, `shift` at most 20
-  // (float64: 52), `low` 0-d int64 on the maps' device. It is at least 0, which is not checked,
-  // because nothing here waits for the device.
+  // The number of products with keys in each of `bins` ranges of 2^shift keys, the first of which
+  // begins at `low`, and above them: int64 (bins + 1), all batches together. A product's key is its
+  // bit pattern, as an integer; NaN has the key of infinity. `bins` is at most 2048, `shift` at
+  // most 20 (float64: 52), `low` 0-d int64 on the maps' device. It is at least 0, which is not
+  // checked, because nothing here waits for the device.
   m.def(
       "product_histogram(Tensor norm_a, Tensor norm_b, Tensor low, int shift, int bins) -> Tensor");
   m.def("valid_counts(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
@@ -159,13 +159,13 @@ TORCH_LIBRARY(spamm_torch, m) {
       "col_b=None, Tensor? tau=None, Tensor? crow_input=None, Tensor? col_input=None, Tensor? "
       "values_input=None, Scalar beta=1, Scalar alpha=1, bool symmetric=False, bool norms=True) -> "
       "(Tensor, Tensor)");
-  // Which blocks stay of a result with these norms. Those below `below` go, with `share` only the
-  // smallest, as long as their common norm is at most share * norm(A) * norm(B), from the norms of
-  // the operands' blocks. symmetric: a block below the diagonal goes with its mirror image. Blocks
-  // with NaN or infinity stay. Returns the pattern, int64, and the norms of those that stay, their
-  // numbers among all, and a bound of the norm of the others; with the result's blocks, `values`,
-  // of the norms' dtype, also the trace and the norm of what stays, float64 (2,) on the CPU, else
-  // (0,). CUDA: waits once, does not check.
+  // Finds the blocks that stay of a result with these norms. Those below `below` go, with `share`
+  // only the smallest, as long as their common norm is at most share * norm(A) * norm(B), from the
+  // norms of the operands' blocks. symmetric: a block below the diagonal goes with its mirror
+  // image. Blocks with NaN or infinity stay. Returns the pattern, int64, and the norms of those
+  // that stay, their numbers among all, and a bound of the norm of the others; with the result's
+  // blocks, `values`, of the norms' dtype, also the trace and the norm of what stays, float64 (2,)
+  // on the CPU, else (0,). CUDA: waits once, does not check.
   m.def(
       "bsr_drop(Tensor crow, Tensor col, Tensor norms, *, float below, float? share=None, Tensor? "
       "norm_a=None, Tensor? norm_b=None, Tensor? values=None, bool symmetric=False) -> (Tensor, "
@@ -185,7 +185,7 @@ namespace {
 
 using torch::profiler::impl::cudaStubs;  // torch's way to NVTX; not enabled without CUDA
 
-// That a range was opened, and so is to be closed.
+// The fact that a range was opened, and so is to be closed.
 struct Opened : at::ObserverContext {};
 
 std::unique_ptr<at::ObserverContext> open(const at::RecordFunction& record) {

@@ -17,7 +17,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from tblite.interface import Calculator
+
+try:
+    from tblite.interface import Calculator
+except ImportError as error:
+    sys.exit(f"error: expected tblite, whose matrices these are; got {error}")
 
 from spamm_torch.linalg import DensitySolver
 

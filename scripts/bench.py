@@ -14,7 +14,7 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
-from cases import block_sparse, conv, layers, mm, multi_gpu, networks, shapes, vgg13
+from cases import block_sparse, conv, mm, multi_gpu, networks, shapes, vgg13
 from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
@@ -28,7 +28,7 @@ from models.files import require_writable
 # may have choose(options), which completes options and raises UserError; prepare(options), where
 # something must be made first; header(options); settings(options), what decides its figures beside
 # the options; joined(tables), more tables of those of all cells. Its docstring is on its pages.
-_CASES = (mm, conv, shapes, block_sparse, networks, layers, vgg13, multi_gpu)
+_CASES = (mm, conv, shapes, block_sparse, networks, vgg13, multi_gpu)
 CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
 
 

@@ -31,9 +31,8 @@ _CODE = {".cu", ".cpp", ".cuh", ".h", ".py"}
 _LATER = tuple(
     f"{REPOSITORY}/{room}"
     for room in (
-        *("csrc/conv/", "csrc/cpu/", "csrc/cuda/", "csrc/kernels/", "csrc/library.cpp"),
         *("spamm_torch/linalg/", "spamm_torch/sparse/"),
-        *("tests/cpp/", "tests/sparse/"),
+        "tests/sparse/",
     )
 )
 _TEXT = {".cu", ".cpp", ".cuh", ".h", ".py", ".md", ".txt", ".toml", ".sh", ".in", ".cmake"}

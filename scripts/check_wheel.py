@@ -15,7 +15,8 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ["README.md", "tests/build/test_docs.py", "examples/distributed_mm.py", "docs/api.md"]
+NEEDED = ["README.md", "tests/build/test_docs.py", "docs/api.md"]
+NEEDED += [f"examples/{name}.py" for name in ("distributed_mm", "from_scipy", "my_resnet")]
 
 
 def run_examples(wheel: Path, folder: Path) -> int:

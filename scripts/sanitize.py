@@ -3,8 +3,8 @@
     SPAMM_TORCH_TILE=small compute-sanitizer --tool memcheck .venv/bin/python scripts/sanitize.py
 
 Run it once for each tile, small and large (by themselves small sizes take the small ones), and on
-Hopper both with SPAMM_TORCH_FORCE_SM80=1 and without. It checks nothing by itself (the tests do);
-it only makes each kernel touch memory, ragged edges, transposed and misaligned operands included.
+Hopper both with SPAMM_TORCH_FORCE_SM80=1 and without. Products, convolutions and pools are those
+that the fuzzer draws, of every type, block and layout; the other parts are what it does not reach.
 """
 
 import itertools
@@ -16,15 +16,16 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
+import fuzz
 import spamm_torch
 from common.console import exit_code
 from common.options import choose_device, make_parser
+from models.files import UserError
 
 DEVICE = "cuda"
 OPS = torch.ops.spamm_torch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-BLOCKS = (32, 64, 128, (128, 64, 128), (32, 128, 64))
-SHAPES = ((1, 1, 1), (65, 33, 130), (128, 256, 128), (200, 264, 72))
+CASES = 300  # of each family
 
 
 def randn(*shape, dtype=torch.float32):
@@ -38,12 +39,13 @@ def operands(m, k, n, dtype):
     yield randn(m, k + 1, dtype=dtype)[:, 1:], randn(k, n + 1, dtype=dtype)[:, 1:]
 
 
-def products():
-    for dtype, block, shape in itertools.product(DTYPES, BLOCKS, SHAPES):
-        for a, b in operands(*shape, dtype):
-            spamm_torch.mm(a, b, tau=1.0, block=block)
-            spamm_torch.mm(a, b, valid_ratio=0.5, block=block)
-            spamm_torch.addmm(b[0].clone(), a, b, max_error=0.1, block=block, beta=0.5, alpha=2)
+def drawn():
+    """The first cases of the fuzzer's families, whose answers it holds against its oracle."""
+    families = "dense", "sparse", "convolution", "pool"
+    for family, number in itertools.product(families, range(CASES)):
+        case = fuzz.drawn(0, number, family)
+        if said := fuzz.problem(case, DEVICE):
+            raise UserError(f"expected the oracle's answer; got {said} ({case})")
 
 
 def awkward_float32():
@@ -71,13 +73,6 @@ def wide_float32():
         spamm_torch.mm(along_b.mT, along_a.mT, tau=tau, block=block)
 
 
-def symmetric_products():
-    """One triangle and its mirror image, with the norm map of the result."""
-    for dtype, block, edge in itertools.product(DTYPES, (32, 64, 128), (65, 200)):
-        a = randn(edge, edge, dtype=dtype)
-        spamm_torch.mm(a, a, tau=1.0, block=block, symmetric=True, return_norms=True)
-
-
 def claimed_tiles():
     """More tiles than multiprocessors, with norm maps computed and precomputed."""
     for dtype in (torch.float16, torch.float32):
@@ -100,29 +95,6 @@ def stages():
         spamm_torch.valid_ratio(norm_a, norm_b, tau)
         spamm_torch.error_bound(norm_a, norm_b, tau)
         OPS.find_tau(norm_a, norm_b, max_error=0.1)
-
-
-def batches_and_convolutions():
-    many = randn(3000, 4, 5)  # so small that they are not split into parts
-    spamm_torch.bmm(many, many.mT, valid_ratio=0.5)
-    for dtype in DTYPES:
-        a = randn(3, 70, 100, dtype=dtype)
-        spamm_torch.bmm(a, a.mT, valid_ratio=0.5)
-        x = randn(3, 40, 9, 7, dtype=dtype)
-        weight = randn(36, 20, 3, 3, dtype=dtype)
-        spamm_torch.conv2d(x, weight, stride=2, padding=1, groups=2, valid_ratio=0.5)
-        for images, block, pixel_block in (
-            (70, 64, (64, 1, 1)),
-            (3, 32, (1, 4, 8)),
-            (70, 128, (128, 1, 1)),
-            (3, 64, (2, 4, 8)),
-            (6, 64, (4, 4, 4)),
-        ):
-            x = randn(images, 72, 5, 6, dtype=dtype)
-            weight = randn(136, 72, 3, 3, dtype=dtype)
-            setting = {"padding": 1, "block": block, "pixel_block": pixel_block}
-            spamm_torch.conv2d(x, weight, weight[:, 0, 0, 0], relu=True, tau=100.0, **setting)
-            spamm_torch.conv2d(x[:, :3], weight[:9, :3], dilation=2, valid_ratio=0.5, **setting)
 
 
 def convolutions_without_im2col():
@@ -148,27 +120,6 @@ def convolutions_without_im2col():
         OPS.conv2d(x, weight, padding=1, activation="relu", **ready)
         square = randn(out_channels, out_channels, 3, 3, dtype=dtype)
         spamm_torch.conv2d(hidden, square, tau=1.0, norm_input=norms, **setting)
-
-
-def epilogues():
-    """Activations and residuals, with nothing skipped and with a tau, in batches of all kinds.
-
-    Batches of few images judge each pixel of a box by itself.
-    """
-    shapes = ((5, 72, 136, 3, 1), (40, 64, 64, 3, 2), (100, 40, 72, 1, 1), (3, 136, 48, 5, 1))
-    for dtype, (images, channels, out_channels, kernel, stride) in itertools.product(
-        DTYPES, shapes
-    ):
-        x = randn(images, channels, 9, 7, dtype=dtype)
-        weight = randn(out_channels, channels, kernel, kernel, dtype=dtype)
-        setting = {"stride": stride, "padding": kernel // 2}
-        residual = OPS.dense_conv2d(x, weight, **setting)
-        for activation in (None, "relu", "relu6", "hardswish", "silu", "leaky_relu"):
-            for tau in (0.0, 60.0 * kernel):
-                addend = residual if activation != "silu" else None
-                spamm_torch.conv2d(
-                    x, weight, tau=tau, residual=addend, activation=activation, **setting
-                )
 
 
 def forced(variable, value):
@@ -273,12 +224,9 @@ def extremes():
             spamm_torch.norm_map(torch.full((40, 70), value, device=DEVICE, dtype=dtype))
 
 
-IN_BOTH_FORMATS = (  # of float32
-    *(products, awkward_float32, wide_float32, symmetric_products, batches_and_convolutions),
-    *(convolutions_without_im2col, epilogues),
-)
+IN_BOTH_FORMATS = (awkward_float32, wide_float32, convolutions_without_im2col)  # of float32
 ONCE = (
-    *(convolution_segments, nothing_skipped, product_segments, claimed_tiles, stages),
+    *(drawn, convolution_segments, nothing_skipped, product_segments, claimed_tiles, stages),
     *(first_layers, networks, extremes),
 )
 

@@ -10,7 +10,7 @@ import numbers
 import sys
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -18,8 +18,27 @@ from torch.masked import MaskedTensor
 from torch.nn import Module, Parameter
 
 EDGES = (32, 64, 128)
-ACTIVATIONS = ("none", "relu", "relu6", "hardswish", "silu", "leaky_relu")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Activation(NamedTuple):
+    """The facts on an activation that bounds need: its largest slope, and what it rounds in
+    float32, relative to its argument; nothing where it only compares.
+    """
+
+    slope: float = 1.0
+    rounds: float = 0.0
+
+
+# By name, which is that of torch.nn.functional; csrc/activation.h has the same.
+ACTIVATIONS = {
+    "none": Activation(),
+    "relu": Activation(),
+    "relu6": Activation(),
+    "hardswish": Activation(1.5, 2.0**-19),
+    "silu": Activation(1.1, 2.0**-19),
+    "leaky_relu": Activation(1.0, 2.0**-19),
+}
 
 
 class Knobs(TypedDict):
@@ -381,5 +400,8 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_module(value: Any, function: str) -> None:
+    if isinstance(value, torch.jit.ScriptModule):
+        got = "one scripted: pass the module itself"
+        raise TypeError(f"{function} expects an nn.Module; got {got}")
     if not isinstance(value, Module):
         raise TypeError(f"{function} expects an nn.Module; got {type(value).__name__}")

@@ -28,15 +28,19 @@ _SPARSE = {
     "sub": "sparse.add(a, b, beta=-1) is a - b",
 }
 _LINALG = {
+    "cholesky": "linalg.inverse_factor(s, max_error=...) is a Z with Z^T S Z = 1",
     "density_matrix": "linalg.DensitySolver(overlap) makes them",
     "eigh": "torch.linalg.eigh of the dense matrix",
     "expm": "torch.linalg.matrix_exp of the dense matrix",
     "inv": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(z, z, ...)",
+    "matrix_exp": "torch.linalg.matrix_exp of the dense matrix",
     "norm": "sparse.norm(a), or torch.linalg.norm of a dense matrix",
     "sp2": "linalg.purify(hamiltonian, electrons, max_error=...) is SP2",
     "sqrtm": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(s, z, ...)",
 }
 _TOP = {
+    "Conv2d": "spamm_torch.SpAMMConv2d is torch's with a knob",
+    "Linear": "spamm_torch.SpAMMLinear is torch's with a knob",
     "benchmark": "scripts/bench.py of the repository times the library",
     "OrderedBatch": _ORDER,
     "compile": _BACKEND,
@@ -44,6 +48,7 @@ _TOP = {
     "likeness_order": _ORDER,
     "matmul": "spamm_torch.mm of matrices, bmm of batches",
     "order_batch": _ORDER,
+    "show": "spamm_torch.build_info() says how it was built",
     **{
         name: f"spamm_torch.paths.{name}() is it"
         for name in ("cmake_prefix_path", "include_path", "library_path")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._arguments import norm_dtype
+from ._arguments import ACTIVATIONS, norm_dtype
 
 _ops = torch.ops.spamm_torch
 
@@ -175,14 +175,6 @@ class Made(NamedTuple):
         return NEAR[dtype] if self.are_near else 1.0
 
 
-# The largest slope, and what the function itself rounds in float32, relative to its argument.
-_ACTIVATIONS = {
-    "leaky_relu": (1.0, 2.0**-19),
-    "hardswish": (1.5, 2.0**-19),
-    "silu": (1.1, 2.0**-19),
-}
-
-
 def conv_made(
     output: Tensor,
     device: torch.device,
@@ -201,7 +193,7 @@ def conv_made(
         for x in addends
         if x is not None and x.numel()
     ]
-    slope, own = _ACTIVATIONS.get(activation, (1.0, 0.0))
+    slope, own = ACTIVATIONS[activation]
     # A backend may add the residual, and apply all but clamps, each with a rounding of its own.
     passes = (addends[1] is not None) + (own > 0)
     hides = torch.finfo(norm_dtype(dtype)).max / 4

@@ -22,8 +22,8 @@ Common to all functions:
       float; in a tensor, whose value is not looked at, it skips nothing.
   ``valid_ratio``
       Share of block products to keep, in (0, 1], met as nearly as whole block products and ties
-      allow: with few blocks the nearest may be none of them, and the result zero. The threshold is
-      searched for in each call, on the device.
+      allow: with few blocks the nearest may be none of them, and the result zero (products and
+      :func:`find_tau` warn then). The threshold is searched for in each call, on the device.
   ``max_error``
       Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B);
       inf skips all. Searched for likewise. For an absolute bound e,
@@ -51,6 +51,7 @@ Common to all functions:
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -125,6 +126,11 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
         (..., ceil(M / rows), ceil(K / columns)) norms on the matrix's device, right to 1e-5
         relative over the whole range of the dtype: nothing vanishes, nothing overflows before the
         norm itself does. Without a gradient.
+
+    Example:
+        >>> norm_map(torch.ones(128, 128), 64)
+        tensor([[64., 64.],
+                [64., 64.]])
     """
     if has_torch_function_variadic(a):
         return _overridden(norm_map, (a,), locals())
@@ -156,6 +162,12 @@ def find_tau(
     Returns:
         0-d tensor of the norms' dtype on their device, in units of a product of two norms, found
         without host synchronisation.
+
+    Example:
+        >>> norms = norm_map(a)
+        >>> tau = find_tau(norms, norms, 0.25)
+        >>> print(f"{valid_ratio(norms, norms, tau):.0%} are kept")
+        25% are kept
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(find_tau, (norm_a, norm_b), locals())
@@ -163,10 +175,22 @@ def find_tau(
     if not of_blocks:
         _check_norm_maps(norm_a, norm_b)
     check_search(valid_ratio, max_error, max_iterations, tolerance)
+    if valid_ratio is not None and not of_blocks:
+        _warn_where_none_stays(valid_ratio, norm_a.numel() * norm_b.shape[-1])
     if of_blocks:
         return maps.find_tau(*maps.of_maps("find_tau", norm_a, norm_b), valid_ratio, max_error)
     limits = {"max_iterations": max_iterations, "tolerance": tolerance}
     return _ops.find_tau(norm_a, norm_b, valid_ratio, max_error=max_error, **limits)
+
+
+def _warn_where_none_stays(valid_ratio: float, products: int) -> None:
+    """Warns where a ratio is nearest to none of so many block products, so that all are skipped."""
+    if not torch.compiler.is_compiling() and 0 < valid_ratio * products < 0.5:
+        warnings.warn(
+            f"valid_ratio {valid_ratio:g} of {products} block products is nearest to none of them: "
+            f"all are skipped ({0.5 / products:g} and more keep one)",
+            stacklevel=4,
+        )
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -205,6 +229,12 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
         (i,j) of (sum over skipped k of norm_a[i,k] * norm_b[k,j])^2), rounded up; the rounding of
         the norms themselves is in it. Follows from the triangle inequality in each block of C and
         the submultiplicativity of the Frobenius norm.
+
+    Example:
+        >>> norms = norm_map(a)
+        >>> bound = error_bound(norms, norms, 0.1)
+        >>> bool((mm(a, a, tau=0.1) - a @ a).norm() <= bound)
+        True
     """
     return _of_maps(error_bound, norm_a, norm_b, tau)
 
@@ -271,6 +301,10 @@ def _product(
     if norm_b is not None:
         check_tensor(norm_b, "norm_b")
     knob, edges = as_knobs(*knobs), check_block(block)
+    if knob["valid_ratio"] is not None and not torch.compiler.is_compiling():
+        sizes = zip((*a.shape[-2:], b.shape[-1]), edges, strict=True)
+        products = math.prod((*a.shape[:-2], *(-(-size // edge) for size, edge in sizes)))
+        _warn_where_none_stays(knob["valid_ratio"], products)
     complete: Callable[[Tensor], SkipInfo] | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
         m, k, n = edges
@@ -409,6 +443,13 @@ def mm(
     in pinned memory, complete when the call returns. Operands that are not pinned take longer, and
     those without contiguous rows are copied first; a search for a ``tau`` reads them twice, unless
     norm maps are given. Gradients, and norm maps of ``return_info``, are computed where they lie.
+
+    Example:
+        >>> i = torch.arange(512)
+        >>> a = 0.9 ** (i[:, None] - i).abs()  # decays away from its diagonal
+        >>> c, info = mm(a, a, max_error=1e-6, return_info=True)
+        >>> print(f"{info.valid_ratio:.0%} of the products, error at most {info.error_bound:.0e}")
+        25% of the products, error at most 1e-03
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
@@ -431,7 +472,8 @@ def mm(
     if out is not None:
         _check_out("mm", out, a, b)
     if (  # the usual call, without the cost of the others
-        symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
+        symmetric is return_norms is return_info is False
+        and norm_a is norm_b is out is valid_ratio is None
     ):
         given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
         if devices is None:
@@ -545,6 +587,11 @@ def addmm(
             ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.
 
     Returns, raises: as :func:`mm`.
+
+    Example:
+        >>> c = addmm(a, a, a, beta=2, alpha=-1, tau=1e-3)  # 2 A - A A
+        >>> print(f"{(c - (2 * a - a @ a)).norm():.0e}")
+        5e-04
     """
     if has_torch_function_variadic(input, a, b):
         return _overridden(addmm, (input, a, b), locals())
@@ -585,6 +632,10 @@ def bmm(
 
     Returns:
         (batch, M, N), of the operands' dtype.
+
+    Example:
+        >>> bmm(torch.stack([a, a / 2]), torch.stack([a, a]), valid_ratio=0.3).shape
+        torch.Size([2, 512, 512])
     """
     if has_torch_function_variadic(a, b):
         return _overridden(bmm, (a, b), locals())
@@ -621,6 +672,10 @@ def linear(
 
     Returns:
         (..., out_features), of the operands' dtype.
+
+    Example:
+        >>> linear(a, torch.eye(512)[:10], torch.zeros(10), valid_ratio=0.5).shape
+        torch.Size([512, 10])
     """
     if has_torch_function_variadic(input, weight):
         return _overridden(linear, (input, weight), locals())
@@ -777,6 +832,13 @@ def conv2d(
     On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
     are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
     otherwise each call copies them, and the output back where the input is not channels-last.
+
+    Example:
+        >>> images, weight = torch.rand(64, 32, 8, 8), torch.randn(64, 32, 3, 3)
+        >>> c, info = conv2d(images, weight, padding=1, valid_ratio=0.6, return_info=True)
+        >>> again = conv2d(images, weight, padding=1, tau=info.tau, pixel_block=info.pixel_block)
+        >>> torch.equal(again, c)  # a tau belongs to its pixel block
+        True
     """
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")

@@ -153,6 +153,65 @@ def _sum_of_block_products(a, b, chosen, block):
     return result
 
 
+# ---- One budget for skipping and precision -------------------------------------------------------
+
+# Proven on docs/error_bound.md ("One budget"). Classes of a block product:
+SKIPPED, ONE_HALF, THREE_HALVES, EXACT = range(4)  # so many products of halves; the operands' type
+
+
+def losses(block):
+    """The loss of a block product of norm product 1, at most, in each class."""
+    sums = 1.01 * ((1 + 2.0**-24) ** edges(block)[1] - 1)  # of float32, within a block
+    return np.array([1, 2.0**-10 * (1 + 2.0**-11) + sums, 2.0**-20 + sums, 0], np.longdouble)
+
+
+def classes(norm_a, norm_b, block, budget):
+    """The class of each block product, (..., MB, KB, NB), and the bound of what all of them lose.
+
+    The cheapest class whose loss is below one threshold, the largest whose bound is in the budget.
+    """
+    lost = np.multiply.outer(losses(block), products(norm_a, norm_b))
+
+    def dealt(threshold):
+        chosen = np.count_nonzero(lost[:EXACT] >= threshold, axis=0)
+        each = np.take_along_axis(lost, chosen[None], axis=0)[0]
+        return chosen, np.sqrt(np.sum(each.sum(axis=-2) ** 2))
+
+    steps = np.append(np.unique(lost), np.inf)
+    low, high = 0, len(steps)  # the bound grows with the threshold, and is 0 at the first
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if dealt(steps[middle])[1] <= budget else (low, middle)
+    return dealt(steps[low])
+
+
+def halves(block):
+    """Two halves and the exponent of their unit: block = (high + low) 2^exponent, nearly."""
+    exponent = int(np.frexp(np.abs(block).max(initial=0.0))[1]) - 15
+    scaled = np.ldexp(block, -exponent)
+    high = scaled.astype(np.float16)
+    return high, (scaled - high).astype(np.float16), exponent
+
+
+def multiply_by_class(a, b, chosen, block):
+    """A @ B, each block product in its class; halves summed in float32, blocks in float64."""
+    m, k, n = edges(block)
+    own = np.float64 if a.dtype == torch.float64 else np.float32
+    a, b = to_float64(a), to_float64(b)
+    result = np.zeros((a.shape[0], b.shape[1]))
+    for i, l, j in np.argwhere(chosen != SKIPPED):
+        x = a[i * m : (i + 1) * m, l * k : (l + 1) * k]
+        y = b[l * k : (l + 1) * k, j * n : (j + 1) * n]
+        of, pairs, unit = own, [(x, y)], 0
+        if chosen[i, l, j] != EXACT:
+            (x, x_low, e), (y, y_low, f) = halves(x), halves(y)
+            of, unit = np.float32, e + f
+            pairs = [(x, y), (x_low, y), (x, y_low)][: 1 if chosen[i, l, j] == ONE_HALF else 3]
+        product = sum((x.astype(of) @ y.astype(of)).astype(np.float64) for x, y in pairs)
+        result[i * m : (i + 1) * m, j * n : (j + 1) * n] += np.ldexp(product, unit)
+    return result
+
+
 # ---- How far a right answer may be off ----------------------------------------------------------
 
 UNIT_ROUNDOFF = {

@@ -1,16 +1,66 @@
-"""Parts that the tests of the study share: tiny data sets, and what a benchmark's run leaves
-behind.
-"""
+"""Parts that the tests of the study share: tiny data, what a benchmark leaves, kept texts."""
 
 import gzip
 import json
+import os
 import struct
+from pathlib import Path
 
 import torch
 
 import bench
 from common import results
 from common.console import exit_code
+from common.tables import KINDS
+
+# ---- Kept texts: GOLDEN=write writes those of the tests that run ---------------------------------
+
+GOLDEN = Path(__file__).parent / "study" / "golden.json"
+
+
+def assert_golden(name, found):
+    """Holds plain data against what is kept under a name; read the difference before you commit."""
+    kept, found = json.loads(GOLDEN.read_text()), json.loads(json.dumps(found))
+    if os.environ.get("GOLDEN") == "write":
+        content = json.dumps(dict(sorted((kept | {name: found}).items())), indent=1)
+        GOLDEN.write_text(content + "\n")
+    else:
+        assert found == kept[name]
+
+
+def outline(tables):
+    """Tables without their figures: the place of each row, with why it has none, and the columns
+    that have figures in all rows, or in some.
+    """
+    found = {}
+    for kind, rows in tables.items():
+        at = [" ".join(str(row.get(name)) for name in KINDS[kind].key) for row in rows]
+        at = [
+            f"{x}: {row['absent']}" if row.get("absent") else x
+            for x, row in zip(at, rows, strict=True)
+        ]
+        names = sorted({name for row in rows for name in row} - {"absent", *KINDS[kind].key})
+        measured = [row for row in rows if not row.get("absent")]
+        held = [{name for name in names if row.get(name) is not None} for row in measured] or [
+            set()
+        ]
+        every, some = set.intersection(*held), set.union(*held)
+        found[kind] = {"rows": at, "in all": sorted(every), "in some": sorted(some - every)}
+    return found
+
+
+def assert_consistent(rows, **ratios):
+    """Times are above zero, and each column of ``ratios``, "a/b", is a over b."""
+    for row in rows:
+        for name, value in row.items():
+            assert not name.endswith(("ms", "_us")) or not isinstance(value, float) or value > 0, (
+                name
+            )
+        for name, of in ratios.items():
+            over, under = of.split("/")
+            if row.get(name) is not None:
+                assert abs(row[name] / (row[over] / row[under]) - 1) < 1e-6, name
+
 
 # ---- Tiny data sets, in MNIST's own file format -------------------------------------------------
 

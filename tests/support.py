@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import spamm_torch
-from spamm_torch import _library
+from spamm_torch import _arguments, _library
 from spamm_torch._timing import Timing
 
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 ACTIVATIONS = {"none": lambda x: x}
-ACTIVATIONS |= {of.__name__: of for of in (F.relu, F.relu6, F.hardswish, F.silu, F.leaky_relu)}
+ACTIVATIONS |= {name: getattr(F, name) for name in _arguments.ACTIVATIONS if name != "none"}
 
 
 @contextlib.contextmanager

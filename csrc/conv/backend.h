@@ -1,4 +1,4 @@
-// What a device can implement for convolutions and max pooling, to be registered by backends.h.
+// Offers of a device for convolutions and max pooling, to be registered by backends.h.
 //
 // A device without a backend falls back on the explicit im2col matrix of conv2d.cpp, torch's max
 // pooling and norm maps of whole tensors. The results are the same.
@@ -58,10 +58,14 @@ struct ConvolutionResult {
   at::Tensor norms;   // output norms; undefined if they still need a norm pass
 };
 
+// A convolution that skips nothing in the blocks, of as many images or fewer, of which the fewest
+// cover the output: they are no more than what is computed together.
+Convolution in_full_blocks(Convolution conv);
+
 // The norms of the weight matrix: the precomputed ones if there are any.
 at::Tensor weight_norms(const Convolution& conv);
 
-// What a kernel with bias and ReLU alone computes of an epilogue.
+// Tells whether a kernel with bias and ReLU alone computes the epilogue.
 inline bool is_at_most_relu(const Convolution& conv) {
   return !conv.residual &&
          (conv.activation == Activation::kNone || conv.activation == Activation::kRelu);
@@ -70,18 +74,18 @@ inline bool is_at_most_relu(const Convolution& conv) {
 // Convolution without an im2col matrix in memory, and norms with its rounding.
 struct ConvBackend {
   Way<ConvolutionResult(const Convolution&, const Knob&)> convolve = {};  // the output is not empty
-  // Whether it computes the residual and the activation too. If not, it gets neither, and no wish
-  // for output norms: all three follow in passes of their own.
+  // Tells whether it computes the residual and the activation too. If not, it gets neither, and no
+  // wish for output norms: all three follow in passes of their own.
   bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;
   // The norms (1, MB, KB) of a weight, where they are not norm_map's. Pinned norms must match those
   // of the convolution bit for bit.
   Way<at::Tensor(const at::Tensor& weight, int64_t groups, const Block& block)> weight_norms = {};
 };
 
-// Where nothing is skipped torch's convolution may be faster than those of ConvBackend.
+// The choice between torch's convolution and those of ConvBackend where nothing is skipped.
 struct UnskippedBackend {
-  // Whether it is not. By the sizes of the whole batch alone, so that bits are the same in each
-  // call.
+  // Tells whether the latter are faster. By the sizes of the whole batch alone, so that bits are
+  // the same in each call.
   bool (*own_pays)(const Convolution&) = nullptr;
 };
 
@@ -91,7 +95,7 @@ struct MaxPool {
   bool ceil_mode;
 };
 
-// What skips nothing. The outputs of convolutions are not empty, and in any memory format.
+// Layers that skip nothing. The outputs of convolutions are not empty, and in any memory format.
 struct DenseBackend {
   Way<at::Tensor(const DenseConvolution&)> convolve = {};  // the weight is not empty either
   // And max pooling of 2 x 2 pixels, with stride 2. The result has the bits of both, one after the

@@ -139,15 +139,6 @@ class MatrixConvolution {
   std::vector<Piece> pieces_;
 };
 
-// The same where nothing is skipped: blocks are then no more than what is computed together, and
-// those of more images than the batch has would be mostly empty.
-Convolution in_full_blocks(Convolution conv) {
-  if (conv.shape.images < conv.blocks.edge[0]) {
-    conv.blocks.edge = default_pixel_block(/*has_tau=*/false, conv.shape.images, conv.block.n);
-  }
-  return conv;
-}
-
 // The backend's result, its output with the whole epilogue.
 ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& conv,
                               const Knob& knob) {
@@ -161,9 +152,9 @@ ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& con
   return {output, Tensor()};
 }
 
-// Whether torch's convolution takes its place. Blocks that the channels of a group do not fill are
-// slow. Pixel blocks of one image promise that an image does not depend on its batch; torch's
-// convolution does not.
+// Tells whether torch's convolution takes its place. Blocks that the channels of a group do not
+// fill are slow. Pixel blocks of one image promise that an image does not depend on its batch;
+// torch's convolution does not.
 bool runs_dense(const Convolution& conv, const Knob& knob) {
   if (!skips_nothing(knob)) return false;
   if (conv.shape.groups > 1) return true;
@@ -172,6 +163,16 @@ bool runs_dense(const Convolution& conv, const Knob& knob) {
 }
 
 }  // namespace
+
+Convolution in_full_blocks(Convolution conv) {
+  PixelBlocks& blocks = conv.blocks;
+  PixelBlocks tried = blocks;
+  for (int64_t images = blocks.edge[0]; images > 1;) {
+    tried.edge = default_pixel_block(/*has_tau=*/false, images /= 2, conv.block.n);
+    if (volume(tried.count()) < volume(blocks.count())) blocks = tried;
+  }
+  return conv;
+}
 
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   ConvolutionResult result;

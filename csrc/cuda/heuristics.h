@@ -19,13 +19,14 @@
 
 namespace spamm::cuda {
 
-// Whether a chip runs the Hopper kernels. They are built for sm_90a, which runs only on compute
-// capability 9.0 (90), and a thread block uses all shared memory of a multiprocessor.
+// Tells whether a chip runs the Hopper kernels. They are built for sm_90a, which runs only on
+// compute capability 9.0 (90), and a thread block uses all shared memory of a multiprocessor.
 inline bool runs_hopper_kernels(int compute_capability, int64_t shared_bytes_per_block) {
   return compute_capability == 90 && shared_bytes_per_block >= 227 * 1024;
 }
 
-// Whether tensor maps, whose coordinates are 32 bits wide, can describe the operands of a product.
+// Tells whether tensor maps, whose coordinates are 32 bits wide, can describe the operands of a
+// product.
 inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
   constexpr int64_t kLongest = (int64_t{1} << 31) - 256;  // tiles may stick out
   return k > 0 && std::max({m, n, k}) <= kLongest;
@@ -41,8 +42,8 @@ struct ProductSize {
   int64_t batch_a, batch_b, batch, m, n, k;
 };
 
-// Whether split parts, which are padded to blocks of 64 x 64, need several times the memory of the
-// float32 operands and result. Small amounts of memory are never a waste.
+// Tells whether split parts, which are padded to blocks of 64 x 64, need several times the memory
+// of the float32 operands and result. Small amounts of memory are never a waste.
 inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
   constexpr double kMostTimes = 4, kLittle = 1 << 20;
   const auto entries = [](int64_t batch, int64_t rows, int64_t columns) {
@@ -93,11 +94,11 @@ inline const char* kernel_name(Kernel kernel) {  // in the order of Kernel
   return kNames[static_cast<int>(kernel)];
 }
 
-// Whether the thread blocks of a kernel claim their tiles from a counter: on Hopper, whose kernels
-// come first.
+// Tells whether the thread blocks of a kernel claim their tiles from a counter: on Hopper, whose
+// kernels come first.
 constexpr bool claims_tiles(Kernel kernel) { return kernel <= Kernel::kSm90F64; }
 
-// Whether a kernel can read some rows of B from another place than the others.
+// Tells whether a kernel can read some rows of B from another place than the others.
 inline bool reads_own_rows(Kernel kernel) {
   return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16 || kernel == Kernel::kSm90F64;
 }
@@ -112,9 +113,9 @@ TileSize pick_tile(AnyKernel kernel, bool large_pays, std::optional<TileSize> fo
   return find_tile(kernel, wanted) == nullptr ? TileSize::kSmall : wanted;
 }
 
-// Whether C is large enough for large tiles. They read each operand less often, but on a small C
-// they leave multiprocessors idle. The table's limit counts areas of 128 x 128 of C for each
-// multiprocessor. `upper_only`: only those on and above the diagonal are computed.
+// Tells whether C is large enough for large tiles. They read each operand less often, but on a
+// small C they leave multiprocessors idle. The table's limit counts areas of 128 x 128 of C for
+// each multiprocessor. `upper_only`: only those on and above the diagonal are computed.
 template <class AnyKernel>
 bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
                      bool upper_only = false) {
@@ -125,15 +126,14 @@ bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int 
 }
 
 // The time of a product with nothing skipped by Hopper's kernels of half types and float32, in us.
-// Thread blocks take turns of a tile or a segment each; tiles that lie outside C for the most part
-// come last and take half a turn. Fitted to an H200.
+// Thread blocks take turns of a tile each; tiles that lie outside C for the most part come last and
+// take half a turn. Fitted to an H200.
 // `upper_only`: of tiles on and above the diagonal alone.
-inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, int segments,
-                           int multiprocessors, bool upper_only = false) {
+inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, int multiprocessors,
+                           bool upper_only = false) {
   constexpr double kLight = 0.5;
-  constexpr double kStart = 3.5;                     // launch, the first norms and loads
-  constexpr double kJoin = 0.8, kJoinSegment = 0.1;  // of the segments of a tile
-  // Of a step of 64, and of the end of a tile: the result, and what loads wait for.
+  constexpr double kStart = 3.5;  // launch, the first norms and loads
+  // Times of a step of 64, and of the end of a tile: the result, and what loads wait for.
   const auto [step, end] = [&]() -> std::pair<double, double> {
     const bool is_large = row.size == TileSize::kLarge;
     if (row.kernel == Kernel::kSm90F32x3) return {is_large ? 1.27 : 1.06, 1.5};
@@ -162,18 +162,16 @@ inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, 
     }
     whole = all;
   }
-  all *= size.batch * segments, whole *= size.batch * segments;
+  all *= size.batch, whole *= size.batch;
   const int64_t turns = blocks_of(whole, multiprocessors);
   const int64_t light = all - whole - 2 * (turns * multiprocessors - whole);
   const double all_turns =
       static_cast<double>(turns) +
       kLight * static_cast<double>(blocks_of(std::max<int64_t>(light, 0), multiprocessors));
-  const auto steps = static_cast<double>(blocks_of(blocks_of(size.k, 64), segments));
-  const double joins = segments == 1 ? 0 : kJoin + kJoinSegment * segments;
-  return kStart + all_turns * (steps * step + end) + joins;
+  return kStart + all_turns * (static_cast<double>(blocks_of(size.k, 64)) * step + end);
 }
 
-// Whether product_time() speaks of a kernel.
+// Tells whether product_time() speaks of a kernel.
 inline bool has_product_time(Kernel kernel) { return kernel <= Kernel::kSm90F32x3; }
 
 // `upper_only`: only the upper triangle of a square C is computed. It changes the tile of float64
@@ -205,28 +203,26 @@ inline TileSize choose_tile(Kernel kernel, const ProductSize& size, int multipro
   double least = std::numeric_limits<double>::infinity();
   for (const TileRow<Kernel>& row : kTiles) {
     if (!exists(row)) continue;
-    const double time = product_time(row, size, 1, multiprocessors);
+    const double time = product_time(row, size, multiprocessors);
     if (time < least) best = row.size, least = time;
   }
   return best;
 }
 
-// The number of segments into which Hopper's products cut the steps of each small tile, so that as
-// many thread blocks share them; a power of two. Segments round differently, so this follows from
-// the size of the whole product and the device's number of multiprocessors alone: the same for its
+// The number of segments into which Hopper's product of float64 cuts the steps of each small tile,
+// so that as many thread blocks share them. Segments round differently, so this follows from the
+// size of the whole product and the device's number of multiprocessors alone: the same for its
 // parts on devices of one model, and for a product of which only the upper triangle is asked for.
-// Only float64 has several unasked: of other types a block has the same bits in a smaller product.
+// Of other types a block has the same bits in a smaller product, so they have one.
 inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
-                                   std::optional<int> forced = std::nullopt, bool has_all = true) {
-  constexpr int kMostSegments = 32;
-  if (!has_product_time(kernel) && kernel != Kernel::kSm90F64) return 1;
-  const TileSize tile = choose_tile(kernel, size, multiprocessors, std::nullopt, false, has_all);
-  if (tile != TileSize::kSmall) return 1;
-  const bool is_double = kernel == Kernel::kSm90F64;
-  if (forced) return std::min(*forced, is_double ? 2 : kMostSegments);
-  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a float64 tile, and of a segment
+                                   std::optional<int> forced = std::nullopt) {
+  if (kernel != Kernel::kSm90F64 ||
+      choose_tile(kernel, size, multiprocessors) != TileSize::kSmall) {
+    return 1;
+  }
+  if (forced) return std::min(*forced, 2);
+  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a tile, and of a segment
   const int64_t steps = blocks_of(size.k, kEdge);
-  if (!is_double) return 1;
   constexpr double kJoin = 3.5;  // the time of joining two segments, in steps
   const int64_t tiles = size.batch * blocks_of(size.m, kEdge) * blocks_of(size.n, kEdge);
   const int64_t places = 2 * multiprocessors;
@@ -242,26 +238,26 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   return steps >= 2 * kLeastSteps && most_steps(2) + kJoin < most_steps(1) ? 2 : 1;
 }
 
-// Whether half of a symmetric product and a pass that mirrors it take less time than the whole, by
-// these estimates. `bytes`: of the result.
+// Tells whether half of a symmetric product and a pass that mirrors it take less time than the
+// whole, by these estimates. `bytes`: of the result.
 inline bool mirroring_pays(const TileRow<Kernel>& row, const ProductSize& size, int64_t bytes,
                            int multiprocessors) {
   const double mirror = 2.5 + static_cast<double>(bytes) / 3e6;
-  return product_time(row, size, 1, multiprocessors, true) + mirror <
-         product_time(row, size, 1, multiprocessors);
+  return product_time(row, size, multiprocessors, true) + mirror <
+         product_time(row, size, multiprocessors);
 }
 
-// Whether it pays to copy one operand of a half type where lines of both begin between the cache's
-// sectors of 32 bytes, so that each 128 bytes take five. Measured: both cost a quarter of the time,
-// one alone 1 to 7%. The norm pass writes the copy on the way, or, where there is none (`is_read`),
-// reads the operand for it.
+// Tells whether it pays to copy one operand of a half type where lines of both begin between the
+// cache's sectors of 32 bytes, so that each 128 bytes take five. Measured: both cost a quarter of
+// the time, one alone 1 to 7%. The norm pass writes the copy on the way, or, where there is none
+// (`is_read`), reads the operand for it.
 inline bool line_copy_pays(double product_us, int64_t bytes, bool is_read) {
   constexpr double kLoss = 0.18;  // the part of the product's time
   const double copied = 1 + static_cast<double>(bytes) * (is_read ? 2 : 1) / 3.3e6;
   return copied + (is_read ? 2 : 0) < kLoss * product_us;
 }
 
-// How a product is computed. Found once a call.
+// The way to compute a product. Found once a call.
 struct Choice {
   Kernel kernel;
   TileSize tile;
@@ -270,7 +266,7 @@ struct Choice {
   int64_t meetings;   // of warps of two segments, of a whole product in tiles of segments
 };
 
-// Of a chip, and of the environment, that choices depend on.
+// Facts of a chip, and of the environment, that choices depend on.
 struct Chip {
   bool hopper;  // runs the Hopper kernels
   int multiprocessors;
@@ -279,12 +275,12 @@ struct Chip {
 };
 
 inline Choice choose_segments(Kernel kernel, TileSize tile, const ProductSize& size,
-                              const Chip& chip, bool has_all = true) {
+                              const Chip& chip) {
   // Large tiles have no segments; only SPAMM_TORCH_TILE takes them where small ones would have.
-  const int segments = tile == TileSize::kSmall
-                           ? choose_product_segments(kernel, size, chip.multiprocessors,
-                                                     chip.forced_segments, has_all)
-                           : 1;
+  const int segments =
+      tile == TileSize::kSmall
+          ? choose_product_segments(kernel, size, chip.multiprocessors, chip.forced_segments)
+          : 1;
   const TileConfig& config = find_tile(kernel, tile)->config;
   const int64_t tiles =
       size.batch * blocks_of(size.m, config.rows) * blocks_of(size.n, config.columns);
@@ -296,11 +292,11 @@ inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& c
                            bool upper_only = false, bool has_all = true) {
   const TileSize tile =
       choose_tile(kernel, size, chip.multiprocessors, chip.forced_tile, upper_only, has_all);
-  return choose_segments(kernel, tile, size, chip, has_all);
+  return choose_segments(kernel, tile, size, chip);
 }
 
-// Whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once pays
-// (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
+// Tells whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once
+// pays (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
 inline bool one_pass_pays(Kernel kernel, const Block& block, int64_t m, int64_t n,
                           int multiprocessors) {
   constexpr int64_t kEdge = 128;
@@ -315,7 +311,7 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
                              const ProductSize& size, const Chip& chip, bool upper_only = false) {
   const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
   const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper, size);
-  // What reads B once has large tiles, and pays from three quarters of a turn of them on.
+  // A kernel that reads B once has large tiles, and pays from three quarters of a turn of them on.
   const int64_t areas = blocks_of(size.m, 128) * blocks_of(size.n, 128);
   const bool one_pass = !chip.forced_tile && size.batch == 1 &&
                         4 * areas >= 3 * chip.multiprocessors &&
@@ -462,9 +458,9 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
   return best;
 }
 
-// Whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes cuts
-// the steps of few tiles into segments, or leaves out much. `padding_left_out()`, called last: the
-// share of products that meet nothing but padding, and zero where they are not left out.
+// Tells whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes
+// cuts the steps of few tiles into segments, or leaves out much. `padding_left_out()`, called last:
+// the share of products that meet nothing but padding, and zero where they are not left out.
 template <class Padding>
 bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, int multiprocessors,
                          std::optional<int> forced, const Padding& padding_left_out) {
@@ -473,9 +469,9 @@ bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, in
          padding_left_out() <= kMostPadding;
 }
 
-// Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
-// that computes norms also sets the counter to zero. If all norms are precomputed, the counter
-// costs a launch of its own, which pays only for large tiles.
+// Tells whether the thread blocks of Hopper's convolution claim their tiles from a counter. The
+// launch that computes norms also sets the counter to zero. If all norms are precomputed, the
+// counter costs a launch of its own, which pays only for large tiles.
 inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
   return computes_norms || tile == TileSize::kLarge;
 }
@@ -515,8 +511,8 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
   return found;
 }
 
-// Whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in blocks
-// of 64 images x 64 channels; with fewer than 32 channels, most of a block is padding.
+// Tells whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in
+// blocks of 64 images x 64 channels; with fewer than 32 channels, most of a block is padding.
 inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }
 
 // A convolution where nothing is skipped, by the sizes of the whole batch.
@@ -552,11 +548,29 @@ inline UnskippedConvTimes unskipped_f32_times(const UnskippedConv& x) {
           .cudnn = 4 + own / (transforms ? 110e6 : 50e6)};
 }
 
-// Whether our convolution is faster than cuDNN's where nothing is skipped. cuDNN computes float64
-// without tensor cores. Hopper's kernels of half types read channels in units of 16 bytes, or few.
+// The same of float64, by the portable kernel's tiles of 64 x 64. cuDNN's have 128 output channels,
+// but for 1 x 1 convolutions, and it reads and writes contiguous images, which are brought from and
+// to channels last.
+inline bool own_f64_conv_pays(const UnskippedConv& x) {
+  const auto whole = [](int64_t size, int64_t unit) { return blocks_of(size, unit) * unit; };
+  const auto flops = [&](int64_t in, int64_t out) {
+    return 2.0 * static_cast<double>(x.images * x.out_pixels * x.positions * in * out);
+  };
+  const auto bytes =
+      8.0 *
+      static_cast<double>(x.images * (x.in_pixels * x.in_channels + x.out_pixels * x.out_channels));
+  const double own =
+      flops(whole(x.in_channels, x.in_channels <= 32 ? 32 : 64), whole(x.out_channels, 64)) / 17e6;
+  const double cudnn = x.positions == 1 ? flops(x.in_channels, x.out_channels) / 33e6
+                                        : flops(x.in_channels, whole(x.out_channels, 128)) / 15e6;
+  return own < cudnn + bytes / 1e6;
+}
+
+// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels
+// of half types read channels in units of 16 bytes, or few.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                                     const UnskippedConv& x) {
-  if (dtype == c10::ScalarType::Double) return true;
+  if (dtype == c10::ScalarType::Double) return own_f64_conv_pays(x);
   if (!hopper) return false;
   if (dtype != c10::ScalarType::Float) {
     return x.out_channels % 8 == 0 && (x.in_channels % 8 == 0 || x.in_channels < 8);
@@ -567,9 +581,9 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
-// Whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of split
-// parts are so much faster, in blocks of 64 and more, and not if most of the matrix is padding of
-// few channels to blocks.
+// Tells whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of
+// split parts are so much faster, in blocks of 64 and more, and not if most of the matrix is
+// padding of few channels to blocks.
 inline bool im2col_matrix_pays(Kernel kernel, const Block& block, int64_t group_in_channels) {
   return kernel == Kernel::kSm90F32x3 && std::min({block.m, block.k, block.n}) >= 64 &&
          group_in_channels >= 32;

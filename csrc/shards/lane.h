@@ -1,10 +1,12 @@
-// Streams of several devices, without naming the kind of device, and threads that enqueue work. On
-// the CPU, which has no streams, work runs when it is enqueued, and waiting does nothing.
+// Streams of several devices and copies on them, without naming the kind of device, and threads
+// that enqueue work. On the CPU, which has no streams, work runs when it is enqueued, and waiting
+// does nothing.
 #pragma once
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -14,15 +16,17 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <latch>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "shards/devices.h"
+#include "backends.h"
 
 namespace spamm::shards {
 
@@ -94,55 +98,79 @@ class Lane {
   c10::Stream stream_;
 };
 
-// Destructors end the use of memory by `work`. Where it throws, the device has failed, and the
-// error that says so is on its way.
-template <class Work>
-void quietly(const Work& work) noexcept {
-  try {
-    work();
-  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
-  }
-}
+// ---- Copies of rows -----------------------------------------------------------------------------
 
-// The lanes of one device's part of a product. Two multiply in turns, so that one stage starts
-// while the last tiles of the other are computed. One of the two is the device's current stream.
-class Lanes {
- public:
-  // Those up to this side lane.
-  Lanes(at::Device device, int last) : lanes_{Lane::current(device)} {
-    for (int number = 0; number <= last; ++number) lanes_.push_back(Lane::side(device, number));
-  }
-
-  const Lane& own() const { return lanes_[0]; }
-  const Lane& multiply(int64_t turn) const { return lanes_[turn % 2]; }
-  const Lane& pull() const { return lanes_[1 + kPullLane]; }
-  const Lane& send() const { return lanes_[1 + kSendLane]; }
-  const Lane& read() const { return lanes_[1 + kReadLane]; }
-
-  // Lets what is enqueued from now on start after what the current stream has.
-  void start() const {
-    for (const Lane& lane : lanes_) lane.wait_for(own());
-  }
-
-  // The current stream waits for every lane. Those of devices that `others` lie on wait for the
-  // copies from and to them.
-  void end(at::TensorList others) const {
-    for (const Lane& lane : lanes_) own().wait_for(lane);
-    for (const at::Tensor& other : others) {
-      const Lane current = Lane::current(other.device());
-      for (size_t i = 1 + kPullLane; i < lanes_.size(); ++i) current.wait_for(lanes_[i]);
-    }
-  }
-
-  void wait_on_host() const {
-    for (const Lane& lane : lanes_) lane.wait_on_host();
-  }
-
- private:
-  std::vector<Lane> lanes_;
+// Rows of contiguous bytes. The strides are in bytes too.
+struct RowBlock {
+  void* to;
+  const void* from;
+  int64_t to_stride, from_stride, width, rows;
 };
 
+// Copies from one device for one stage, at most: what runs_of joins. Each takes the host as long
+// as the link needs for megabytes, so that many small ones would leave the link idle.
+constexpr size_t kMostCopies = 16;
+
+struct RowCopy {
+  // Copies blocks, all from one device to one other or the same. One of the two may be the CPU.
+  // Runs on the current stream of the current device, which is a side lane if there are several
+  // blocks: CUDA refuses batches of copies on its default stream.
+  void (*copy)(at::Device to, at::Device from, std::span<const RowBlock> blocks);
+  // Tells whether the current stream is being captured into a graph.
+  bool (*is_capturing)();
+};
+
+// The matrix itself if its rows are contiguous and do not overlap, else a copy.
+inline at::Tensor with_contiguous_rows(const at::Tensor& x) {
+  const bool contiguous = x.size(1) <= 1 || x.stride(1) == 1;
+  const bool apart = x.size(0) <= 1 || x.stride(0) >= x.size(1);
+  return contiguous && apart ? x : x.contiguous();
+}
+
+// A copy of rows [row, row + rows) and columns [column, column + columns) of `from`, to the same
+// place of `to`. Both have contiguous rows.
+inline RowBlock block_between(const at::Tensor& to, int64_t to_row, int64_t to_column,
+                              const at::Tensor& from, int64_t from_row, int64_t from_column,
+                              int64_t rows, int64_t columns) {
+  const int64_t size = to.element_size();
+  const auto stride = [&](const at::Tensor& x) { return std::max(x.stride(0), x.size(1)) * size; };
+  return {static_cast<char*>(to.mutable_data_ptr()) + to_row * stride(to) + to_column * size,
+          static_cast<const char*>(from.const_data_ptr()) + from_row * stride(from) +
+              from_column * size,
+          stride(to),
+          stride(from),
+          columns * size,
+          rows};
+}
+
+// Copies on `lane`, whose device is one of the two.
+inline void copy_blocks(const Lane& lane, at::Device to, at::Device from,
+                        std::span<const RowBlock> blocks) {
+  if (blocks.empty()) return;
+  const auto on_lane = lane.use();
+  Backends<RowCopy>::find(lane.device().type())->copy(to, from, blocks);
+}
+
+// Copies a matrix to one of the same shape and type. The rows of both are contiguous.
+inline void copy_rows(const Lane& lane, const at::Tensor& to, const at::Tensor& from) {
+  if (to.numel() == 0) return;
+  const RowBlock block = block_between(to, 0, 0, from, 0, 0, to.size(0), to.size(1));
+  copy_blocks(lane, to.device(), from.device(), {&block, 1});
+}
+
+inline void refuse_capture(at::Device device) {
+  const auto on_lane = Lane::current(device).use();
+  TORCH_CHECK(!Backends<RowCopy>::find(device.type())->is_capturing(),
+              "a product over several devices cannot be captured in a graph, because its plan is "
+              "read on the host; got a stream of ",
+              device, " that is being captured");
+}
+
 // ---- Threads ------------------------------------------------------------------------------------
+
+// The number of CUDA devices that torch finds. Its hooks count them: on a machine without one, the
+// device guard counts a device once a function has been traced.
+inline int64_t cuda_devices() { return at::detail::getCUDAHooks().getNumGPUs(); }
 
 // Threads that stay, because a thread's first call of CUDA takes milliseconds. Never destroyed:
 // CUDA may be gone before them. A task waits for no other task, so that a few threads suffice.

@@ -1,17 +1,25 @@
-// The op spamm with `devices`. Operands in host memory go to spamm_host.cpp. Otherwise A and B lie
-// on one GPU, and so does C. The other GPUs fetch their rows of A, and then what they need of B
-// stage by stage, while finished columns of C leave.
+// Products of operands in the memory of devices. The op spamm_shards: A and B lie in shards on
+// several of them, and so does C. The op spamm with `devices`: A and B lie on one, and so does C;
+// the others fetch their rows of A, and finished columns of C leave.
+//
+// Norms travel first. They say which blocks of B each device needs, and only those are sent. Stages
+// run over columns of C and never over K, so that every sum is computed as on one device.
 #include "shards/spamm_devices.h"
 
 #include <ATen/Functions.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "arguments.h"
+#include "backends.h"
 #include "checks.h"
 #include "environment.h"
 #include "shards/part.h"
@@ -19,7 +27,154 @@
 #include "threshold.h"
 
 namespace spamm::shards {
+
+using at::Tensor;
+using at::TensorList;
+
 namespace {
+
+// ---- Operands in shards -------------------------------------------------------------------------
+
+constexpr int64_t kTakenWhole = 32 << 20;  // bytes of B
+
+// The first row of each shard, and the number of all rows.
+std::vector<int64_t> cuts_of(TensorList shards, int64_t edge, const char* name) {
+  std::vector<int64_t> cuts = {0};
+  for (const Tensor& rows : shards) cuts.push_back(cuts.back() + rows.size(0));
+  for (const int64_t cut : cuts) {
+    TORCH_CHECK(cut % edge == 0 || cut == cuts.back(), name,
+                " must be cut at multiples of the block's edge ", edge, "; got a cut at row ", cut);
+  }
+  return cuts;
+}
+
+// Tells whether each device has the whole of B, and not one shard of its rows.
+bool is_whole_everywhere(TensorList b, int64_t k) {
+  return std::ranges::all_of(b, [&](const Tensor& x) { return x.size(0) == k; });
+}
+
+void check_shards(TensorList a, TensorList b) {
+  TORCH_CHECK_VALUE(!a.empty(), "a_shards must hold at least one tensor; got none");
+  TORCH_CHECK_VALUE(b.size() == a.size(), "b_shards must hold as many tensors as a_shards, ",
+                    a.size(), "; got ", b.size());
+  const auto check_dtype = [](const Tensor& x, const Tensor& first) {
+    TORCH_CHECK_TYPE(x.scalar_type() == first.scalar_type(), "all shards must have one dtype; got ",
+                     dtype_of(first), " and ", dtype_of(x));
+  };
+  const auto check = [&](TensorList shards, const char* name) {
+    const Tensor& first = shards[0];
+    for (const Tensor& shard : shards) {
+      check_operand_dtype(shard.scalar_type(), name);
+      check_dtype(shard, first);
+      TORCH_CHECK(shard.dim() == 2 && shard.size(1) == first.size(1), name,
+                  " must be matrices (2-d) with one number of columns; got shapes ", first.sizes(),
+                  " and ", shard.sizes());
+      TORCH_CHECK(shard.device().type() == first.device().type(),
+                  "all shards must be on CUDA devices or all on the CPU; got ", first.device(),
+                  " and ", shard.device());
+    }
+  };
+  check(a, "a_shards"), check(b, "b_shards");
+  check_dtype(b[0], a[0]);
+  const int64_t k = a[0].size(1);
+  int64_t rows = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    TORCH_CHECK(a[i].device() == b[i].device(),
+                "a_shards and b_shards must lie on the same devices "
+                "in the same order; got ",
+                a[i].device(), " and ", b[i].device(), " at ", i);
+    rows += b[i].size(0);
+  }
+  TORCH_CHECK(rows == k || is_whole_everywhere(b, k), "b_shards must have ", k,
+              " rows together, or each, as a_shards have ", k, " columns; got ", rows, " together");
+}
+
+std::vector<Tensor> multiply_shards(TensorList a, TensorList b, const Knob& knob,
+                                    const Block& block) {
+  const WholeProduct whole(a[0], cuts_of(a, block.m, "a_shards").back(), b[0], block);
+  const auto count = std::ssize(a);
+  const bool is_whole = is_whole_everywhere(b, whole.k);
+  Shards shards;
+  if (!is_whole) {
+    shards.first = cuts_of(b, block.k, "b_shards");
+    for (const Tensor& rows : b) shards.rows.push_back(with_contiguous_rows(rows));
+  }
+
+  // The map of B is computed in pieces, one a device, also if each device has the whole of B.
+  std::vector<Tensor> norm_a, norm_b, results(count);
+  std::vector<Mark> ready;  // when both are computed
+  for (int64_t p = 0; p < count; ++p) {
+    const auto row_of = [&](int64_t part) { return equal_cut(whole.k, block.k, part, count); };
+    auto [map_a, map_b] =
+        ops::norm_maps(a[p], is_whole ? b[p].slice(0, row_of(p), row_of(p + 1)) : shards.rows[p],
+                       {block.m, block.k, block.n});
+    norm_a.push_back(std::move(map_a)), norm_b.push_back(std::move(map_b));
+    ready.push_back(Lane::current(a[p].device()).mark());
+  }
+
+  // All of a small B travels to each part, which takes less time than to read what is needed.
+  // SPAMM_TORCH_PLAN_SHARDS=1 reads it all the same, for tests.
+  const bool is_small = whole.k * whole.n * whole.entry_bytes <= kTakenWhole;
+  const bool takes_all = is_small && !a[0].is_cpu() && !is_set("SPAMM_TORCH_PLAN_SHARDS");
+  // Bool (stages, KB), on the CPU. Waits for the device once.
+  const auto needed = [&](int64_t p, const Tensor& map_b, const Tensor& tau) {
+    if (takes_all) return at::ones({whole.stages(), map_b.size(0)}, at::kBool);
+    const Tensor largest = norm_a[p].amax(0, /*keepdim=*/true);
+    return needed_units(largest, map_b, tau, whole.stage_blocks)[0].cpu().t().contiguous();
+  };
+  // Parts outlive the threads: when they end, streams of other devices wait for their copies.
+  std::vector<std::optional<Part>> parts(count);
+  // Everything that needs no answer from the device is enqueued before the host waits for it. Every
+  // device searches by itself, and all find the same tau.
+  const auto run_part = [&](int64_t p) {
+    const at::Device device = a[p].device();
+    const auto on_device = Lane::current(device).use();
+    // From here on the pull lane waits for all shards, but not for multiplies of other parts.
+    const Tensor map_b = gather_rows(norm_b, ready, device);
+    const Tensor c = results[p] = at::empty({a[p].size(0), whole.n}, a[p].options());
+    if (!is_whole) {
+      Part& part = parts[p].emplace(whole, device, kPullLane, shards, p);
+      part.take_norms(map_b);
+      part.take_buffers(c.options());
+      part.start();
+    }
+    // A number stays on the CPU, so that nothing waits for it.
+    const Tensor tau =
+        !knob.tau            ? threshold_from_knob(gather_rows(norm_a, ready, device), map_b, knob)
+        : knob.tau->is_cpu() ? *knob.tau
+                             : knob.tau->to(device, knob.tau->scalar_type(), /*non_blocking=*/true);
+    if (is_whole) {
+      multiply_part(a[p], b[p], norm_a[p], map_b, tau, whole, c);
+    } else if (c.numel() > 0) {
+      parts[p]->run({a[p], norm_a[p], {c}}, needed(p, map_b, tau), tau);
+    }
+  };
+  // A thread does not pay where a part takes the host little time: nothing is searched for, and no
+  // norms are read.
+  if (a[0].is_cpu() || ((is_whole || takes_all) && knob.tau && knob.tau->is_cpu())) {
+    for (int64_t p = 0; p < count; ++p) run_part(p);
+  } else {
+    std::vector<at::Device> devices;
+    for (const Tensor& rows : a) devices.push_back(rows.device());
+    if (knob.tau && !knob.tau->is_cpu()) devices.push_back(knob.tau->device());  // it is copied
+    for_each_part(count, devices, run_part);
+  }
+  return results;
+}
+
+std::vector<Tensor> spamm_shards_op(ProductShardsArguments& x) {
+  const TensorList a = x.a, b = x.b;
+  const Knob knob = checked_knob(x.knob);
+  const Block edges = check_block(x.block);
+  check_shards(a, b);
+  if (knob.tau) check_tau(*knob.tau, knob.tau->device());
+  for (const Tensor& shard : a) refuse_capture(shard.device());
+  if (a.size() == 1) return {ops::spamm({{.knob = knob, .block = x.block}, a[0], b[0]})};
+  return multiply_shards(a, b, knob, edges);
+}
+
+// ---- Operands on one device
+// -----------------------------------------------------------------------
 
 constexpr int64_t kDelayNs = 150000;  // from the home part's first launch to a remote part's
 
@@ -61,65 +216,6 @@ std::array<Tensor, 2> groups_of(const Tensor& norm_a, const Tensor& norm_b, cons
           at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt)};
 }
 
-// Computes rows of C on another device than the operands', and sends them there. What it needs of A
-// comes first, and then that of B.
-class RemotePart : public Part {
- public:
-  // a and b: the whole operands, on their device, as are the maps.
-  RemotePart(const WholeProduct& whole, at::Device device, const Tensor& norm_a,
-             const Tensor& norm_b, const Tensor& a, const Tensor& b)
-      : Part(whole, device, kSendLane, {{b}, {0}}), from_(a) {
-    const auto on_device = lanes_.own().use();
-    lanes_.own().wait_for(Lane::current(a.device()));
-    norm_a_ = gather_rows(norm_a, {}, device);
-    take_norms(gather_rows(norm_b, {}, device));
-    take_buffers(a.options());
-  }
-
-  // Computes `to`, which are rows of C from `row` on. groups, and needed (groups, KB): of these
-  // rows, as of groups_of. tau: 0-d, on the CPU.
-  void run(const Tensor& to, int64_t row, std::span<const Group> groups, const int32_t* needed,
-           const Tensor& tau) {
-    const auto on_device = lanes_.own().use();
-    const auto [m, edge, n] = whole_.block;
-    const int64_t rows = to.size(0), count = std::ssize(groups);
-    const auto options = from_.options().device(device());
-    const Tensor a = at::empty({rows, whole_.k}, options), c = at::empty({rows, whole_.n}, options);
-    lanes_.start();
-    std::vector<RowBlock> copies;  // of pieces, each from the first needed block to the last
-    const int64_t step = blocks_of(count, kMostCopies);
-    for (int64_t group = 0; group < count; group += step) {
-      const auto piece = groups.subspan(group, std::min(step, count - group));
-      const int64_t column = std::ranges::min(piece, {}, &Group::first).first * edge;
-      const int64_t last = std::ranges::max(piece, {}, &Group::last).last * edge;
-      if (column >= last) continue;
-      const int64_t first = group * kCutRows;
-      copies.push_back(block_between(a, first, column, from_, row + first, column,
-                                     std::min(rows - first, step * kCutRows),
-                                     std::min(whole_.k, last) - column));
-    }
-    copy_blocks(lanes_.pull(), device(), from_.device(), copies);
-    const Tensor norms = norm_a_.slice(0, row / m, blocks_of(row + rows, m));
-    Part::run({a, norms, {c}, to}, in_stages_of(needed, count), tau);
-  }
-
- private:
-  // The block rows of B that some group needs: bool (stages, KB).
-  Tensor in_stages_of(const int32_t* needed, int64_t groups) const {
-    const int64_t blocks = norm_a_.size(1);
-    std::vector<int32_t> any(blocks);
-    for (int64_t i = 0; i < groups; ++i, needed += blocks)
-      std::transform(any.begin(), any.end(), needed, any.begin(), std::bit_or());
-    const Tensor need = at::empty({whole_.stages(), blocks}, at::kBool);
-    bool* to = need.mutable_data_ptr<bool>();
-    for (int64_t stage = 0; stage < whole_.stages(); ++stage)
-      to = std::ranges::transform(any, to, [&](int32_t bits) { return bits >> stage & 1; }).out;
-    return need;
-  }
-
-  Tensor from_, norm_a_;
-};
-
 // Measured on two H200 with NVLink: a product of half blocks of 64 takes 0.69 ns of one GPU, and a
 // byte 1 / 375 ns of a link. Other types multiply about as much slower as their entries' squares.
 double ns_per_product(const WholeProduct& whole) {
@@ -131,7 +227,9 @@ double ns_per_product(const WholeProduct& whole) {
 // By what one device takes at most: below that, the host takes longer to share the work than a
 // device to do it. SPAMM_TORCH_ALL_DEVICES=1 shares all the same, for tests. A valid ratio and a
 // tau of 0 say how many products there are; any other knob may leave all.
-bool pays_to_share(const WholeProduct& whole, const ProductArguments& product) {
+bool pays_to_share(const ProductArguments& product) {
+  const Tensor &a = product.a, &b = product.b;
+  const WholeProduct whole(a, a.size(0), b, check_block(product.block));
   const auto [m, k, n] = whole.block;
   const int64_t products = blocks_of(whole.m, m) * blocks_of(whole.k, k) * blocks_of(whole.n, n);
   const Knob& knob = product.knob;
@@ -145,19 +243,51 @@ bool pays_to_share(const WholeProduct& whole, const ProductArguments& product) {
 
 // In ns.
 std::vector<GroupCost> costs_of(std::span<const Group> groups, const WholeProduct& whole) {
-  const int64_t edge = whole.block.k;
   const auto fetch = [&](int64_t rows, int64_t columns) {
-    return static_cast<int64_t>(static_cast<double>(rows * columns * whole.entry_bytes) / 375);
+    return rows * columns * whole.entry_bytes / 375;
   };
-  const int64_t unit = fetch(edge, whole.columns(0));
+  const int64_t edge = whole.block.k, unit = fetch(edge, whole.columns(0));
   std::vector<GroupCost> costs;
-  for (const Group& group : groups) {
-    const double products = static_cast<double>(group.work) / 1000;
-    costs.push_back({static_cast<int64_t>(products * ns_per_product(whole)),
-                     fetch(kCutRows, std::max<int64_t>(0, group.last - group.first) * edge),
-                     group.units * unit, group.new_units * unit});
+  for (const auto& [work, units, new_units, first, last] : groups) {
+    costs.push_back({static_cast<int64_t>(static_cast<double>(work) / 1000 * ns_per_product(whole)),
+                     fetch(kCutRows, std::max<int64_t>(0, last - first) * edge), units * unit,
+                     new_units * unit});
   }
   return costs;
+}
+
+// The block rows of B that some group needs: bool (stages, KB). needed: (groups, KB), of these
+// groups, as of groups_of.
+Tensor in_stages_of(const Tensor& needed, int64_t stages) {
+  const int64_t blocks = needed.size(1);
+  const int32_t* bits = needed.const_data_ptr<int32_t>();
+  std::vector<int32_t> any(blocks);
+  for (int64_t i = 0; i < needed.size(0); ++i, bits += blocks)
+    std::transform(any.begin(), any.end(), bits, any.begin(), std::bit_or());
+  const Tensor need = at::empty({stages, blocks}, at::kBool);
+  bool* to = need.mutable_data_ptr<bool>();
+  for (int64_t stage = 0; stage < stages; ++stage)
+    to = std::ranges::transform(any, to, [&](int32_t of) { return of >> stage & 1; }).out;
+  return need;
+}
+
+// Copies what the groups of rows need of A, at most kMostCopies pieces, each from the first needed
+// block to the last. to: these rows; from: the whole of A, of which they start at this row.
+void fetch_rows(const Lane& lane, const Tensor& to, const Tensor& from, int64_t row, int64_t edge,
+                std::span<const Group> groups) {
+  std::vector<RowBlock> copies;
+  const int64_t step = blocks_of(std::ssize(groups), kMostCopies);
+  for (int64_t group = 0; group < std::ssize(groups); group += step) {
+    const auto piece = groups.subspan(group, std::min(step, std::ssize(groups) - group));
+    const int64_t column = std::ranges::min(piece, {}, &Group::first).first * edge;
+    const int64_t last = std::ranges::max(piece, {}, &Group::last).last * edge;
+    if (column >= last) continue;
+    const int64_t first = group * kCutRows;
+    copies.push_back(block_between(to, first, column, from, row + first, column,
+                                   std::min(to.size(0) - first, step * kCutRows),
+                                   std::min(to.size(1), last) - column));
+  }
+  copy_blocks(lane, to.device(), from.device(), copies);
 }
 
 void check_plain_product(const ProductArguments& product) {
@@ -177,31 +307,58 @@ void check_plain_product(const ProductArguments& product) {
               a.device());
 }
 
+// The CUDA devices of this machine with these numbers, in their order.
+std::vector<at::Device> check_devices(at::IntArrayRef devices) {
+  TORCH_CHECK_VALUE(!devices.empty(), "devices must name at least one CUDA device; got none");
+  for (const int64_t device : devices)
+    TORCH_CHECK_VALUE(std::ranges::count(devices, device) == 1, "devices must be distinct; got ",
+                      devices);
+  TORCH_CHECK(Backends<NamedKernels>::find(at::kCUDA) != nullptr,
+              "devices must be CUDA devices, and this build of spamm_torch is for the CPU only "
+              "(build it again where nvcc is found); got ",
+              devices);
+  const int64_t found = cuda_devices();
+  std::vector<at::Device> result;
+  for (const int64_t device : devices) {
+    TORCH_CHECK_VALUE(found > 0, "devices must be CUDA devices, and this machine has none; got ",
+                      device);
+    TORCH_CHECK_VALUE(device >= 0 && device < found, "devices must be less than ", found,
+                      ", the number of CUDA devices of this machine, and not negative; got ",
+                      device);
+    result.emplace_back(at::kCUDA, static_cast<at::DeviceIndex>(device));
+  }
+  return result;
+}
+
 }  // namespace
 
 OptTensor spamm_on_devices(ProductArguments& product) {
-  const Tensor &a = product.a, &b = product.b;
+  const Tensor& a = product.a;
   std::vector<at::Device> devices = check_devices(*product.devices);
   check_plain_product(product);
-  const Block block = check_block(product.block);
-  WholeProduct whole(a, a.size(0), b, block);
-  if (splits(a)) whole.stage_blocks *= kWiderOfSplit;
-  const at::Device home = a.device();
-  const auto own = std::ranges::find(devices, home);
+  const auto own = std::ranges::find(devices, a.device());
   const bool is_home_used = own != devices.end();
-  if (is_home_used && !pays_to_share(whole, product)) return std::nullopt;
+  if (is_home_used && !pays_to_share(product)) return std::nullopt;
   product.knob = checked_knob(product.knob);
   if (a.is_cpu()) return spamm_from_host(product, devices);
-  if (whole.k == 0) return std::nullopt;
-  refuse_capture(home);
+  if (a.size(1) == 0) return std::nullopt;
   // The home part comes first, and starts before it is known what the others compute.
   if (is_home_used) std::iter_swap(devices.begin(), own);
+  return spamm_from_home(product, devices, is_home_used);
+}
+
+Tensor spamm_from_home(const ProductArguments& product, const std::vector<at::Device>& devices,
+                       bool is_home_used) {
+  const Tensor &a = product.a, &b = product.b;
+  const at::Device home = a.device();
+  refuse_capture(home);
+  WholeProduct whole(a, a.size(0), b, check_block(product.block));
+  if (splits(a)) whole.stage_blocks *= kWiderOfSplit;
   const auto on_home = Lane::current(home).use();
   // Maps are copied as rows, which must be contiguous.
   const auto [map_a, map_b] = norm_maps_of(product);
   const Tensor norm_a = map_a.contiguous(), norm_b = map_b.contiguous();
   const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
-  const int64_t group_blocks = kCutRows / block.m;
   const auto on_host = [](const Tensor& x) {
     const auto options = x.options().device(at::kCPU).pinned_memory(x.is_cuda());
     return at::empty(x.sizes(), options).copy_(x, /*non_blocking=*/true);
@@ -214,19 +371,30 @@ OptTensor spamm_on_devices(ProductArguments& product) {
   // Everything that needs no answer from the device is enqueued before the host waits for it.
   const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
   const Tensor c = at::empty({whole.m, whole.n}, a.options());
-  std::deque<RemotePart> remote;
-  for (const at::Device device : devices) {
-    if (device != home) remote.emplace_back(whole, device, norm_a, norm_b, source_a, source_b);
+  const std::array<Mark, 1> ready = {Lane::current(home).mark()};
+  const int64_t parts = std::ssize(devices), first_remote = is_home_used ? 1 : 0;
+  std::vector<Tensor> maps_a;  // on other devices
+  std::deque<Part> remote;
+  for (int64_t p = first_remote; p < parts; ++p) {
+    const auto on_device = Lane::current(devices[p]).use();
+    maps_a.push_back(gather_rows(norm_a, ready, devices[p]));
+    Part& part = remote.emplace_back(whole, devices[p], kSendLane, Shards{{source_b}, {0}});
+    part.take_norms(gather_rows(norm_b, ready, devices[p]));
+    part.take_buffers(a.options());
   }
+  const int64_t group_blocks = kCutRows / whole.block.m;
   const auto row = [&](int64_t group) { return std::min(whole.m, group * kCutRows); };
+  const auto rows_of = [&](const Tensor& x, int64_t first, int64_t last) {
+    return x.slice(0, row(first), row(last));
+  };
+  const auto norms_of = [&](const Tensor& map, int64_t first, int64_t last) {
+    return map.slice(0, first * group_blocks, last * group_blocks);
+  };
   const auto multiply_at_home = [&](int64_t first, int64_t last) {
     if (first == last) return;
-    const int64_t rows = row(last) - row(first);
-    multiply_part(a.narrow(0, row(first), rows), b,
-                  norm_a.slice(0, first * group_blocks, last * group_blocks), norm_b, tau, whole,
-                  c.narrow(0, row(first), rows));
+    multiply_part(rows_of(a, first, last), b, norms_of(norm_a, first, last), norm_b, tau, whole,
+                  rows_of(c, first, last));
   };
-  const auto parts = static_cast<int64_t>(devices.size());
   const int64_t started = is_home_used && !splits(a) ? blocks_of(whole.m, kCutRows) / parts : 0;
   multiply_at_home(0, started);
   wait_on_host(planned);
@@ -235,16 +403,27 @@ OptTensor spamm_on_devices(ProductArguments& product) {
   auto cuts = cut_for_home(costs_of(groups, whole), parts, is_home_used ? 0 : -1, kDelayNs);
   for (int64_t p = 1; p <= parts; ++p) cuts[p] = std::max(cuts[p], started);
 
-  const int64_t first_remote = is_home_used ? 1 : 0;
   if (is_home_used) multiply_at_home(started, cuts[1]);
   for_each_part(parts - first_remote, devices, [&](int64_t i) {
     const int64_t first = cuts[first_remote + i], last = cuts[first_remote + i + 1];
     if (first == last) return;
-    remote[i].run(c.narrow(0, row(first), row(last) - row(first)), row(first),
-                  groups.subspan(first, last - first),
-                  needed.const_data_ptr<int32_t>() + first * needed.size(1), host_tau);
+    Part& part = remote[i];
+    const auto on_device = part.own().use();
+    const Tensor to = rows_of(c, first, last);
+    const auto options = a.options().device(part.device());
+    const Tensor rows = at::empty({to.size(0), whole.k}, options);
+    const Tensor result = at::empty(to.sizes(), options);
+    part.start();
+    fetch_rows(part.side(kPullLane), rows, source_a, row(first), whole.block.k,
+               groups.subspan(first, last - first));
+    part.run({rows, norms_of(maps_a[i], first, last), {result}, to},
+             in_stages_of(needed.slice(0, first, last), whole.stages()), host_tau);
   });
   return c;
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("spamm_shards", boxed<&spamm_shards_op>());
 }
 
 }  // namespace spamm::shards

@@ -18,12 +18,17 @@ namespace spamm::shards {
 // waits for it once, to read the plan. A threshold in the knob becomes a tau.
 OptTensor spamm_on_devices(ProductArguments& product);
 
+// The same for operands on one device, where the result will lie, once it is known that others pay.
+// is_home_used: that device computes rows, too, and is the first of `devices`. These are of one
+// kind, which may be the CPU. The arguments have been checked.
+Tensor spamm_from_home(const ProductArguments& product, const std::vector<at::Device>& devices,
+                       bool is_home_used);
+
 // Sizes by which operands in host memory travel. An absent one is chosen.
 struct HostSizes {
   std::optional<int64_t> stage_blocks;  // block columns of a stage
   int64_t panels = 1;                   // passes over B, at least
-  int64_t piece_bytes = 64 << 20;       // of pinned memory, where the operands are not pinned
-  std::optional<bool> is_pinned;        // of both operands; as the tensors say if absent
+  int64_t piece_bytes = 64 << 20;       // of pinned memory; 0: as if the operands were pinned
 };
 
 // The op spamm with `devices` for operands on the CPU: (M, N) in pinned memory, with the bits that
@@ -34,7 +39,7 @@ struct HostSizes {
 // A is read once and B once for each panel of rows of A: one, unless A does not fit into the
 // devices' memory. Where tau is searched for, B is read once more before, and A if there are
 // several panels. OutOfMemoryError names the device and the bytes if the least panel does not fit.
-Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
+Tensor spamm_from_host(ProductArguments given, const std::vector<at::Device>& devices,
                        const HostSizes& sizes = {});
 
 }  // namespace spamm::shards

@@ -1,6 +1,5 @@
 // Operands in host memory stream through the devices. The link between host and device decides the
 // time: each byte crosses it once, and devices pass on to each other what they have read.
-#include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/ScopeExit.h>
@@ -21,26 +20,16 @@
 namespace spamm::shards {
 namespace {
 
-constexpr int64_t kLeastRowBytes = 8192;      // shorter rows cross the link slower
-constexpr int64_t kEntriesPerTask = 1 << 19;  // with fewer, another thread does not pay
-
-// A matrix in host memory. Its rows are contiguous.
-struct HostMatrix {
-  HostMatrix(const Tensor& x, const HostSizes& sizes)
-      : rows(with_contiguous_rows(x)), is_pinned(sizes.is_pinned.value_or(rows.is_pinned())) {}
-
-  Tensor rows;
-  bool is_pinned;  // else a copy of it to a device would make the host wait
-};
+constexpr int64_t kLeastRowBytes = 8192;  // shorter rows cross the link slower
 
 // State that all parts share.
 struct HostProduct {
   WholeProduct whole;
-  HostMatrix a, b;
-  Tensor c;                  // in host memory
-  Tensor tau = {};           // 0-d, on the CPU; searched for if undefined
-  OptTensor norm_a, norm_b;  // whole maps, on any device; computed if absent
-  int64_t parts, ring_entries;
+  // Operands and result are in host memory, and rows contiguous. Absent maps are computed. An
+  // absent tau is searched for, and then on the CPU.
+  ProductArguments given;
+  int64_t parts;
+  int64_t piece_entries;  // of pinned memory; 0 if the operands are pinned
 };
 
 // One device's part. It works on one panel after the other: some rows of A, which stay while all
@@ -49,7 +38,7 @@ struct HostProduct {
 class HostPart : public Part {
  public:
   HostPart(const HostProduct& product, at::Device device, int64_t number)
-      : Part(product.whole, device, kReadLane, {}), product_(product), number_(number) {}
+      : Part(product.whole, device, kReadLane), product_(product), number_(number) {}
 
   // Bytes of all buffers, for panels of at most so many rows.
   int64_t bytes(int64_t rows) const {
@@ -57,70 +46,72 @@ class HostPart : public Part {
            rows * (aligned(whole_.k) + 2 * aligned(whole_.columns(0))) * whole_.entry_bytes;
   }
   void take_memory(int64_t rows) {
-    const auto on_device = lanes_.own().use();
-    const auto options = product_.a.rows.options();
+    const auto on_device = own().use();
+    const auto options = product_.given.a.options();
     const auto empty = [&](int64_t columns) {
       return at::empty({rows, aligned(columns)}, options.device(device())).narrow(1, 0, columns);
     };
     a_ = empty(whole_.k);
     for (Tensor& c : c_) c = empty(whole_.columns(0));
     take_buffers(options);
-    for (Piece& piece : ring_) {
-      piece.entries = at::empty({product_.ring_entries}, options.pinned_memory(!device().is_cpu()));
-    }
-    lanes_.start();
+    for (Tensor& piece : pieces_)
+      piece = at::empty({product_.piece_entries}, options.pinned_memory(!device().is_cpu()));
+    start();
   }
 
   void read_panel(int64_t row, int64_t rows) {
     row_ = row;
-    for (const int64_t turn : {0, 1}) lanes_.read().wait_for(lanes_.multiply(turn));
+    side(kReadLane).wait_for(own());
+    side(kReadLane).wait_for(side(kMultiplyLane));
     rows_.a = a_.narrow(0, 0, rows);
-    read(rows_.a, product_.a, row, 0);
+    read(rows_.a, product_.given.a.narrow(0, row, rows));
   }
   // The norms of the rows that have been read.
   Tensor norms_of_panel() const {
-    const auto on_lane = lanes_.own().use();
-    lanes_.own().wait_for(lanes_.read());
+    const auto on_lane = own().use();
+    own().wait_for(side(kReadLane));
     return norm_map(rows_.a, {whole_.block.m, whole_.block.k});
   }
   // Once all maps are known that are not computed where they are needed.
   void take_maps() {
-    const auto on_lane = lanes_.own().use();
-    tau_ = product_.tau;
-    if (product_.norm_a) norm_a_ = product_.norm_a->to(device());
-    if (product_.norm_b) take_norms(product_.norm_b->to(device()));
+    const auto on_lane = own().use();
+    tau_ = *product_.given.knob.tau;
+    if (product_.given.norm_a) norm_a_ = product_.given.norm_a->to(device());
+    if (product_.given.norm_b) take_norms(product_.given.norm_b->to(device()));
   }
   void start_panel() {
     const int64_t rows = rows_.a.size(0), m = whole_.block.m;
-    lanes_.own().wait_for(lanes_.read());
+    own().wait_for(side(kReadLane));
     if (rows == 0) return;
     rows_.norm_a =
         norm_a_.defined() ? norm_a_.narrow(0, row_ / m, blocks_of(rows, m)) : norms_of_panel();
     rows_.c = {c_[0].narrow(0, 0, rows), c_[1].narrow(0, 0, rows)};
-    rows_.to = product_.c.narrow(0, row_, rows);
-    lanes_.multiply(1).wait_for(lanes_.own());
+    rows_.to = product_.given.out.narrow(0, row_, rows);
+    side(kMultiplyLane).wait_for(own());
   }
 
   // In each turn, one stage of one panel, every part calls read_stage before another reads from it.
   void read_stage(int64_t turn, int64_t stage, const std::deque<HostPart>& parts) {
-    lanes_.read().wait_for(multiplied_[slot(turn)]);
+    side(kReadLane).wait_for(multiplied_[slot(turn)]);
     for (const HostPart& part : parts) {
-      if (&part != this) lanes_.read().wait_for(part.pulled_[slot(turn)]);
+      if (&part != this) side(kReadLane).wait_for(part.pulled_[slot(turn)]);
     }
-    read(own_rows(buffer(turn, stage)), product_.b, first_row(number_), whole_.first_column(stage));
-    read_[slot(turn)] = lanes_.read().mark();
+    const Tensor to = buffer(turn, stage);
+    read(own_rows(to),
+         own_rows(product_.given.b.narrow(1, whole_.first_column(stage), to.size(1))));
+    read_[slot(turn)] = side(kReadLane).mark();
   }
   // The norms of the stage's rows that have been read.
   Tensor norms_of_stage(int64_t turn, int64_t stage) {
-    const auto on_lane = lanes_.own().use();
-    lanes_.own().wait_for(read_[slot(turn)]);
+    const auto on_lane = own().use();
+    own().wait_for(read_[slot(turn)]);
     const Tensor norms = norm_map(own_rows(buffer(turn, stage)), {whole_.block.k, whole_.block.n});
-    multiplied_[slot(turn)] = lanes_.own().mark();
+    multiplied_[slot(turn)] = own().mark();
     return norms;
   }
   void pull_and_multiply(int64_t turn, int64_t stage, const std::deque<HostPart>& parts) {
     if (rows_.a.size(0) == 0) return;
-    const Lane& lane = lanes_.pull();
+    const Lane& lane = side(kPullLane);
     lane.wait_for(multiplied_[slot(turn)]);
     // From the next part first, so that not all parts read from one device.
     for (size_t i = 1; i < parts.size(); ++i) {
@@ -134,44 +125,30 @@ class HostPart : public Part {
   }
 
  private:
-  struct Piece {
-    Tensor entries;
-    Mark copied;  // when it may be filled again
-  };
-
-  // Copies rows and columns of `from`, from this row and column on, to the whole of `to`. Memory
-  // that is not pinned goes through a ring of two pieces of pinned memory: the host fills one while
-  // the device copies the other.
-  void read(const Tensor& to, const HostMatrix& from, int64_t row, int64_t column) {
-    const Tensor rows = from.rows.narrow(0, row, to.size(0)).narrow(1, column, to.size(1));
-    if (from.is_pinned || rows.numel() == 0) return copy_rows(lanes_.read(), to, rows);
-    const int64_t at_once = product_.ring_entries / rows.size(1);
-    for (int64_t first = 0; first < rows.size(0); first += at_once) {
-      Piece& piece = ring_[filled_++ % ring_.size()];
-      const Tensor next = rows.slice(0, first, first + at_once);
-      wait_on_host(piece.copied);
-      const Tensor copy = piece.entries.narrow(0, 0, next.numel()).view(next.sizes());
-      // One core is slower than the link to a device.
-      const int64_t grain = std::max<int64_t>(1, kEntriesPerTask / next.size(1));
-      const RowBlock all = block_between(copy, 0, 0, next, 0, 0, next.size(0), next.size(1));
-      at::parallel_for(0, all.rows, grain, [&](int64_t begin, int64_t end) {
-        RowBlock rows = all;  // no tensors: threads lack the caller's dispatch state
-        rows.to = static_cast<char*>(all.to) + begin * all.to_stride;
-        rows.from = static_cast<const char*>(all.from) + begin * all.from_stride;
-        rows.rows = end - begin;
-        copy_blocks(Lane::current(at::kCPU), at::kCPU, at::kCPU, {&rows, 1});
-      });
-      copy_rows(lanes_.read(), to.slice(0, first, first + at_once), copy);
-      piece.copied = lanes_.read().mark();
+  // Memory that is not pinned goes through two pieces of pinned memory: the host, which would wait
+  // for a copy of it to a device, fills one while the device copies the other.
+  void read(const Tensor& to, const Tensor& from) {
+    if (product_.piece_entries == 0 || from.is_pinned() || from.numel() == 0)
+      return copy_rows(side(kReadLane), to, from);
+    const int64_t at_once = product_.piece_entries / from.size(1);
+    for (int64_t first = 0; first < from.size(0); first += at_once, ++filled_) {
+      const Tensor next = from.slice(0, first, first + at_once);
+      Mark& copied = copied_[filled_ % pieces_.size()];
+      wait_on_host(copied);
+      const Tensor& entries = pieces_[filled_ % pieces_.size()];
+      const Tensor piece = entries.narrow(0, 0, next.numel()).view(next.sizes());
+      piece.copy_(next);  // with all cores: one is slower than the link
+      copy_rows(side(kReadLane), to.slice(0, first, first + at_once), piece);
+      copied = side(kReadLane).mark();
     }
   }
 
-  // The rows of B that the part reads.
-  int64_t first_row(int64_t number) const {
-    return equal_cut(whole_.k, kCutRows, number, product_.parts);
-  }
-  Tensor own_rows(const Tensor& stage) const {
-    return stage.slice(0, first_row(number_), first_row(number_ + 1));
+  // The rows of B, or of a stage of it, that the part reads.
+  Tensor own_rows(const Tensor& b) const {
+    const auto first_row = [&](int64_t number) {
+      return equal_cut(whole_.k, kCutRows, number, product_.parts);
+    };
+    return b.slice(0, first_row(number_), first_row(number_ + 1));
   }
 
   const HostProduct& product_;
@@ -179,28 +156,24 @@ class HostPart : public Part {
   std::array<Tensor, 2> c_;
   Tensor a_, norm_a_;                         // for a panel, but norm_a_ of all rows
   std::array<Mark, kBuffers> read_, pulled_;  // of the stage in each buffer
-  std::array<Piece, 2> ring_;
-  int filled_ = 0;  // pieces so far
+  std::array<Tensor, 2> pieces_;              // of pinned memory
+  std::array<Mark, 2> copied_;                // when each may be filled again
+  size_t filled_ = 0;                         // pieces so far
 };
 
 // Computes the product in so many panels: equal shares of the rows of C, one for each part in each
 // panel. Where tau is searched for, the operands are read for their norms before; rows of A stay if
 // there is one panel.
-void run(HostProduct& product, const std::vector<at::Device>& devices, const Knob& knob,
-         int64_t panels) {
-  const auto first_row = [&](int64_t piece) {
-    return equal_cut(product.whole.m, kCutRows, piece, panels * product.parts);
-  };
-  int64_t most_rows = 0;
-  for (int64_t piece = 0; piece < panels * product.parts; ++piece) {
-    most_rows = std::max(most_rows, first_row(piece + 1) - first_row(piece));
-  }
+void run(HostProduct& product, const std::vector<at::Device>& devices, int64_t panels) {
+  const int64_t count = product.parts, pieces = panels * count, m = product.whole.m;
+  const auto first_row = [&](int64_t piece) { return equal_cut(m, kCutRows, piece, pieces); };
+  const int64_t most_rows = std::min(m, blocks_of(blocks_of(m, kCutRows), pieces) * kCutRows);
   std::deque<HostPart> parts;
   // Ends the use of all memory, the host's and the devices', before any of it is released.
   const auto finish = c10::make_scope_exit([&] {
-    for (const HostPart& part : parts) quietly([&] { part.lanes().wait_on_host(); });
+    for (const HostPart& part : parts) quietly([&] { part.finish(); });
   });
-  for (int64_t p = 0; p < product.parts; ++p) parts.emplace_back(product, devices[p], p);
+  for (int64_t p = 0; p < count; ++p) parts.emplace_back(product, devices[p], p);
   const auto each = [&](const auto& work) {
     for (HostPart& part : parts) {
       naming_memory([&] { work(part); }, "a product of operands in host memory needs at least ",
@@ -210,14 +183,14 @@ void run(HostProduct& product, const std::vector<at::Device>& devices, const Kno
   each([&](HostPart& part) { part.take_memory(most_rows); });
   // The host copies, where it does, for all devices at once.
   const auto read = [&](const auto& part) {
-    if (product.ring_entries > 0) return for_each_part(product.parts, devices, part);
-    for (int64_t p = 0; p < product.parts; ++p) part(p);
+    if (product.piece_entries > 0) return for_each_part(count, devices, part);
+    for (int64_t p = 0; p < count; ++p) part(p);
   };
   int64_t turn = 0, in_place = -1;  // the panel whose rows the parts have
   const auto read_panel = [&](int64_t panel) {
     if (std::exchange(in_place, panel) == panel) return;
     read([&](int64_t p) {
-      const int64_t piece = panel * product.parts + p, row = first_row(piece);
+      const int64_t piece = panel * count + p, row = first_row(piece);
       parts[p].read_panel(row, first_row(piece + 1) - row);
     });
   };
@@ -231,27 +204,28 @@ void run(HostProduct& product, const std::vector<at::Device>& devices, const Kno
   const auto gathered = [&](const std::vector<Tensor>& maps) {
     std::vector<Mark> ready;
     ready.reserve(parts.size());
-    for (const HostPart& part : parts) ready.push_back(part.lanes().own().mark());
+    for (const HostPart& part : parts) ready.push_back(part.own().mark());
     return gather_rows(maps, ready, devices[0]);
   };
-  if (!product.tau.defined()) {
+  OptTensor &norm_a = product.given.norm_a, &norm_b = product.given.norm_b;
+  Knob& knob = product.given.knob;
+  if (!knob.tau) {
     std::vector<Tensor> maps;
-    for (int64_t panel = 0; !product.norm_a && panel < panels; ++panel) {
+    for (int64_t panel = 0; !norm_a && panel < panels; ++panel) {
       read_panel(panel);
       each([&](HostPart& part) { maps.push_back(part.norms_of_panel()); });
     }
-    if (!product.norm_a) product.norm_a = gathered(std::exchange(maps, {}));
-    if (!product.norm_b) {
+    if (!norm_a) norm_a = gathered(std::exchange(maps, {}));
+    if (!norm_b) {
       std::vector<Tensor> stages;
       for_each_stage([&](int64_t stage) {
         each([&](HostPart& part) { maps.push_back(part.norms_of_stage(turn, stage)); });
         stages.push_back(gathered(std::exchange(maps, {})));
       });
-      product.norm_b = at::cat(stages, 1);
+      norm_b = at::cat(stages, 1);
     }
     const auto on_first = Lane::current(devices[0]).use();
-    const auto map_of = [&](const OptTensor& map) { return map->to(devices[0]); };
-    product.tau = threshold_from_knob(map_of(product.norm_a), map_of(product.norm_b), knob).cpu();
+    knob.tau = threshold_from_knob(norm_a->to(devices[0]), norm_b->to(devices[0]), knob).cpu();
   }
   each([](HostPart& part) { part.take_maps(); });
   for (int64_t panel = 0; panel < panels; ++panel) {
@@ -261,36 +235,29 @@ void run(HostProduct& product, const std::vector<at::Device>& devices, const Kno
       each([&](HostPart& part) { part.pull_and_multiply(turn, stage, parts); });
     });
   }
-  for (const HostPart& part : parts) part.lanes().wait_on_host();  // throws where `finish` does not
+  for (const HostPart& part : parts) part.finish();  // throws where `finish` does not
 }
 
 }  // namespace
 
-Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
+Tensor spamm_from_host(ProductArguments given, const std::vector<at::Device>& devices,
                        const HostSizes& sizes) {
-  const Tensor &a = given.a, &b = given.b;
-  const Block block = check_block(given.block);
   for (const at::Device device : devices) refuse_capture(device);
-  HostProduct product = {
-      .whole = {a, a.size(0), b, block},
-      .a = {a, sizes},
-      .b = {b, sizes},
-      .c = at::empty({a.size(0), b.size(1)}, a.options().pinned_memory(!devices[0].is_cpu())),
-      .tau = given.knob.tau.value_or(Tensor()),
-      .norm_a = given.norm_a,
-      .norm_b = given.norm_b,
-      .parts = static_cast<int64_t>(devices.size()),
-      .ring_entries = 0};
-  WholeProduct& whole = product.whole;
-  const int64_t least_blocks = blocks_of(kLeastRowBytes, whole.entry_bytes * block.n);
+  const Tensor a = given.a = with_contiguous_rows(given.a);
+  const Tensor b = given.b = with_contiguous_rows(given.b);
+  const Tensor c = given.out =
+      at::empty({a.size(0), b.size(1)}, a.options().pinned_memory(!devices[0].is_cpu()));
+  if (c.numel() == 0) return c;
+  WholeProduct whole(a, a.size(0), b, check_block(given.block));
+  const int64_t least_blocks = blocks_of(kLeastRowBytes, whole.entry_bytes * whole.block.n);
   whole.stage_blocks = sizes.stage_blocks.value_or(std::max(least_blocks, whole.stage_blocks));
-  if (product.c.numel() == 0) return product.c;
-  if (!product.a.is_pinned || !product.b.is_pinned)
-    product.ring_entries = std::max({sizes.piece_bytes / whole.entry_bytes, whole.k, whole.n});
+  const bool is_pinned = sizes.piece_bytes == 0 || (a.is_pinned() && b.is_pinned());
+  const int64_t piece = std::max({sizes.piece_bytes / whole.entry_bytes, whole.k, whole.n});
+  HostProduct product = {whole, std::move(given), std::ssize(devices), is_pinned ? 0 : piece};
   for (int64_t panels = sizes.panels;; panels *= 2) {
     try {
-      run(product, devices, given.knob, panels);
-      return product.c;
+      run(product, devices, panels);
+      return c;
     } catch (const c10::OutOfMemoryError&) {
       if (panels * product.parts * kCutRows >= whole.m) throw;
     }

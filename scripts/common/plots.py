@@ -5,14 +5,23 @@ second.
 """
 
 import io
+import textwrap
 
 from common.tables import text
 
 WIDTH = 8.5  # inches, of a picture that is shown 850 pixels wide
 _DPI = 160
 _COLORS = ("#1f5fa8", "#d1495b", "#2e8b57", "#8a5cb8", "#c98a1b", "#555555")
+_NAMES = (  # of a colour each; the first are ours
+    ("float32", "scheduled", "by position", "SP2"),
+    ("float64", "constant", "image by image", "S^(-1/2)"),
+    ("float16", "float32 first", "paper", "S"),
+    ("tf32", "nothing skipped", "all"),
+    ("bfloat16", "eigh"),
+    ("torch.mm", "SP2, dense storage"),
+)
 _MOST_PANELS = 3
-_RATIO_TICKS = (100, 60, 30, 10, 5)
+_RATIO_TICKS = (100, 50, 20, 10, 5)
 _FACTOR_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
@@ -30,8 +39,11 @@ def panels(rows, columns, height, *, width=WIDTH, **rest):
     )
 
 
-def color(index):
-    return _COLORS[index]
+def color(name, names=()):
+    """The colour of a name, everywhere the same; of one that is new, by its place in ``names``."""
+    plain = name.partition(": ")[0]  # behind it is a growth, say
+    known = [color for color, of in zip(_COLORS, _NAMES, strict=True) if plain in of]
+    return known[0] if known else _COLORS[list(names).index(name) % len(_COLORS)]
 
 
 def ratio_axis(axis, low, label="block products kept"):
@@ -58,13 +70,14 @@ def factor_axis(axis, values, label=None):
         axis.set_ylabel(label)
 
 
-def png(figure, header, title=None, *, device_size=8.5):
-    """The picture as bytes, with its title and a line that names the device."""
+def png(figure, header, title=None, caption="", *, device_size=8.5):
+    """The picture as bytes, with its title, and a line of what it shows and the device."""
     from matplotlib import pyplot
 
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold")
-    figure.supxlabel(header["device"], fontsize=device_size, color="grey")
+    lines = "\n".join((*textwrap.wrap(caption, 115), header["device"]))
+    figure.supxlabel(lines, fontsize=device_size, color="#444444")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
     pyplot.close(figure)
@@ -78,27 +91,79 @@ def draw(picture, rows, title, header):
     """The picture of rows as the bytes of a PNG. ``header``: of the run with the device."""
     for name, wanted in picture.prefer.items():
         known = [row[name] for row in rows]
+        if isinstance(wanted, tuple):
+            rows = [row for row in rows if row[name] in wanted]
+            continue
         numbers = [value for value in known if isinstance(value, (int, float))]
         chosen = wanted if wanted in known else max(numbers or known[:1])
         rows = [row for row in rows if row[name] == chosen]
-        if not isinstance(chosen, bool):
-            title += f", {name} {text(chosen)}"
     groups = {}
     for row in rows:
         groups.setdefault(row.get(picture.panel), []).append(row)
     shown = dict(list(groups.items())[:_MOST_PANELS])
-    height, is_map = 3.6, not picture.labels
-    if is_map:
-        height = 1.3 + 0.25 * max(len(_lines(group, picture)) for group in shown.values())
-    figure, (axes,) = panels(1, len(shown), height, sharey=not is_map)
+    has_lines = bool(picture.labels)
+    bars = None if picture.x else _bars(rows, picture)
+    names = list(dict.fromkeys(name for group in shown.values() for name in _lines(group, picture)))
+    height = 3.9 if has_lines else 1.5 + 0.25 * len(bars or names)
+    figure, (axes,) = panels(1, len(shown), height, sharey=True)
     for axis, (name, group) in zip(axes, shown.items(), strict=True):
-        (_draw_map if is_map else _draw_lines)(axis, picture, group)
-        axis.set_title(text(name, picture.panel))
-    if not is_map:
+        if bars:
+            _draw_bars(axis, bars)
+        elif has_lines:
+            _draw_lines(axis, picture, group, names)
+        else:
+            _draw_map(axis, picture, group, _sorted(shown.values(), picture))
+        words = textwrap.fill(text(name, picture.panel), 48 // len(shown))
+        axis.set_title(words, fontsize=11 if len(shown) < 3 else 10)
+    if has_lines:
         axes[0].set_ylabel(picture.labels[1])
+        axes[0].set_ylim(bottom=picture.least)
         if picture.drawn == "speedup":
-            factor_axis(axes[0], [row["speedup"] for row in rows], picture.labels[1])
-    return png(figure, header, title)
+            drawn = [row["speedup"] for group in shown.values() for row in group]
+            for axis in axes:
+                factor_axis(axis, drawn)
+            axes[0].set_ylabel(picture.labels[1])
+        found = {}
+        for axis in axes:
+            found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+        ordered = sorted(found, key=names.index)
+        figure.legend([found[name] for name in ordered], ordered, loc="outside right", fontsize=9)
+    return png(figure, header, picture.title or title, picture.caption)
+
+
+def _sorted(groups, picture):
+    """The names of lines: those of most panels first, then by what they reach in the last column of
+    the first one.
+    """
+    lasts = {}
+    for group in groups:
+        for name, line in _lines(group, picture).items():
+            lasts.setdefault(name, []).append(line[-1][picture.drawn])
+    return sorted(lasts, key=lambda name: (-len(lasts[name]), -lasts[name][0]))
+
+
+def _bars(rows, picture):
+    """{name: length}, the longest first: the ends of the second column for each of the first."""
+    outer, inner = picture.line.split()
+    best = {}
+    for row in rows:
+        of = best.setdefault(row[outer], {})
+        of[row[inner]] = max(row[picture.drawn], of.get(row[inner], 0))
+    lengths = {
+        f"{name}, {inner} {end}": of[end] for name, of in best.items() for end in {min(of), max(of)}
+    }
+    return dict(sorted(lengths.items(), key=lambda item: -item[1]))
+
+
+def _draw_bars(axis, bars):
+    for place, length in enumerate(bars.values()):
+        axis.barh(place, length, color=_COLORS[0] if length >= 1 else "#b0b0b0", height=0.7)
+        axis.text(length, place, f" {length:.2f}x", va="center", fontsize=9)
+    axis.set_yticks(range(len(bars)), list(bars))
+    axis.set_ylim(len(bars) - 0.4, -0.6)
+    axis.set_xlim(0, 1.1 * max(bars.values()))
+    axis.axvline(1, color="black", linewidth=1)
+    axis.xaxis.set_major_formatter("{x:g}x")
 
 
 def _lines(rows, picture):
@@ -110,29 +175,36 @@ def _lines(rows, picture):
     return found
 
 
-def _draw_lines(axis, picture, rows):
-    for index, (name, line) in enumerate(list(_lines(rows, picture).items())[: len(_COLORS)]):
+def _draw_lines(axis, picture, rows, names):
+    for name, line in _lines(rows, picture).items():
         scale = 100 if picture.x == "valid_ratio" else 1
         points = sorted((scale * row[picture.x], row[picture.drawn]) for row in line)
-        axis.plot(*zip(*points, strict=True), marker="o", ms=4, color=color(index), label=name)
+        style = {"marker": "o", "ms": 4, "color": color(name, names), "label": name}
+        axis.plot(*zip(*points, strict=True), **style)
     axis.grid(alpha=0.25)
     axis.set_xlabel(picture.labels[0])
     for name in picture.log:
         getattr(axis, f"set_{name}scale")("log")
-    if picture.x == "n":
-        sizes = sorted({row["n"] for row in rows})
-        axis.set_xticks(sizes, [f"{size / 1024:g}k" for size in sizes], fontsize=8)
-        axis.set_xticks([], minor=True)
+    if picture.x == "seconds":
+        from matplotlib import ticker
+
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.tick_params(axis="x", labelsize=8.5)
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+    if picture.x.startswith("over_"):
+        axis.axvline(1, color="grey", linewidth=1)
+        axis.xaxis.set_major_formatter("{x:g}x")
     if picture.x == "valid_ratio":
         ratio_axis(axis, 100 * min(row["valid_ratio"] for row in rows))
-    axis.legend(fontsize=8)
 
 
-def _draw_map(axis, picture, rows):
+def _draw_map(axis, picture, rows, names):
     """Cells with their speedups, blue above 1 and red below, white where they are equal."""
     import numpy as np
 
-    lines = _lines(rows, picture)
+    found = _lines(rows, picture)
+    lines = {name: found.get(name, []) for name in names}
     columns = list(dict.fromkeys(text(row[picture.x], picture.x) for row in rows))
     cells = np.full((len(lines), len(columns)), np.nan)
     for i, line in enumerate(lines.values()):

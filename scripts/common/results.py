@@ -350,6 +350,7 @@ def index(pages):
         "What was measured, a page a subject. A page has tables, devices, dates and commands; the",
         "JSON file beside it has every row. `python scripts/plot_results.py` makes pages and this",
         "index of the JSON files; `--add FILE` puts what a script measured into a page first.",
+        "Commands are those of today; where a script or an option is gone, they stand as they ran.",
         "",
         *(f"- [{page['title']}]({name}.md): {page['headline']}" for name, page in pages.items()),
     ]

@@ -46,17 +46,23 @@ class Picture(NamedTuple):
     """``drawn`` by ``x``, a line for each of ``line``, a panel for each value of ``panel``.
 
     ``prefer`` names columns of which one value is drawn: the one given or, where it is None or
-    missing, the largest. Without ``labels`` it is a map: speedups in cells, blue above 1 and red
-    below, a row for each of ``line``, a column for each value of ``x``.
+    missing, the largest; a tuple of values has all of them drawn. ``title`` and ``caption`` are for
+    who has not read the page. With ``labels``, of both axes, it has lines. Without it is a map:
+    speedups in cells, blue above 1 and red below, a row for each of ``line``, a column for each
+    value of ``x``; or, without ``x``, bars: of each value of the first column of ``line`` those of
+    the least and the largest of the second, the best of its rows. ``least``: where the y axis ends.
     """
 
-    x: str
+    x: str | None
     drawn: str  # on the y axis, or in the cells
     line: str  # columns
     panel: str | None = None
     prefer: dict = {}  # noqa: RUF012  nothing writes to it
     log: str = ""  # "x", "y", "xy": axes by factors
     labels: tuple[str, ...] = ()
+    title: str = ""
+    caption: str = ""
+    least: float | None = None
 
 
 class Kind:
@@ -86,9 +92,11 @@ KINDS: dict[str, Kind] = {
     "products": Kind("data precision block n ratio cold",
         "Speedup of mm over torch.mm (ms), norms included, by the share of block products kept:",
         "data precision block n", ">dense_ms||torch.mm; speedup", "ratio", n=(8192,),
-        picture=Picture("valid_ratio", "speedup", "precision block", "data",
+        picture=Picture("valid_ratio", "speedup", "precision", "data",
                         {"n": 8192, "cold": False, "block": 64}, "xy",
-                        ("block products kept", "speedup over torch.mm"))),
+                        ("block products kept", "speed over torch.mm"),
+                        "Products of N = 8192 that skip, by kind of matrix",
+                        "speed over torch.mm (cuBLAS), norms included; higher is faster")),
     "norm maps": Kind("data precision block n cold",
         "Norm maps of both operands, ms (share of a copy's rate), and a search for 30% valid, ms:",
         "data precision block", "norms_ms; norms_share_of_copy|({:.0%}),; search_ms", "n",
@@ -97,7 +105,11 @@ KINDS: dict[str, Kind] = {
         "Speedup over the dense convolution (us) by share kept / with norms of the layer before:",
         "layer batch precision data",
         ">dense_ms|us|dense; speedup|.2f; speedup_chained|/ {:.2f}", "ratio", batch=(64, 128),
-        picture=Picture("ratio", "speedup", "layer", "precision", {"batch": None})),
+        picture=Picture("ratio", "speedup", "layer", "precision", {"batch": None}, "", (),
+                        "Convolutions that skip, batch 128",
+                        "numbers: speed over cuDNN's dense convolution, norms included, by the "
+                        "share of block products kept; blue is faster. conv: layers of VGG13 on "
+                        "32 x 32; res: of ResNet-50, by size of their input")),
     "shapes, shares": Kind("op precision kept",
         "Median over torch's call, and the share of shapes below three limits, by what is kept:",
         "op precision shapes",
@@ -111,7 +123,10 @@ KINDS: dict[str, Kind] = {
         "us of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
         "network batch mode", "ms|us; speedup|({:.2f}x)", "candidate",
         mode=("CUDA graph",), batch=(1, 8, 64, 512),
-        picture=Picture("candidate", "speedup", "network batch", None, {"mode": "CUDA graph"})),
+        picture=Picture(None, "speedup", "network batch", None,
+                        {"mode": "CUDA graph", "candidate": ("ours", "ours-compiled")}, "", (),
+                        "Networks with nothing skipped, smallest and largest batch",
+                        "speed over torch.compile, float16, in one CUDA graph; longer is faster")),
     "fused layers": Kind("layer batch candidate",
         "ResNet-50's convolutions fused, us; floor: what bytes or operations take on an H200:",
         "group layer count batch", ">floor_us||floor; ms|us", "candidate"),
@@ -171,7 +186,12 @@ KINDS: dict[str, Kind] = {
         "accuracy_change|+.2f; over_conv", "precision layout",
         picture=Picture("over_conv", "accuracy_change", "layout", "precision",
                         {"title": "conv12 to conv52", "images": "MNIST in full"}, "",
-                        ("speedup over the dense convolution", "change of accuracy, points"))),
+                        ("speed over cuDNN's convolutions", "change of accuracy, points"),
+                        "VGG13 on MNIST: nine convolutions that skip, by what shares a block",
+                        "right is faster, up is more accurate; a block is 64 images at one pixel "
+                        "(by position), 8 x 8 pixels of one image, or 32 columns of the im2col "
+                        "matrix (paper)",
+                        -12.0)),
     "study, dense": Kind("images title precision", "The dense layers, ms:",
         "title precision",
         "dense_accuracy|{:.2f}%|accuracy; conv_ms||convolution; im2col_gemm_ms||im2col + GEMM; "
@@ -212,7 +232,9 @@ KINDS: dict[str, Kind] = {
         "The density matrix of water clusters whose block rows lie on several GPUs, ms:",
         "waters n", f"{_STEPS}; peak_gb|.3g|GB of the first"),
     "block-sparse growth": Kind("quantity of functions",
-        picture=Picture("functions", "value", "of", "quantity", {}, "xy", ("functions", "ms, GB"))),
+        picture=Picture("functions", "value", "of", "quantity", {}, "xy", ("functions", ""),
+                        "Block-sparse density matrices of water clusters",
+                        "by the number of basis functions N; lower is better")),
     # ---- Density matrices, finished studies
     "density matrix": Kind("problem method",
         "Methods; the energy error is in hartree an atom, the bound that of each step:",
@@ -221,7 +243,9 @@ KINDS: dict[str, Kind] = {
         "over_stored|{:.2g}x|over dense storage; energy_error|.1e|energy error; iterations|{}; "
         "most_valid|.1%|most valid",
         picture=Picture("seconds", "distance", "series", "problem", {}, "xy",
-                        ("seconds", "energy error, hartree an atom"))),
+                        ("seconds", "energy error, hartree an atom"),
+                        "Density matrices of water clusters, by method",
+                        "time of the whole iteration; left is faster, down is more accurate")),
     "density matrix, iterations": Kind("problem method iteration"),
     "orders of images": Kind("network arrangement order",
         "Answers changed in percent, and the change of accuracy in points, by arrangement:",

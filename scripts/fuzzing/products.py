@@ -23,7 +23,7 @@ COMMON |= {"beta": (1, 0, -0.5), "alpha": (1, 2, -0.25)}
 LAYOUTS = tuple(matrices.LAYOUTS)
 DENSE = {"form": FORMS, "m": EDGES, "k": EDGES, "n": EDGES, "batch": (1, 2, 3, 70, 300, 0)}
 DENSE |= {"block": BLOCKS, "layout_a": LAYOUTS, "layout_b": LAYOUTS, **COMMON}
-DENSE |= {"knob": (*KNOBS, "valid_ratio"), "given": (False, True)}
+DENSE |= {"knob": (*KNOBS, "valid_ratio"), "given": (False, True, "a", "b")}
 DENSE |= {"added": ("matrix", "row", "column", "number")}
 
 
@@ -96,6 +96,8 @@ def compare(
             least = 2.0 ** (-133 if on_cuda and not case["tf32"] else -126)
             how = (*maps, tau, block, None, 0, abs(alpha))
             bound += space.flushed(lambda a, b: oracle.multiply(a, b, *how), a, b, least)
+    if sums is None and not drop:  # the one rounding
+        exact, bound = torch.from_numpy(exact).to(dtype).double().numpy(), np.zeros_like(bound)
     if patterns & {"huge", "tiny"} and patterns & {"inf", "nan"}:  # sums overflow, or 0 times inf
         size = np.where(np.isfinite(size), size, np.finfo(np.float64).max)
     if upper:
@@ -135,8 +137,10 @@ def dense(case, device):
     knob = knob_of(case, host, device)
     tau = tau_of(knob, maps, host)
     options, plain = {**knob, "block": (bm, bk, bn)}, {**knob, "block": (bm, bk, bn)}
-    if case["given"] or form == "in place":  # the norms of a copy may round apart
-        options |= {"norm_a": maps[0], "norm_b": maps[1]}
+    given = form == "in place" or case["given"]  # the norms of a copy may round apart
+    if given:
+        names = [name for name in ("norm_a", "norm_b") if given in (True, name[-1])]
+        options |= {name: maps[name == "norm_b"] for name in names}
     scaling, again, norms, info = {}, None, None, None  # again: the same in another way
     if form in ("addmm", "in place"):
         shape = {"matrix": (m, n), "row": (n,), "column": (m, 1), "number": ()}[case["added"]]

@@ -5,6 +5,7 @@ import random
 import sys
 import warnings
 import zlib
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ warnings.filterwarnings("ignore", message="Sparse ")  # that torch's own are in 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DTYPES |= {"float16": torch.float16, "bfloat16": torch.bfloat16}
-BLOCKS = (64, 32, 128, (128, 64, 128), (32, 64, 128), (64, 128, 32), (128, 32, 64))
+BLOCKS = (64, 32, 128, *(of for of in product((32, 64, 128), repeat=3) if len({*of}) > 1))
 EDGES = (1, 2, 3, 8, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 160, 200, 0)
 EXACT = {"patchy", "zeros"}  # patterns whose products sum exactly in float32, whatever the order
 PATTERNS = ("patchy", "zeros", "patchy", "normal", "normal", "rows", "huge", "tiny", "nan", "inf")

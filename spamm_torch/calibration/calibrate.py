@@ -1,7 +1,6 @@
 """calibrate: each layer's setting, to save the most time within an accuracy drop."""
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -68,10 +67,17 @@ def calibrate(
     Raises:
         TypeError: arguments of another type, an ``evaluate`` that returns something else.
         ValueError: a model that is converted or has nothing to skip; a loader without two batches,
-            or one that is used up; an ``evaluate`` that gives no finite number, or two for the same
-            model, or moves it; a ``max_drop`` below 0.
+            or one that is used up; an ``example_input`` that the model does not take; an
+            ``evaluate`` that gives no finite number, or two for the same model, or moves it; a
+            ``max_drop`` below 0.
 
     After any error the model is as it was.
+
+    Example:
+        >>> report = calibrate(model, loader, evaluate, max_drop=0.5, progress=False)
+        >>> report.save("net.json")  # convert_(model, "net.json") makes the network skip so much
+        >>> [row.name for row in report]
+        ['0']
     """
     check_module(model, "calibrate")
     for name, module in model.named_modules():
@@ -94,11 +100,10 @@ def calibrate(
         raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
     if progress is not None:
         check_bool(progress, "progress")
-    is_shown = sys.stderr.isatty() if progress is None else progress
-    with isolated(model), Progress("calibrate", is_shown) as shown:
+    with isolated(model), Progress("calibrate", progress) as shown:
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
-        inputs = inputs_of(model, halves[0])
+        inputs = inputs_of(model, halves[0], example_input)
         bench.set_inputs(inputs, inputs[0] if example_input is None else example_input, shown)
         return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
 
@@ -125,7 +130,8 @@ class _Calibration:
         allocation = Allocation({name: (times[name], options) for name, options in faster.items()})
         least = allocation.least((1 - 1 / MUST_WIN) * math.fsum(times.values()))
         if least is None:
-            return self._report({}, {}, Loss(0.0), "layers are not faster, or not enough")
+            whole = "layers are not faster, or not enough"
+            return self._report({}, {}, Loss(0.0), whole, "all layers together save too little")
         settings: dict[float, dict[str, SpAMMConfig]] = {}
 
         def loss(half: int, budget: float) -> Loss:
@@ -162,8 +168,14 @@ class _Calibration:
     # ---- Results --------------------------------------------------------------------------------
 
     def _report(
-        self, chosen: Options, settings: Settings, held: Loss, why: str = ""
+        self,
+        chosen: Options,
+        settings: Settings,
+        held: Loss,
+        why: str = "",
+        of_layers: str = "it would cost too much error for the time",
     ) -> CalibrationReport:
+        """``why`` nothing is skipped, and the reason of layers that could be faster and are not."""
         ratio = self._weighted({name: option.valid_ratio for name, option in chosen.items()})
         forms: dict[Trial, Settings] = {Trial("", "as it was"): {}}
         forms |= {Trial("", "as chosen", ratio): settings} if settings else {}
@@ -174,6 +186,7 @@ class _Calibration:
             why = f"the whole model takes {after.median:.0f} us with it and {before.median:.0f} as "
             why += f"it was, and a gain counts from {max(MUST_WIN, spread):.2f}x on"
             chosen, settings, held, after = {}, {}, Loss(0.0), before
+            of_layers = "the whole model is not faster with it"
         notes = [f"nothing is skipped, the model stays as it is: {why}"] if why else []
         if not Timing(1.0, spread).is_steady:
             notes.append(f"times vary by {spread:.2g}x here: other programs run")
@@ -183,12 +196,11 @@ class _Calibration:
         rows = []
         for name in self._sizes:
             layer, (time, faster) = self._bench.layers[name], self._times.get(name, (None, [()]))
-            option, why = chosen.get(name), "not faster at any ratio"
+            option, reason = chosen.get(name), of_layers if faster else "not faster at any ratio"
             error, after_us = (math.sqrt(option.error), option.time) if option else (0.0, time)
-            why = "it would cost too much error for the time" if faster else why
-            why = "" if option else reason_not_to_skip(layer) or why
+            reason = "" if option else reason_not_to_skip(layer) or reason
             given = shape_of(layer), settings.get(name), ratios.get(name, 1.0), error, time
-            rows.append(CalibrationRow(name, *given, after_us, why))
+            rows.append(CalibrationRow(name, *given, after_us, reason))
         before_us, after_us = (x.median if self._times else None for x in (before, after))
         valid, calls, note = self._weighted(ratios), self._evaluator.calls, "; ".join(notes)
         found = held.drop, held.changed, valid, calls, before_us, after_us, spread, note

@@ -41,10 +41,12 @@ def halves_of(loader: Any) -> tuple[Half, Half]:
     return Half(loader, 0), Half(loader, 1)
 
 
-def inputs_of(model: nn.Module, half: Half) -> list[Any]:
+def inputs_of(model: nn.Module, half: Half, example: Any) -> list[Any]:
     """The inputs of the first batches, on the model's device and of its type. A batch that is a
-    tuple or a list begins with the model's input.
+    tuple or a list begins with the model's input. ``example``: None, or one that it must take.
     """
+    if example is not None:
+        _check_example(model, example)
     parameter, inputs, count, size = next(model.parameters()), [], 0, 0
 
     def moved(x: Tensor) -> Tensor:
@@ -126,6 +128,21 @@ def isolated(model: nn.Module) -> Iterator[None]:
             "evaluate must leave the model as it is; got one that moves or casts its "
             f"{', '.join(names)} (do that before calibrate, or to a copy)"
         )
+
+
+def _check_example(model: nn.Module, value: Any) -> None:
+    """Raises ValueError unless the model takes ``value`` as ``example_input``."""
+    try:
+        call(model, value)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the model raises for a wrong input
+        got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:40]
+        why, _, _ = (str(error).strip() or type(error).__name__).partition("\n")
+        why = why.removesuffix(", but expected one of:")  # torch lists its signatures behind it
+        raise ValueError(
+            f"example_input must be what the model takes; got {got} ({why})"
+        ) from error
 
 
 # ---- Results of evaluate ------------------------------------------------------------------------

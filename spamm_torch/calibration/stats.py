@@ -187,6 +187,13 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
         ``drifted`` names the layers that left these.
 
     Raises TypeError for a model that is no module.
+
+    Example:
+        >>> layer = spamm_torch.SpAMMConv2d(32, 32, 3, valid_ratio=0.5)
+        >>> with record_stats(layer) as stats:
+        ...     result = layer(torch.rand(64, 32, 8, 8))
+        >>> print(stats[""].calls)
+        1
     """
     check_module(model, "record_stats")
     stats = ModelStats(model)

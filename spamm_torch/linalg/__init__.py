@@ -13,6 +13,8 @@ or float64, on any device that multiplies them; without gradients. Common argume
   the bits of one process, and each rank gets its block rows of it. None: one process.
 * ``callback``: called with the number of each product, from 0, and the residual before it.
 
+In examples, ``fock`` and ``overlap`` are float64, of a chain of 256 sites.
+
 Errors: TypeError for other layouts and dtypes, ValueError for numbers out of range, RuntimeError
 for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration does not come to
 its end.

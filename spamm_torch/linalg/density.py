@@ -114,6 +114,10 @@ class _Skipping:
     def operand(self, a: Tensor) -> _Operand:
         return a, norm_of(a) if self.is_exact(a) else self.of.norms(a)
 
+    def transposed(self, a: Tensor) -> _Operand:
+        found = self.of.transposed(a)
+        return self.operand(found if self.of.is_sparse else found.contiguous())
+
     def is_exact(self, a: Tensor) -> bool:
         return a.is_cuda and not self.of.is_sparse and len(a) <= _SMALL
 
@@ -239,6 +243,7 @@ class _States:
     Attributes:
         x: the polynomial with these coefficients of 2 X - 1, or X itself, behind the expansion.
         gap: what errors of H are divided by. wrong: how far eigenvalues of x may be from right.
+        row: the largest squared norm of a row of Z X.
     """
 
     x: Tensor
@@ -251,6 +256,13 @@ class _States:
     lumo: Any = None
     expansion: Expansion | None = None
     coefficients: list[float] | None = None
+    row: float = 0.0
+
+    @property
+    def of_overlap(self) -> float:
+        """How many times an error of Z^T S Z = 1 is one of X: e / (e - e') of two states."""
+        homo, lumo = (abs(self.mu), 0.0) if self.homo is None else (self.homo, self.lumo)
+        return 1 + max(0.0, homo, -lumo) / self.gap if self.gap < math.inf else 1.0
 
 
 def _expanded(
@@ -261,7 +273,7 @@ def _expanded(
     """
     of, size = by.of, by.of.size
     residuals: list[float] = []
-    enough = max(wanted.accuracy / 100, 8 * _EPS * size)
+    enough = max(1e-4 * wanted.accuracy, 8 * _EPS * size)
     gaps = plan.gaps() if plan else [min(1.0, 0.02 * 1.25**k) for k in range(_MOST_STEPS + 1)]
     if plan and by.is_exact(h):
         x, sums = by.graph(plan, h)(h)
@@ -549,7 +561,12 @@ def _tensor(a: Any, name: str, block: int) -> Tensor:
             f"{name} must be an array of numpy, a sparse matrix of scipy or a tensor; got "
             f"{type(a).__name__}"
         )
-    return torch.tensor(a)
+    return torch.tensor(a, device="cpu")
+
+
+def _as_given(x: Any) -> Tensor:
+    """A tensor as it is, others on the CPU, whatever torch's default device."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
 # ---- The solver ---------------------------------------------------------------------------------
@@ -584,9 +601,10 @@ class DensitySolver:
     """Density matrices for Fock matrices that share an overlap matrix, by products alone.
 
     Example:
-        >>> solver = DensitySolver(mol.intor("int1e_ovlp"), positions=places)
-        >>> found = solver(fock, electrons=mol.nelectron)
-        >>> found.density, found.energy, found.homo, found.lumo
+        >>> solver = DensitySolver(overlap)  # mf.get_ovlp() of pyscf, say
+        >>> found = solver(fock, electrons=256)
+        >>> print(f"{found.energy:.3f}, gap from {found.homo:.2f} to {found.lumo:.2f}")
+        -341.165, gap from -0.87 to 0.89
 
     Args:
         S: the overlap matrix, (N, N), real: an array of numpy, a sparse matrix of scipy, or a
@@ -625,20 +643,20 @@ class DensitySolver:
             raise ValueError("positions or order may be given; got both")
         self.accuracy = _checked_accuracy(accuracy)
         if positions is not None:
-            positions = torch.as_tensor(positions)
+            positions = _as_given(positions)
             if groups is None:
                 groups = positions.unique(dim=0, return_inverse=True)[1]
-            order = spatial_order(positions, torch.as_tensor(groups))
+            order = spatial_order(positions, _as_given(groups))
         self._given = block, storage, size, device
-        self._order = None if order is None else torch.as_tensor(order)
+        self._order = None if order is None else _as_given(order)
         self._forms: _Forms | None = None
         self._last: dict[int, tuple[Tensor, Any, _States]] = {}
         self._plans: dict[int, Expansion] = {}
         self._graphs: dict[int, _Graph] = {}
         self._overlap = S if isinstance(S, Tensor) and S.requires_grad else None
         self.z: tuple[_Operand, _Operand] | None = None
-        # The largest squared norm of a row of Z, and norm(Z): how errors of X and H grow.
-        self._row, self._norm, self._off = 1.0, 1.0, 0.0
+        # The largest squared norm of a row of Z; its norm, and a bound of its spectral one squared.
+        self._row, self._norm, self._spread, self._off = 1.0, 1.0, 1.0, 0.0
         if S is not None:
             self._open(S, "S")
             self._factorize(self.forms.kept(S, "S"))
@@ -679,11 +697,11 @@ class DensitySolver:
                 made = inverse_factor(s, max_error=0.0, **options)
             z, self._off = made.matrix, made.residual
             self._row, self._norm = float(_row_squares(z).max()), float(norm_of(z))
-            max_error = 0.02 * self.accuracy / self._row
+            max_error = 0.02 * self.accuracy / math.sqrt(self._row)
             if self._off <= 5 * max_error:
                 break
-        zt = of.transposed(z)
-        self.z = by.operand(z), by.operand(zt if of.is_sparse else zt.contiguous())
+        self._spread, self._s = of.bound_of_norm(z) ** 2, by.operand(s)
+        self.z = by.operand(z), by.transposed(z)
 
     def __call__(
         self,
@@ -790,31 +808,32 @@ class DensitySolver:
     ) -> tuple[_Spin, int]:
         """Of one spin, to an accuracy of D / occupation; and the number of products."""
         kt, of = given[2], self.forms.of(f)
-        allowed = accuracy / self._row  # what the largest error of an entry of X may be
         _, _, last = self._last.get(number, (None, None, None))
-        gap = last.gap if last else _SLOPE * kt or 1.0
+        gap, row = (last.gap, last.row) if last else (_SLOPE * kt or 1.0, min(self._row, 1.0))
         scale, of_h, h = 0.2 if kt else 1.0, math.inf, f
+        back = _Skipping(of, _OF_D * accuracy / self._norm)
         for _ in range(_TRIES):
+            allowed = accuracy / self._growth(row, kt)  # what an error of X may be
             if of_h > (limit := _OF_H * allowed * min(1.0, 10 * gap)):
-                of_h, h = limit, self._transformed(_Skipping(of, limit / self._norm), f, False)
+                of_h, h = limit, self._transformed(_Skipping(of, limit / self._norm), f)
             by = _Skipping(of, allowed * scale, self._graphs)
             plan, window = self._plan(h, number, given, allowed)
             states = _states(by, h, _Wanted(*given, allowed, window), plan)
-            gap = states.gap
+            gap, x = states.gap, by.operand(states.x)
             # X H is symmetric but for what mixes occupied and empty states.
-            tight = _Skipping(of, 2 * _OF_H * allowed * min(states.gap, 1.0))
-            product, _ = tight.product(by.operand(states.x), by.operand(h), symmetric=False)
-            mirrored = of.transposed(product)
-            off = (
-                sparse.add(product, mirrored, beta=-1).values()
-                if of.is_sparse
-                else (product - mirrored)
-            )
-            most, norm = _largest(off), float(norm_of(off))
+            tight = _Skipping(of, 2 * _OF_H * allowed * min(gap, 1.0))
+            product = tight.product(x, by.operand(h), symmetric=False)
+            parts = [part for _, part in of.with_mirrored(product[0])]
+            most, norm = max(map(_largest, parts)), math.hypot(*map(norm_of, parts))
+            half = x if self.z is None else back.product(self.z[0], x, symmetric=False)
+            states.row = row = float(_row_squares(half[0]).max())
             self._last[number] = (h, given, states)
-            mixed = 2 * most / states.gap
-            rest = states.wrong + 2 * of_h / states.gap + self._off
-            error = self._row * (mixed + rest) + 2 * _OF_D * accuracy
+            growth, mixed, off = self._growth(row, kt), 2 * most / gap, self._off
+            if 2 * growth * states.of_overlap * off > accuracy / 8:
+                share = _OF_H * allowed / states.of_overlap / self._norm
+                off = self._off_occupied(_Skipping(of, share), x)
+            rest = 2 * (states.wrong + of_h / gap + states.of_overlap * off)
+            error = growth * (mixed + rest) + self._row * states.wrong**2 + 3 * _OF_D * accuracy
             if error <= accuracy:
                 break
             scale *= min(0.3, 0.3 * allowed / mixed if mixed else 1.0)
@@ -823,30 +842,39 @@ class DensitySolver:
                 f"expected a density matrix to an accuracy of {accuracy * occupation:.2g}; reached "
                 f"{error * occupation:.2g}, where the gap is {states.gap:.2g}"
             )
-        back = _Skipping(of, _OF_D * accuracy / self._norm)
-        d = self._transformed(back, states.x, True) * occupation
-        weighted = None
-        if is_weighted:
-            half = (
-                sparse.add(product, mirrored, alpha=0.5, beta=0.5)
-                if of.is_sparse
-                else ((product + mirrored) / 2)
-            )
-            weighted = self._transformed(back, half, True) * occupation
-        energy = float(of.diagonal(product).sum()) * occupation
-        bound = self._row * (norm / states.gap + rest * math.sqrt(of.size)) + 2 * _OF_D * accuracy
+        d, weighted = x[0], of.symmetric_part(product[0]) if is_weighted else None
+        if self.z is not None:  # of a projector Z X (Z X)^T: errors of empty states are squared
+            right = self.z[1] if kt else back.transposed(half[0])
+            d, _ = back.product(half, right)
+            if is_weighted:
+                weighted, _ = back.product(back.product(self.z[0], product, symmetric=False), right)
+        weighted = weighted if weighted is None else weighted * occupation
+        energy = float(of.diagonal(product[0]).sum()) * occupation
+        bound = self._spread * (2 * norm / gap + rest * math.sqrt(of.size)) + 3 * _OF_D * accuracy
         numbers = (energy, error * occupation, bound * occupation, most)
         is_fixed = given[1] is not None
-        one = _Spin(states, h, d, weighted, *numbers, occupation, kt, is_fixed)
+        one = _Spin(states, h, d * occupation, weighted, *numbers, occupation, kt, is_fixed)
         return one, len(of.steps)
 
-    def _transformed(self, by: _Skipping, a: Tensor, is_back: bool) -> Tensor:
-        """Z^T A Z, or Z A Z^T."""
+    def _growth(self, row: float, kt: float) -> float:
+        """How many times an error of X is one of an entry of D: the lengths of a row of Z and, but
+        of a Fermi function, of Z X.
+        """
+        return self._row if kt else math.sqrt(self._row * max(row, 1e-4 * self._row))
+
+    def _off_occupied(self, by: _Skipping, x: _Operand) -> float:
+        """The norm of (Z^T S Z - 1) X: most of Z^T S Z - 1 is between empty states."""
+        assert self.z is not None
+        found = by.product(self._s, by.product(self.z[0], x, symmetric=False), symmetric=False)
+        found = by.product(self.z[1], found, x[0], beta=-1.0, symmetric=False)
+        return float(norm_of(found[0]))
+
+    def _transformed(self, by: _Skipping, a: Tensor) -> Tensor:
+        """Z^T A Z."""
         if self.z is None:
             return a
-        z, zt = self.z[::-1] if is_back else self.z
-        half = by.product(zt, by.operand(a), symmetric=False)
-        return by.product(half, z)[0]
+        z, zt = self.z
+        return by.product(by.product(zt, by.operand(a), symmetric=False), z)[0]
 
     def _plan(
         self, h: Tensor, number: int, given: Any, allowed: float
@@ -878,7 +906,7 @@ class DensitySolver:
             if not (plan and plan.separates and plan.serves(spectrum, window)):
                 inner = 0.05 * (window[1] - window[0])
                 inside = window[0] + inner, window[1] - inner
-                plan = planned(around, inside, max(1e-2 * allowed, 1e-13))
+                plan = planned(around, inside, max(1e-4 * allowed, 1e-13))
         self._plans[number] = plan
         return plan, window
 

@@ -127,13 +127,14 @@ def edges(made: Expansion, residuals: Sequence[float], noise: float) -> tuple[fl
     expansions in quantum mechanical molecular dynamics", SIAM J. Sci. Comput. 36, B147 (2014)).
     ``residuals``: that trace before and behind each step.
     """
-    homo, lumo = math.inf, -math.inf
-    for number, residual in enumerate(residuals):
-        most = abs(residual) + noise
+    homo = lumo = made.energy(0.5, len(made.steps))
+    for number in reversed(range(len(residuals))):
+        most = abs(residuals[number]) + noise
         if most < 0.25:
             away = 2 * most / (1 + math.sqrt(1 - 4 * most))
-            homo = min(homo, made.energy(1 - away, number))
-            lumo = max(lumo, made.energy(away, number))
+            low, high = (made.energy(x, number) for x in (1 - away, away))
+            if low <= lumo and homo <= high:  # else it is another gap, as above a core's states
+                homo, lumo = min(homo, low), max(lumo, high)
     return homo, lumo
 
 

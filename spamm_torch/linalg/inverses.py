@@ -61,8 +61,10 @@ def inverse_factor(
 
     Example:
         >>> z = inverse_factor(overlap, max_error=1e-9).matrix
-        >>> projector = purify(in_basis(fock, z, max_error=0.0).matrix, 10, max_error=1e-9).matrix
-        >>> density = in_basis(projector, z.mT, max_error=0.0).matrix
+        >>> projector = purify(in_basis(fock, z, max_error=0.0).matrix, 256, max_error=1e-9)
+        >>> density = 2 * in_basis(projector.matrix, z.mT, max_error=0.0).matrix
+        >>> print(f"{(density * overlap).sum():.4f} electrons")
+        256.0000 electrons
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
     of, s = Matrices.opened("inverse_factor", s, block, size, callback, group=group, alike=alike)
@@ -87,14 +89,14 @@ def inverse_factor(
             continue
         falls, before = min(1.0, error / before), error
         share = max(max_error / 8, 0.05 * error * falls**2)  # the next one is near error * falls^3
-        options: dict[str, Any] = {"residual": error, "added": d, "beta": 0.5, "alpha": 0.375}
-        each = relative(share, map_d, map_d)
-        w, map_w = of.product("D / 2 + 3/8 D^2", d, d, (map_d, map_d), each, **options)
-        del d
+        maps, each = (map_d, map_d), relative(share, map_d, map_d)
+        scale: dict[str, Any] = {"beta": 0.5, "alpha": 0.375}
+        w, map_w = of.product("D / 2 + 3/8 D^2", d, d, maps, each, added=d, residual=error, **scale)
+        del d  # nothing is kept beside S and Z that the next product does not need
         map_z = of.norms(z)
-        each = relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
-        options = {"residual": error, "added": z, "symmetric": False}
-        z, _ = of.product("Z + Z W", z, w, (map_z, map_w), each, **options)
+        maps, each = (map_z, map_w), relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
+        z, _ = of.product("Z + Z W", z, w, maps, each, added=z, residual=error, symmetric=False)
+        del w
         share = 1e-3 * error * falls**2
     raise tested.failed(before)
 
@@ -125,6 +127,11 @@ def inverse_sqrt(
         block, size, callback, group: see above.
 
     Returns, Raises: as of :func:`inverse_factor`.
+
+    Example:
+        >>> z = inverse_sqrt(overlap, max_error=1e-9).matrix
+        >>> bool(torch.dist(z @ overlap @ z, torch.eye(256)) < 1e-8)
+        True
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
     of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, group=group, alike=alike)
@@ -179,23 +186,22 @@ class _Overlap:
 
     def __init__(self, of: Matrices, s: Tensor, max_error: float, goal: float):
         self.of, self.s, self.max_error, self.goal = of, s, max_error, goal
-        self.above, self.width = of.bound_of_norm(s, s) or 1.0, math.inf
+        self.above, self.width = of.bound_of_norm(s) or 1.0, math.inf
         self.norms, self.one = of.norms(s), of.identity(s)
 
     def distance(self, z: Tensor, share: float, before: float) -> tuple[Tensor, Tensor]:
-        """1 - Z^T S Z, where both products together lose at most 3 ``share``; and its norms."""
+        """1 - (S Z)^T Z, where both products together lose at most 3 ``share``; and its norms."""
         of, self.z = self.of, z
-        mirrored = of.transposed(z)
-        map_z, map_t = of.norms(z), of.norms(mirrored)
-        rounding = torch.finfo(z.dtype).eps * math.sqrt(of.size) / 2  # of 1, at least
-        self.width, self.lost = of.bound_of_norm(z, mirrored), 3 * share + rounding
+        map_z, rounding = of.norms(z), torch.finfo(z.dtype).eps * math.sqrt(of.size) / 2  # of 1
+        self.width, self.lost = of.bound_of_norm(z), 3 * share + rounding
         each = relative(share / self.width, self.norms, map_z)
         maps = self.norms, map_z
-        options: dict[str, Any] = {"residual": before, "symmetric": False}
-        y, map_y = of.product("S Z", self.s, z, maps, each, **options)
-        maps, each = (map_t, map_y), relative(share, map_t, map_y)
-        options = {"residual": before, "added": self.one, "alpha": -1}
-        return of.product("1 - Z^T S Z", mirrored, y, maps, each, **options)
+        y, _ = of.product("S Z", self.s, z, maps, each, symmetric=False, residual=before)
+        y = of.transposed(y)
+        map_y = of.norms(y)
+        maps, each = (map_y, map_z), relative(share, map_y, map_z)
+        options: dict[str, Any] = {"residual": before, "added": self.one, "alpha": -1}
+        return of.product("1 - Z^T S Z", y, z, maps, each, **options)
 
     @property
     def condition(self) -> float:

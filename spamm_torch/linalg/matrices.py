@@ -3,7 +3,8 @@
 import itertools
 import math
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from .._info import NormMaps, SkipInfo, skip_info, with_bounds
 from .._rounding import BELOW
 from ..distributed import axis_of
 from ..distributed.block_rows import Rows
-from ..sparse.blocks import is_sparse, read
+from ..sparse.blocks import is_sparse, places_of, read
 from ..sparse.matrices import blocks_at
 from ..sparse.products import Recipe, SparseInfo, multiplied
 
@@ -105,7 +106,8 @@ class Matrices:
     """Matrices of one form, on ranks as :class:`Rows` keeps them, and their products so far."""
 
     rows: Rows | None = None
-    sums: tuple[Tensor | None, Tensor | None] = (None, None)  # a product, its trace and norm
+    # The last block-sparse product, whose memory is not kept for this, with its trace and norm.
+    sums: tuple[weakref.ref[Tensor] | None, Tensor | None] = (None, None)
     asymmetry: float = 0.0  # the distance of what was given from what is kept
 
     def __init__(
@@ -183,7 +185,7 @@ class Matrices:
             a = self.rows.whole_rows(read(a, name, self.function)).matrix()
         elif a.layout == torch.sparse_bsc:
             a = sparse.transpose(a.mT)
-        sums = self.whole(_row_sums(a))
+        sums = self.whole(_sums(a))
         if not len(sums):
             return a
         largest = sums.max().item()
@@ -220,20 +222,29 @@ class Matrices:
 
     def _size_and_asymmetry(self, a: Tensor, largest: float) -> tuple[float, float]:
         """norm(A) and norm(A - A^T). Squares neither vanish nor overflow over the largest sum."""
-        mirrored = self.transposed(a)
-        if self.is_sparse:
-            parts = a.values(), sparse.add(a, mirrored, beta=-1).values()
-            some = max(1, _ENTRIES // self.block**2)
-            pieces = [x.split(some) for x in parts]
-        else:
-            some = max(1, _ENTRIES // len(a))
-            pieces = [a.split(some)]
-            pairs = zip(pieces[0], mirrored.split(some), strict=True)
-            pieces.append(x - y for x, y in pairs)
-        squares = [sum(norm_of(x / largest) ** 2 for x in each) for each in pieces]
-        found = self.whole(torch.stack(squares)).sqrt() * largest
-        size, off = found.tolist()
+        squares = torch.zeros(2, dtype=torch.float64, device=a.device)
+        for pair in self.with_mirrored(a):
+            squares += torch.stack([norm_of(x / largest) ** 2 for x in pair])
+        size, off = (self.whole(squares).sqrt() * largest).tolist()
         return size, off
+
+    def with_mirrored(self, a: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pieces of A, and of A - A^T such as have its norm: no copy of all of it."""
+        if not self.is_sparse:
+            for x, y in zip(*(m.split(max(1, _ENTRIES // len(a))) for m in (a, a.mT)), strict=True):
+                yield x, x - y
+            return
+        blocks = read(a, "a", self.function)
+        if self.rows is None:
+            other, keys = blocks.values.mT, blocks.col.long() * blocks.rows + blocks.row_of()
+            place = places_of(keys, blocks.keys())
+        else:
+            mirrored = read(self.transposed(a), "a", self.function)
+            other, place = mirrored.values, places_of(blocks.keys(), mirrored.keys())
+        some = max(1, _ENTRIES // self.block**2)
+        for x, at in zip(blocks.values.split(some), place.split(some), strict=True):
+            alone = (at < 0)[:, None, None]  # its own square and that of its mirror image
+            yield x, torch.where(alone, x * math.sqrt(2), x - other[at])
 
     def transposed(self, a: Tensor) -> Tensor:
         """The transpose; of a dense matrix a view. Collective over ranks."""
@@ -302,7 +313,7 @@ class Matrices:
                 options |= {"drop": math.inf, "input": added, "below": below}
                 blocks, map_c, _, count, sums = multiplied("product", a, b, knob, **options)
                 c, norms = blocks.matrix(), map_c.matrix()
-                self.sums = (c, sums)
+                self.sums = (weakref.ref(c), sums)
             else:
                 tau = maps[0].new_zeros(())
                 if max_error:
@@ -337,7 +348,7 @@ class Matrices:
         maps = self.norms(a), self.norms(x)
         each = None if share is None else relative(share, *maps)
         product, _ = self.product("A X", a, x, maps, each, symmetric=False)
-        largest = self.whole(_row_sums(product)).amax().item()
+        largest = self.whole(_sums(product)).amax().item()
         return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * (share or 0.0)
 
     def identity(self, like: Tensor) -> Tensor:
@@ -361,9 +372,8 @@ class Matrices:
     def trace_and_norm(self, a: Tensor, norms: Tensor) -> tuple[float, float]:
         """Of a matrix with these norms. Waits for the device, but for the last product's."""
         product, sums = self.sums
-        if sums is None or product is not a:
+        if sums is None or product is None or product() is not a:
             sums = torch.stack((self.diagonal(a).sum(dtype=torch.float64), norm_of(norms)))
-        self.sums = (None, None)  # they would keep the product's memory
         trace, norm = sums.tolist()
         return trace, norm
 
@@ -390,10 +400,15 @@ class Matrices:
             return sparse.add(a, mirrored, alpha=0.5, beta=0.5)
         return (a + mirrored) / 2
 
-    def bound_of_norm(self, a: Tensor, transposed: Tensor) -> float:
-        """A bound of the spectral norm: the root of the largest sums of a row and of a column."""
-        rows, columns = (self.whole(_row_sums(x)).amax() for x in (a, transposed))
-        return (rows.sqrt() * columns.sqrt()).item()
+    def bound_of_norm(self, a: Tensor) -> float:
+        """A bound of the spectral norm: the root of the largest sums of a row and of a column.
+
+        Rounded up to eight bits, so that ranks agree with one process: they add up columns in
+        another order.
+        """
+        rows, columns = (self.whole(_sums(a, dim)).amax() for dim in (1, 0))
+        bound, power = math.frexp((rows.sqrt() * columns.sqrt()).item())
+        return math.ldexp(math.ceil(bound * 256), power - 8) if bound < math.inf else bound
 
 
 def norm_of(a: Tensor) -> Tensor:
@@ -425,17 +440,18 @@ def gershgorin(a: Tensor) -> tuple[float, float]:
 def _circles(a: Tensor) -> tuple[Tensor, Tensor]:
     """Of each row, the entry on the diagonal and the sum of the others, without their signs."""
     centre = (sparse.diagonal(a) if is_sparse(a) else a.diagonal()).double()
-    return centre, _row_sums(a) - centre.abs()
+    return centre, _sums(a) - centre.abs()
 
 
-def _row_sums(a: Tensor) -> Tensor:
-    """Of the magnitudes of the entries of each row, float64."""
+def _sums(a: Tensor, dim: int = 1) -> Tensor:
+    """Of the magnitudes of the entries of each row, or with ``dim`` 0 of each column, float64."""
     if not is_sparse(a):
-        return torch.linalg.vector_norm(a, 1, 1, dtype=torch.float64)
+        return torch.linalg.vector_norm(a, 1, dim, dtype=torch.float64)
     blocks = read(a, "a", "gershgorin")
-    sums = torch.zeros(blocks.rows, blocks.edge, dtype=torch.float64, device=a.device)
-    of_blocks = torch.linalg.vector_norm(blocks.values, 1, 2, dtype=torch.float64)
-    return sums.index_add_(0, blocks.row_of(), of_blocks).flatten()
+    number, at = (blocks.rows, blocks.row_of()) if dim else (blocks.columns, blocks.col.long())
+    sums = torch.zeros(number, blocks.edge, dtype=torch.float64, device=a.device)
+    of_blocks = torch.linalg.vector_norm(blocks.values, 1, 1 + dim, dtype=torch.float64)
+    return sums.index_add_(0, at, of_blocks).flatten()
 
 
 def _bounds(centre: Tensor, radius: Tensor) -> tuple[float, float]:

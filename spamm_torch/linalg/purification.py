@@ -199,8 +199,10 @@ def purify(
             an ``error`` that cannot be proven.
 
     Example:
-        >>> found = purify(fock, 10, max_error=1e-9)
+        >>> found = purify(fock, 256, max_error=1e-9)
         >>> density = 2 * found.matrix
+        >>> print(f"{density.trace():.4f} electrons")
+        256.0000 electrons
     """
 
     def check(of: Matrices) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import _output
 from .._arguments import check_block, check_bool, check_module
 from .._library import VERSION
 from ..nn import _SpAMM
@@ -119,6 +120,11 @@ def fuse(
         first one do not act in it.
 
     Raises TypeError for what is no GraphModule, and ValueError for another ``inner``.
+
+    Example:
+        >>> fused = fuse(torch.fx.symbolic_trace(model), [images], inner="eager")
+        >>> torch.allclose(fused(images), model(images), atol=1e-4)
+        True
     """
     if not isinstance(graph_module, fx.GraphModule):
         kind = type(graph_module).__name__
@@ -156,6 +162,13 @@ def explain(model: nn.Module) -> ConvertReport:
     Raises:
         TypeError: a model that is no module.
         ValueError: a model of which the backend has compiled nothing yet.
+
+    Example:
+        >>> fast = torch.compile(model, backend="spamm_torch", options={"inner": "eager"})
+        >>> with torch.no_grad():
+        ...     result = fast(images)
+        >>> [row.absorbed for row in explain(model)]
+        [('relu',)]
     """
     check_module(model, "explain")
     rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))
@@ -424,13 +437,14 @@ class _Rewriting:
     ) -> None:
         """Rewrites the graph. ``read``: the tensor of a source."""
         chosen: list[tuple[Site, Choice]] = []
-        for site in self._sites:
-            site.packs = packs
-            choice = None if site.reason else choose(site, measures, compiles)
-            self.rows.append(_row(site, choice))
-            if choice is not None:
-                chosen.append((site, choice))
-                self.folding.add(choice.engine, site)
+        with _output.Progress("spamm_torch", None if measures else False) as progress:
+            for site in progress.over("measuring convolutions", self._sites):
+                site.packs = packs
+                choice = None if site.reason else choose(site, measures, compiles)
+                self.rows.append(_row(site, choice))
+                if choice is not None:
+                    chosen.append((site, choice))
+                    self.folding.add(choice.engine, site)
         if not chosen:
             return
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():

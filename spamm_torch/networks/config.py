@@ -22,6 +22,12 @@ class SpAMMConfig:
             picks; a tau is a number.
 
     Raises as that function.
+
+    Example:
+        >>> report = convert_(model, SpAMMConfig(tau=0.1), overrides={"0": None})
+        >>> print([(row.name, row.action) for row in report])
+        [('0', 'left')]
+        >>> model = revert_(model)
     """
 
     tau: float | None = None

@@ -58,6 +58,12 @@ def convert_(
         RuntimeError: a layer whose class something else changed after an earlier conversion.
 
     After any error the model is as it was.
+
+    Example:
+        >>> report = convert_(model, tau=0.1)
+        >>> [(row.name, row.action) for row in report]
+        [('0', 'spamm')]
+        >>> model = revert_(model)
     """
     check_module(model, "convert_")
     knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}

@@ -127,8 +127,10 @@ def _matches(key: str, convolutions: Mapping[str, nn.Module]) -> list[str]:
 
 def _close_names(key: str, names: Mapping[str, Any]) -> str:
     inside = [name for name in names if name.startswith(f"{key}.")]
-    close = inside[:3] or difflib.get_close_matches(key, names, 3, 0.4)
-    return f" (close: {', '.join(close)})" if close else f" (it has {len(names)} convolutions)"
+    if close := inside[:3] or difflib.get_close_matches(key, names, 3, 0.4):
+        return f" (close: {', '.join(close)})"
+    more = f", ... ({len(names)} in all)" if len(names) > 5 else ""
+    return f" (it has {', '.join(list(names)[:5])}{more})"
 
 
 def _read_file(path: str | os.PathLike[str], convolutions: Mapping[str, nn.Conv2d]) -> File:

@@ -11,6 +11,8 @@ CUDA, without gradients. Sizes are multiples of the block: what is smaller is pa
     c = spamm_torch.mm(a, a, max_error=1e-6)
     x = sparse.add(c, a, alpha=-1, beta=2)
 
+In examples, ``a`` is (512, 512), and decays away from its diagonal.
+
 All functions return new matrices, and work in proportion to the stored blocks. Errors are one line:
 TypeError for another layout or dtype, ValueError for blocks, RuntimeError for shapes, devices and
 columns that do not ascend in each row, each once. :func:`from_sparse` sorts them.

@@ -416,6 +416,11 @@ def plan(
 
     Raises:
         torch.OutOfMemoryError: it and the result do not fit in memory.
+
+    Example:
+        >>> x = sparse.from_dense(a, drop=1e-9)
+        >>> kept = plan(x, x, max_error=1e-6)
+        >>> c = spamm_torch.mm(x, x, plan=kept)  # in a loop, as long as the pattern stays
     """
     check_drop(drop)
     left = read(a, "a", "plan", has_op=True)

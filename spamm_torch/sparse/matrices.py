@@ -50,6 +50,11 @@ def from_dense(a: Tensor, block: int = 64, drop: float = 0.0) -> Tensor:
 
     Returns:
         ``torch.sparse_bsr`` with int64 indices, its columns ascending in each row.
+
+    Example:
+        >>> x = from_dense(a, drop=1e-9)
+        >>> print(f"{len(x.values())} blocks of {x.values().shape[1]} x {x.values().shape[2]}")
+        52 blocks of 64 x 64
     """
     check_tensor(a, "a")
     block = _checked_edge(block)
@@ -75,6 +80,11 @@ def from_scipy(a: Any, block: int = 64) -> Tensor:
     """A sparse matrix or array of scipy, of any format and size, padded with zeros.
 
     Its columns may stand in any order, as in scipy's own products; repeats are added up.
+
+    Example:
+        >>> x = from_scipy(scipy.sparse.eye_array(100, format="csr"))
+        >>> print(to_scipy(spamm_torch.mm(x, x, tau=0.0), (100, 100)).trace())
+        100.0
     """
     block = _checked_edge(block)
     if not hasattr(a, "tobsr"):
@@ -119,6 +129,11 @@ def from_sparse(a: Tensor, block: int = 64) -> Tensor:
 
     Returns:
         As :func:`from_dense`, with the blocks that hold a stored entry.
+
+    Example:
+        >>> x = from_sparse(torch.eye(100).to_sparse_coo())
+        >>> x.shape, to_dense(x, (100, 100)).equal(torch.eye(100))
+        (torch.Size([128, 128]), True)
     """
     block = _checked_edge(block)
     if not is_sparse(a):
@@ -248,7 +263,10 @@ def transpose(a: Tensor) -> Tensor:
     blocks = _read(a, "a", "transpose")
     row, column = blocks.row_of(), blocks.col.long()
     keys, order = (column * blocks.rows + row).sort()
-    values = blocks.values.mT[order].contiguous()
+    values = blocks.values.new_empty(blocks.values.shape)
+    some = max(1, 8 * _ENTRIES // blocks.edge**2)  # at a time: no copy of a whole matrix
+    for part, numbers in zip(values.split(some), order.split(some), strict=True):
+        part.copy_(blocks.values[numbers].mT)
     return blocks_at(keys, values, blocks.columns, blocks.rows, blocks.crow.dtype).matrix()
 
 
@@ -260,6 +278,11 @@ def add(
     Args:
         a, b: of one shape, block and dtype.
         drop: leave out blocks of the sum whose norm is below this; None: none, not even of zeros.
+
+    Example:
+        >>> x = from_dense(a, drop=1e-9)
+        >>> print(norm(add(x, x, beta=-1)).item())
+        0.0
     """
     check_number(alpha, "alpha")
     check_number(beta, "beta")
@@ -275,7 +298,7 @@ def add(
     of_a, of_b = place.split([len(key) for key in keys])
     check_memory("add", len(blocks), left.edge**2 * left.values.element_size(), a.device)
     values = left.values.new_zeros(len(blocks), left.edge, left.edge)
-    some = max(1, 8 * _ENTRIES // left.edge**2)  # at a time: no copy of a whole matrix
+    some = max(1, 8 * _ENTRIES // left.edge**2)
     for place, part in zip(of_a.split(some), left.values.split(some), strict=True):
         values[place] = part * alpha
     for place, part in zip(of_b.split(some), right.values.split(some), strict=True):

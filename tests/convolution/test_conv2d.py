@@ -116,7 +116,7 @@ def searched(request):
     return input, weight, setting, Im2col(input, weight, **setting)
 
 
-@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("ratio", [0.05, 0.7])
 def test_valid_ratio_is_that_of_skip_norms(device, searched, ratio):
     input, weight, setting, reference = searched
     norm_a, _, skip_norm = reference.norms(device)
@@ -129,7 +129,7 @@ def test_valid_ratio_is_that_of_skip_norms(device, searched, ratio):
     assert_near(got, reference.product(valid))
 
 
-@pytest.mark.parametrize("max_error", [0.0, 1e-3, 1e-2, 0.3])
+@pytest.mark.parametrize("max_error", [0.0, 1e-2])
 def test_max_error_is_kept(device, searched, max_error):
     input, weight, setting, reference = searched
     knob = {"max_error": max_error, "return_info": True}
@@ -237,17 +237,6 @@ def test_memory_format_is_torchs(device, input_format, weight_format, pixel_bloc
     weight = randn(6, 5, 3, 3, device=device).to(memory_format=weight_format)
     got = spamm_torch.conv2d(input, weight, padding=1, tau=0.0, pixel_block=pixel_block)
     assert got.stride() == F.conv2d(input, weight, padding=1).stride()
-
-
-@pytest.mark.parametrize("images", [6, 40])
-@pytest.mark.parametrize("tau", [0.0, -1.0, torch.tensor(float("nan"))], ids=str)
-def test_input_of_any_strides(device, images, tau):
-    whole = randn(images, 12, 20, 18, device=device)
-    input = whole[1::2, ::3, 2:-1:2].flip(3).transpose(2, 3)
-    weight = randn(3, 6, 8, 5, device=device)[:, ::2, :, ::3].permute(2, 1, 0, 3)
-    input = input[:, 1:]
-    got = spamm_torch.conv2d(input, weight, tau=tau)
-    assert_near(got, F.conv2d(input.double(), weight.double()))
 
 
 @pytest.mark.parametrize("knob", [{"tau": 0.1}, {"valid_ratio": 0.5}, {"max_error": 0.5}])

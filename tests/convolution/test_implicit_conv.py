@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import Im2col, gap_near, norm_products
-from support import float32_precision, norms_of_layer, uneven
+from support import float32_precision, uneven
 
 import spamm_torch
 
@@ -207,17 +207,6 @@ def test_tiles_of_all_sizes_give_the_same_bits(boxed_dtype):
         assert torch.equal(part[:same], whole[:same, :, : size - 2, : size - 2])
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", ["contiguous_format", "channels_last"])
-def test_slices_off_the_16_byte_grid(name, boxed_dtype):
-    memory_format = getattr(torch, name)
-    whole = uneven(65, 65, 5, 5, seed=8, dtype=boxed_dtype).cuda()
-    input = whole.to(memory_format=memory_format)[:, 1:]
-    weight = uneven(64, 64, 3, 3, seed=9, dtype=boxed_dtype).cuda()
-    expected = F.conv2d(input.double(), weight.double(), padding=1)
-    assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=0.0), expected)
-
-
 # ---- float32 ------------------------------------------------------------------------------------
 
 
@@ -274,42 +263,7 @@ def test_tf32_is_as_accurate_as_cudnn(data):
     assert error_of(got, expected) <= 1.05 * error_of(by_cudnn, expected)
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_float32_infinities_and_nan(precision, channels_last):
-    input = uneven(70, 72, 6, 5, seed=20, dtype=torch.float32).cuda()
-    weight = uneven(72, 72, 3, 3, seed=21, dtype=torch.float32).cuda()
-    input[0, 3, 2, 2], input[65, 70, 5, 4] = float("inf"), float("nan")
-    weight[7, 2, 0, 1], weight[70, 71, 2, 2] = float("-inf"), float("nan")
-    if channels_last:
-        input = input.to(memory_format=torch.channels_last)
-    columns = F.unfold(input, 3, padding=1).double()  # products with the padding's zeros included
-    exact = (weight.double().flatten(1) @ columns).view(70, 72, 6, 5)
-    expected = exact.float().double()
-    for tau in (1e-30, 1e-3):  # torch, which leaves padding out, may serve 0
-        got = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
-        assert torch.equal(got.isnan(), expected.isnan())
-        assert torch.equal(got.isinf() * got.sign(), expected.isinf() * expected.sign())
-        finite = expected.isfinite()
-        assert finite.double().mean() > 0.5
-        assert_near(got[finite], expected[finite])
-
-
 # ---- Norms that one layer leaves for the next ---------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("images", [1, 3, 7, 12, 20, 64, 65, 100, 121])
-@pytest.mark.parametrize("size", [(4, 4), (11, 6)])
-@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
-def test_a_layer_leaves_its_norms(device, dtype, images, size, pixel_block, precision):
-    input = uneven(images, 8, *size, seed=13, dtype=dtype).to(device)
-    weight = uneven(72, 8, 3, 3, seed=14, dtype=dtype).to(device)
-    bias = uneven(72, seed=15, dtype=dtype).to(device)
-    setting = {"padding": 1, "tau": 0.5, "relu": True, "pixel_block": pixel_block}
-    output, norms = spamm_torch.conv2d(input, weight, bias, return_norms=True, **setting)
-    assert torch.equal(output, spamm_torch.conv2d(input, weight, bias, **setting))
-    torch.testing.assert_close(norms.double(), norms_of_layer(output), rtol=1e-5, atol=0)
 
 
 @pytest.mark.cuda

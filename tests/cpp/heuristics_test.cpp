@@ -1,4 +1,5 @@
-// Which CUDA kernel and tile serve a product or a convolution: plain numbers, no device.
+// Tests of the CUDA kernel and tile that serve a product or a convolution: plain numbers, no
+// device.
 #include "cuda/heuristics.h"
 
 #include <algorithm>
@@ -222,7 +223,19 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
   EXPECT_FALSE(ours(large, at::kFloat, true));
   EXPECT_FALSE(ours(large, at::kFloat, false, false));
   EXPECT_FALSE(ours(large, at::kHalf, false, false));
-  for (const bool hopper : {false, true}) EXPECT_TRUE(ours(large, at::kDouble, false, hopper));
+  for (const bool hopper : {false, true}) {
+    const auto of_double = [&](UnskippedConv size) {
+      return ours(size, at::kDouble, false, hopper);
+    };
+    EXPECT_TRUE(of_double(large));
+    EXPECT_TRUE(of_double({1, 64, 64, 9, 56 * 56, 56 * 56}));
+    EXPECT_TRUE(of_double({128, 32, 32, 9, 1024, 1024}));
+    EXPECT_FALSE(of_double({16, 100, 100, 9, 169, 169}));
+    EXPECT_FALSE(of_double({17, 48, 96, 25, 35 * 35, 35 * 35}));
+    EXPECT_FALSE(of_double({1, 3, 64, 49, 224 * 224, 112 * 112}));
+    EXPECT_FALSE(of_double({64, 512, 2048, 1, 49, 49}));
+    EXPECT_TRUE(of_double({32, 256, 64, 1, 56 * 56, 56 * 56}));
+  }
   EXPECT_TRUE(ours({100, 64, 128, 9, 256, 256}));
   EXPECT_TRUE(ours({2, 640, 640, 9, 1024, 1024}));  // by a matrix
   EXPECT_FALSE(ours({2, 64, 64, 9, 512 * 512, 512 * 512}));
@@ -387,7 +400,7 @@ TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
                            std::optional<int> forced = std::nullopt) {
     return choose_product_segments(Kernel::kSm90F64, {1, 1, 1, m, n, k}, kMultiprocessors, forced);
   };
-  // What an H200 was measured to do faster, with nothing skipped.
+  // Cases that an H200 was measured to do faster, with nothing skipped.
   const std::map<int64_t, int> faster = {{512, 2},  {768, 1},  {1024, 1}, {1040, 2},
                                          {1100, 2}, {1280, 2}, {1536, 2}, {1792, 1}};
   for (const auto& [n, expected] : faster) EXPECT_EQ(segments(n, n, n), expected) << n;
@@ -400,23 +413,16 @@ TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
     EXPECT_EQ(segments(2048, 2048, 2048, forced), 1);  // large tiles have none
     for (const Kernel kernel : kKernels) {
       const ProductSize size = {1, 1, 1, 64, 64, 4096};
-      const int of_hopper = kernel == Kernel::kSm90F64 ? std::min(forced, 2) : forced;
       EXPECT_EQ(choose_product_segments(kernel, size, kMultiprocessors, forced),
-                claims_tiles(kernel) ? of_hopper : 1);
+                kernel == Kernel::kSm90F64 ? std::min(forced, 2) : 1);
     }
-  }
-}
-
-TEST(Heuristics, OnlyFloat64HasSegmentsUnasked) {
-  for (const Kernel kernel : {Kernel::kSm90F16, Kernel::kSm90F32x1, Kernel::kSm90F32x3}) {
-    EXPECT_EQ(choose_product_segments(kernel, {1, 1, 1, 64, 64, 20'000}, kMultiprocessors), 1);
   }
 }
 
 TEST(Heuristics, TilesMostlyOutsideCostHalfATurn) {
   const TileRow<Kernel>& row = *find_tile(Kernel::kSm90F16, TileSize::kLarge);
-  const auto time = [&](int64_t n, int segments = 1) {
-    return product_time(row, {1, 1, 1, n, n, 2048}, segments, kMultiprocessors);
+  const auto time = [&](int64_t n) {
+    return product_time(row, {1, 1, 1, n, n, 2048}, kMultiprocessors);
   };
   EXPECT_LT(time(2048), time(2056));              // 128 tiles fill the chip; 25 light ones follow
   EXPECT_LT(time(2056), 1.6 * time(2048));        // by half a turn
@@ -472,7 +478,7 @@ TEST(Tiles, NarrowOnesHoldTheOutputChannelsThatAskForThem) {
   }
 }
 
-// What instances compile.
+// The instances that compile.
 static_assert(kTilesOf<Kernel::kSm90F32x3>.small.rows == 64);
 static_assert(kTilesOf<Kernel::kSm90F16>.narrow.rows == 0);
 static_assert(kTilesOf<ConvKernel::kSm80F32>.large.blocks_per_multiprocessor == 1);

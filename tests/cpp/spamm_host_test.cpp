@@ -1,5 +1,5 @@
-// Products of operands in host memory, on several "devices" that are all the CPU: what travels, in
-// which order and through which buffers is the same as on GPUs.
+// Products of operands in host memory or on one device, on several "devices" that are all the CPU:
+// what travels, in which order and through which buffers is the same as on GPUs.
 #include <ATen/Context.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ class SpammHost : public ::testing::Test {
 
   // Pieces of a few rows and stages of two blocks, so that all rings turn over many times.
   static HostSizes small(int64_t panels = 1, bool is_pinned = false) {
-    return {.stage_blocks = 2, .panels = panels, .piece_bytes = 5000, .is_pinned = is_pinned};
+    return {.stage_blocks = 2, .panels = panels, .piece_bytes = is_pinned ? 0 : 5000};
   }
 };
 
@@ -148,6 +148,39 @@ TEST_F(SpammHost, BadValuesAreNeverSkipped) {
   ASSERT_TRUE(expected.isnan().any().item<bool>());
   const Tensor c = from_host(a, b, checked_knob(Knob{.threshold = 1e30}), 2, small());
   EXPECT_TRUE(at::equal(c.nan_to_num(7), expected.nan_to_num(7)));
+}
+
+// ---- Operands on one device ---------------------------------------------------------------------
+
+Tensor from_home(const Tensor& a, const Tensor& b, const Knob& knob, int64_t devices,
+                 bool is_home_used, at::IntArrayRef block = {64, 64, 64}) {
+  const ProductOptions options = {.knob = knob, .block = DimVector(block)};
+  return spamm_from_home({options, a, b}, std::vector<at::Device>(devices, at::kCPU), is_home_used);
+}
+
+TEST_F(SpammHost, OthersComputeAllRowsOfOneDevice) {
+  for (const auto dtype : {at::kHalf, at::kFloat, at::kDouble}) {
+    const Tensor a = decaying(1100, 330, dtype), b = decaying(330, 5000, dtype);
+    for (const Knob& knob : knobs()) {
+      const Tensor expected = mm(a, b, {.knob = knob});
+      for (const int64_t devices : {1, 2, 3}) {
+        EXPECT_TRUE(at::equal(from_home(a, b, knob, devices, false), expected))
+            << c10::toString(dtype) << " on " << devices;
+      }
+    }
+  }
+  const Tensor a = decaying(512, 640).t(), b = decaying(512, 300);
+  const std::vector<int64_t> block = {32, 64, 128};
+  EXPECT_TRUE(at::equal(from_home(a, b, knobs()[1], 2, false, block),
+                        mm(a.contiguous(), b, {.knob = knobs()[1], .block = DimVector(block)})));
+}
+
+TEST_F(SpammHost, OthersComputeSomeRowsOfOneDevice) {
+  const Tensor a = decaying(3072, 1024, at::kDouble), b = decaying(1024, 2560, at::kDouble);
+  for (const size_t knob : {1, 3}) {
+    const Tensor expected = mm(a, b, {.knob = knobs()[knob]});
+    EXPECT_TRUE(at::equal(from_home(a, b, knobs()[knob], 2, true), expected));
+  }
 }
 
 TEST(ForEachPart, ThrowsTheFirstErrorWhenAllPartsHaveEnded) {

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from support import (
@@ -157,6 +158,9 @@ def test_another_default_device():
     try:
         found = [function(ABOVE).matrix for function in (FUNCTIONS | POWERS).values()]
         found.append(linalg.matrix_power(ABOVE, 0, max_error=0.0).matrix)
+        n = len(ABOVE)  # arrays of numpy have no device
+        solver = linalg.DensitySolver(np.eye(n), positions=np.arange(3.0 * n).reshape(n, 3))
+        assert abs(solver(np.diag(np.arange(1.0 * n)), 2).density.trace() - 2) < 1e-8
     finally:
         torch.set_default_device(None)
     assert {x.device.type for x in found} == {"cpu"}

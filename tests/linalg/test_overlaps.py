@@ -1,5 +1,6 @@
 """Inverse factors of overlap matrices that pyscf made, of conditions up to 1e7, against eigh."""
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +122,18 @@ def test_on_cuda(function, storage, leaves):
     s = OVERLAPS["butane 6-31+G*"].cuda()
     found, z = found_and_dense(function, s, storage, max_error=1e-8)
     assert off(z.cpu(), s.cpu()) <= min(1e-7, found.total_bound)
+
+
+def test_no_more_matrices_are_kept_than_products_need(leaves):
+    name, s = max(OVERLAPS.items(), key=lambda item: len(item[1]))
+    given, most = sparse.from_dense(s, 32), [0]
+
+    def count(number, residual):
+        gc.collect()
+        alive = (x for x in gc.get_objects() if type(x) is torch.Tensor)
+        stored = (x.values() for x in alive if x.layout == torch.sparse_bsr)
+        shape = (len(given.values()) // 2, 32, 32)  # identities have fewer
+        most[0] = max(most[0], len({x.data_ptr() for x in stored if x.shape > shape}))
+
+    linalg.inverse_factor(given, max_error=1e-9, size=len(s), callback=count)
+    assert most[0] == 3, name  # S, Z and one more

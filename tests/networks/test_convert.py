@@ -384,7 +384,9 @@ BAD = {
         ({"overrides": {"layer1.0.conv": SKIPS}},
          "overrides must name convolutions of the model; got 'layer1.0.conv' (close: "),
         ({"overrides": {"layer1": None}}, "(close: layer1.0.conv1, layer1.0.conv2)"),
-        ({"overrides": {"fc": SKIPS}}, "got 'fc' (it has 6 convolutions)"),
+        ({"overrides": {"fc": SKIPS}},
+         "got 'fc' (it has conv1, layer1.0.conv1, layer1.0.conv2, layer2.0.conv1, layer2.0.conv2, "
+         "... (6 in all))"),
         ({"overrides": {"re:stage.*": None}}, "got 're:stage.*', which matches none of 6"),
         ({"overrides": {"re:(": None}}, "regular expressions behind re:; got 're:('"),
         ({}, "expects config, tau, valid_ratio, max_error or overrides; got none of them"),

@@ -7,6 +7,7 @@ import math
 import matrices
 import numpy as np
 import pytest
+import reference
 import support
 import torch
 import torch.nn.functional as F
@@ -54,12 +55,39 @@ def looseness(dtype, device, count):
     return found
 
 
-def test_the_bound_holds_for_2000_products(dtype, device):
-    found = looseness(dtype, device, 2000)
+@pytest.mark.parametrize("count", [400, pytest.param(2000, marks=pytest.mark.thorough)])
+def test_the_bound_holds_for_many_products(dtype, device, count):
+    found = looseness(dtype, device, count)
     print(f"\n{device.type} {dtype}: largest error over bound", json.dumps(found))
     # A bound that says nothing would hold, too.
     assert max(ratio for ratio, _ in found.values()) > 0.5
     assert max(ratio for _, ratio in found.values()) > 1e-3
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64])
+def test_one_budget_for_skipping_and_precision_holds_for_2000_products(own):
+    """The oracle's rule alone: no kernel follows it."""
+    drawn, largest = np.zeros(4, int), 0.0
+    for number, (_, a, b, options, _) in enumerate(cases(own, 2000, "cpu", chemistry(), most=40)):
+        m, k, n = (edge // 4 for edge in reference.edges(options["block"]))
+        maps = reference.norm_map(a, (m, k)), reference.norm_map(b, (k, n))
+        size = np.prod([np.linalg.norm(norms.astype(np.longdouble)) for norms in maps])
+        whole = reference.error_bound(*maps, math.inf)
+        if not 0 < float(size) < torch.finfo(own).max or not whole < torch.finfo(own).max:
+            continue
+        budget = size * 2.0 ** -(number % 40)
+        chosen, bound = reference.classes(*maps, (m, k, n), budget)
+        assert bound <= budget
+        c = torch.from_numpy(reference.multiply_by_class(a, b, chosen, (m, k, n)))
+        limits, inner = torch.finfo(own), a.shape[1]
+        rounding = 2 * inner * limits.eps * whole
+        rounding += 2 * (inner + 8) * limits.tiny * math.sqrt(c.numel())
+        error = error_of(c, a, b, {})
+        assert error <= bound + rounding, (number, a.shape, b.shape, options)
+        drawn += np.bincount(chosen.ravel(), minlength=4)
+        largest = max(largest, float(error / (bound + rounding)))
+    assert all(drawn > 100), drawn
+    assert largest > 0.5  # a bound that says nothing would hold, too
 
 
 def test_batches_and_layers(dtype, device):

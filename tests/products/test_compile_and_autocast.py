@@ -337,11 +337,18 @@ def cases(device):
     return {name: case for family in families for name, *case in family(device)}
 
 
-@pytest.mark.parametrize("name", cases("cpu"))
+CASES = cases("cpu")
+FIRST = {op: name for name, (op, *_) in reversed(CASES.items())}  # case of each op
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_opcheck(device, name):
+    """Each op's first case under a graph of any sizes, too, which takes the longest."""
     op, args, options = cases(device)[name]
+    checks = (*CHECKS, "test_aot_dispatch_dynamic") if name in FIRST.values() else CHECKS
     rounds = {"rtol": 2e-2, "atol": 2e-2} if name == "half types" else {}
-    opcheck(op.default, tuple(args), options, **rounds)
+    opcheck(op.default, tuple(args), options, test_utils=checks, **rounds)
 
 
 # ---- FlopCounterMode counts products as the dense ones that they stand for ----------------------
@@ -385,3 +392,31 @@ def test_flops_of_the_backward_pass(device):
     input = torch.ones(2, 12, 9, 8, device=device, requires_grad=True)
     found = flops_of(lambda: ours(input), backward=True)
     assert found == flops_of(lambda: dense(input), backward=True)
+
+
+@pytest.mark.parametrize("exports", [False, True])
+def test_the_backend_keeps_autocast_inside_a_forward(exports):
+    """Convolutions of such a graph stay torch's, in the types that autocast gives them."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (nn.Conv2d(c, 32, 3) for c in (3, 32))
+
+        def forward(self, x):
+            x = self.first(x).relu()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                x = self.second(x).relu()
+            return x
+
+    model, images = Mixed().eval(), torch.rand(2, 3, 9, 9)
+    with torch.no_grad():
+        expected = model(images)
+        if exports:
+            graph = torch.export.export(model, (images,)).module()
+            found = spamm_torch.fuse(graph, [images], inner="eager")(images)
+        else:
+            options = {"inner": "eager"}
+            found = torch.compile(model, backend="spamm_torch", options=options)(images)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected)

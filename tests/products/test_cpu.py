@@ -112,14 +112,11 @@ def relative_error(result, exact):
     return ((result.double() - exact).norm() / exact.norm()).item()
 
 
-@pytest.mark.strength(1)
-@pytest.mark.parametrize("size", [512, 1024, 2048])
-@pytest.mark.parametrize("decay", ["algebraic", "slow", "exponential"])
-def test_float32_is_as_accurate_as_torch_on_decay_matrices(size, decay):
+@pytest.mark.parametrize("decay", ["algebraic", "exponential"])
+def test_float32_is_as_accurate_as_torch_on_decay_matrices(decay):
     a = {
-        "algebraic": lambda: matrices.algebraic_decay(size, exponent=1.5),
-        "slow": lambda: matrices.algebraic_decay(size, exponent=1.0),
-        "exponential": lambda: matrices.exponential_decay(size, base=0.99),
+        "algebraic": lambda: matrices.algebraic_decay(1024, exponent=1.5),
+        "exponential": lambda: matrices.exponential_decay(1024, base=0.99),
     }[decay]()
     exact = a.double() @ a.double()
     dense = relative_error(a @ a, exact)

@@ -368,15 +368,6 @@ def test_drawn_products(force):
         assert fuzz.problem(case, "cuda") is None, case
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_transposed_operands(force, layout):
-    a, b = wide_and_narrow(200, 333, 150)
-    x = a.mT.contiguous().mT if layout[0] == "t" else a
-    y = b.mT.contiguous().mT if layout[1] == "t" else b
-    force(2)
-    assert torch.equal(mm(x, y, tau=3000.0), mm(a, b, tau=3000.0))
-
-
 def test_batches_and_what_is_added(force):
     a, b = wide_and_narrow(5 * 70, 200, 90)
     a = a.view(5, 70, 200)

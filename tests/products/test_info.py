@@ -10,14 +10,6 @@ import spamm_torch
 
 KNOBS = {"tau": 30.0, "valid_ratio": 0.4, "max_error": 0.3}
 every_knob = pytest.mark.parametrize("knob", KNOBS)
-PRODUCTS = {
-    "mm": (spamm_torch.mm, (200, 300), (300, 150)),
-    "addmm": (
-        lambda a, b, **knob: spamm_torch.addmm(b[0], a, b, beta=2, alpha=0.5, **knob),
-        *((200, 300), (300, 150)),
-    ),
-    "bmm": (spamm_torch.bmm, (3, 100, 200), (3, 200, 100)),
-}
 
 
 def decaying(*shape, seed=0, **options):
@@ -43,39 +35,15 @@ def threshold(norm_a, norm_b, knob):
 
 def check(info, norm_a, norm_b, knob, block=(32, 32, 32)):
     tau = threshold(norm_a, norm_b, knob)
-    expected = (
-        tau,
-        spamm_torch.valid_ratio(norm_a, norm_b, tau),
-        spamm_torch.error_bound(norm_a, norm_b, tau),
-    )
+    ratio = spamm_torch.valid_ratio(norm_a, norm_b, tau)
+    expected = tau, ratio, spamm_torch.error_bound(norm_a, norm_b, tau)
     assert isinstance(info, spamm_torch.functional.SkipInfo)
     assert info[3:] == (block, None)
     for found, wanted in zip(info[:3], expected, strict=True):
-        assert found.shape == ()
-        assert found.dtype == norm_a.dtype
-        assert found.device == norm_a.device
+        assert (found.shape, found.dtype, found.device) == ((), norm_a.dtype, norm_a.device)
         assert not found.requires_grad
         assert torch.equal(found, wanted)
     assert 0 < info.valid_ratio < 1  # a test of all or nothing would show little
-
-
-@every_knob
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_products(device, dtype, knob, product):
-    call, *shapes = PRODUCTS[product]
-    a, b = (decaying(*shape, seed=i, device=device).to(dtype) for i, shape in enumerate(shapes))
-    given = {knob: KNOBS[knob], "block": (32, 64, 32)}
-    result, info = call(a, b, **given, return_info=True)
-    assert torch.equal(result, call(a, b, **given))
-    check(info, *maps(a, b, (32, 64, 32)), knob, (32, 64, 32))
-
-
-@every_knob
-def test_the_bound_holds(device, knob):
-    a, b = (decaying(256, 256, seed=seed, dtype=torch.float64, device=device) for seed in (0, 1))
-    result, info = spamm_torch.mm(a, b, **{knob: KNOBS[knob]}, block=32, return_info=True)
-    error = (result - a @ b).norm()
-    assert 0 < error <= info.error_bound
 
 
 def test_given_maps_are_used(device):

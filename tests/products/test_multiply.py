@@ -2,8 +2,8 @@
 
 Most operands here are ``matrices.patchy``, whose products sum exactly in float32 and in TF32: a
 right result then has one rounding, to the operands' type, and is compared bit for bit. Normally
-distributed operands are compared within ``reference.rounding_bound``. Random shapes, layouts and
-knobs are the fuzzer's, of which tests/robustness runs some.
+distributed operands are compared within ``reference.rounding_bound``. Shapes, layouts, types and
+knobs are the fuzzer's, of which tests/robustness runs 2,000 cases; here is what none of them draws.
 """
 
 import itertools
@@ -45,61 +45,25 @@ def assert_exact(actual, a, b, tau, block, **scaling):
 # ---- mm -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block_m", matrices.EDGES)
-@pytest.mark.parametrize("block_k", matrices.EDGES)
-@pytest.mark.parametrize("block_n", matrices.EDGES)
-def test_every_block(device, dtype, block_m, block_k, block_n):
-    """Shapes that no block edge divides, and ones that each does; norm maps given and taken."""
-    block = block_m, block_k, block_n
-    for m, k, n in ((150, 200, 170), (128, 256, 128)):
-        a = matrices.patchy(m, k, dtype=dtype, device=device)
-        b = matrices.patchy(k, n, dtype=dtype, device=device, seed=1)
-        tau = middle_tau(a, b, block)
-        norm_a, norm_b = norm_maps(a, b, block)
-        threshold = torch.tensor(tau, dtype=torch.float64)
-        found = [torch.ops.spamm_torch.multiply(a, b, norm_a, norm_b, threshold, block)]
-        for maps in itertools.product((None, norm_a), (None, norm_b)):
-            given = dict(zip(("norm_a", "norm_b"), maps, strict=True))
-            found.append(spamm_torch.mm(a, b, tau=tau, block=block, **given))
-        assert_exact(found[0], a, b, tau, block)
-        assert all(torch.equal(c, found[0]) for c in found)
-
-
-@pytest.mark.parametrize("of_a", matrices.LAYOUTS)
-@pytest.mark.parametrize("of_b", matrices.LAYOUTS)
-def test_every_layout(device, dtype, of_a, of_b):
-    a = matrices.LAYOUTS[of_a](matrices.patchy(100, 150, dtype=dtype, device=device))
-    b = matrices.LAYOUTS[of_b](matrices.patchy(150, 90, dtype=dtype, device=device, seed=1))
-    tau = middle_tau(a, b, 32)
-    assert_exact(spamm_torch.mm(a, b, tau=tau, block=32), a, b, tau, 32)
-
-
 @pytest.mark.parametrize("shape", [(70, 3000, 6000), (6000, 3000, 70), (1100, 70, 1300)])
 def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
-    m, k, n = (min(edge, 3000) for edge in shape) if device.type == "cpu" else shape
+    m, k, n = (min(edge, 1500) for edge in shape) if device.type == "cpu" else shape
     a = matrices.patchy(m, k, dtype=dtype, device=device)
     b = matrices.patchy(k, n, dtype=dtype, device=device, seed=1)
     tau = middle_tau(a, b, 128)
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=128), a, b, tau, 128)
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.95])
-@pytest.mark.parametrize("shape", [(64, 64, 64), (300, 1000, 200), (70, 4000, 40)])
-def test_rounding_is_the_types_own(device, dtype, quantile, shape):
+@pytest.mark.parametrize("shape", [(300, 1000, 200), (70, 4000, 40)])
+def test_rounding_is_the_types_own(device, dtype, shape):
     """Normally distributed operands: float32 sums for half types, float64 for float64."""
     m, k, n = shape
     a = matrices.normal(m, k, dtype=dtype, device=device)
     b = matrices.normal(k, n, dtype=dtype, device=device, seed=1)
-    tau = middle_tau(a, b, 64, quantile)
-    input = matrices.normal(m, n, dtype=dtype, device=device, seed=2)
-    maps, scaling = norm_maps(a, b, 64), {"beta": 0.7, "alpha": 1.3}
-    for actual, added in (
-        (spamm_torch.mm(a, b, tau=tau), {}),
-        (spamm_torch.addmm(input, a, b, **scaling, tau=tau), {"input": input, **scaling}),
-    ):
-        expected = reference.multiply(a, b, *maps, tau, 64, **added)
-        error = np.abs(reference.to_float64(actual) - expected)
-        assert (error <= reference.rounding_bound(a, b, *maps, tau, 64, **added)).all()
+    tau, maps = middle_tau(a, b, 64, 0.5), norm_maps(a, b, 64)
+    expected = reference.multiply(a, b, *maps, tau, 64)
+    error = np.abs(reference.to_float64(spamm_torch.mm(a, b, tau=tau)) - expected)
+    assert (error <= reference.rounding_bound(a, b, *maps, tau, 64)).all()
 
 
 def test_a_memory_mapped_file(tmp_path):
@@ -280,31 +244,6 @@ def test_linear(device, dtype, leading, with_bias, strided):
     actual = spamm_torch.linear(input, weight, bias, tau=tau, block=32)
     assert actual.shape == (*leading, 150)
     assert_exact(actual.reshape(rows, 150), flat, weight.t(), tau, 32, input=bias)
-
-
-# ---- The knobs valid_ratio and max_error --------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["normal", "algebraic", "exponential", "patchy"])
-def test_max_error_is_kept(device, dtype, kind):
-    """The error from skipping, summed in float64 by itself, is within the promise."""
-    make = {
-        "normal": lambda: matrices.normal(300, 300, dtype=dtype, device=device),
-        "algebraic": lambda: matrices.algebraic_decay(300, 1, 1, dtype=dtype, device=device),
-        "exponential": lambda: matrices.exponential_decay(300, dtype=dtype, device=device),
-        "patchy": lambda: matrices.patchy(300, 300, dtype=dtype, device=device),
-    }
-    a = make[kind]()
-    norm = np.linalg.norm(reference.to_float64(a))
-    maps = norm_maps(a, a, 32)
-    for max_error in (0.0, 1e-6, 1e-3, 0.03, 0.3, 1.01):
-        tau = torch.ops.spamm_torch.find_tau(*maps, max_error=max_error)
-        lost = np.linalg.norm(reference.lost(a, a, *maps, tau, 32))
-        assert lost <= max_error * norm * norm
-        assert lost <= spamm_torch.error_bound(*maps, tau).item()
-        actual = spamm_torch.mm(a, a, max_error=max_error, block=32)
-        assert torch.equal(actual, spamm_torch.mm(a, a, tau=tau, block=32))
-    assert spamm_torch.valid_ratio(*maps, tau).item() == 0  # any product is less than norm * norm
 
 
 # ---- Same bits, and what runs -------------------------------------------------------------------

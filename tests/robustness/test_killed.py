@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import spamm_torch
 from common.journal import Journal
 from models.files import UserError, read_arrays, write_atomically
 from models.training import load_checkpoint, save_checkpoint
@@ -127,12 +129,12 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path, kind, room):
 def test_a_file_takes_the_place_of_the_old_one(tmp_path):
     path, link = tmp_path / "net.json", tmp_path / "link"
     link.symlink_to(path)
-    write_text(path, "old")
     old = os.umask(0o027)
     try:
-        write_text(link, "new")
+        write_text(path, "old")
     finally:
         os.umask(old)
+    write_text(link, "new")
     assert path.read_text() == "new"
     assert link.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -151,6 +153,42 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypat
         write_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["net.json"]
+
+
+def test_a_mode_stays_and_a_read_only_file_does(tmp_path):
+    path = tmp_path / "net.json"
+    write_text(path, "old")
+    path.chmod(0o600)
+    write_text(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o400)
+    with pytest.raises(PermissionError, match=r"read-only: .*/net\.json'$"):
+        write_text(path, "newer")
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["net.json"]
+
+
+@pytest.mark.parametrize("name", ["é" * 120, "日" * 85, "n" * 255])
+def test_a_name_as_long_as_names_can_be(tmp_path, name):
+    write_text(tmp_path / name, "text")
+    assert (tmp_path / name).read_text() == "text"
+
+
+def test_an_error_names_the_path_of_the_user(tmp_path):
+    for path in (tmp_path / "nope" / "net.json", tmp_path):
+        with pytest.raises(OSError, match=rf"^\[Errno \d+\] .*: '{path}'$"):
+            write_text(path, "text")
+
+
+def test_what_a_kill_leaves_says_what_it_is(tmp_path, monkeypatch):
+    def killed(_):
+        assert all(name.startswith(".spamm_torch_unfinished_") for name in os.listdir(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(tmp_path / "net.json", "text")
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_is_no_file_is_written_to(tmp_path):
@@ -188,6 +226,18 @@ def test_what_is_no_path(path):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_backend_says_where_somebody_looks_how_far_it_is(monkeypatch, is_terminal):
+    found = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", found)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).eval()
+    spamm_torch.fuse(torch.fx.symbolic_trace(model), [torch.rand(1, 3, 8, 8)], inner="eager")
+    line = "spamm_torch: measuring convolutions, 1 of 2"
+    assert (line in found.getvalue()) == is_terminal
+    assert bool(found.getvalue()) == is_terminal
+    assert not is_terminal or found.getvalue().endswith("\r\x1b[K")
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

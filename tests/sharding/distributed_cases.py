@@ -170,12 +170,11 @@ def bits_of_one_process(rank):
     assert torch.empty(5, device=rank.device).isnan().all()
     blocks = (32, 64, 128, (128, 32, 64))
     kinds = itertools.cycle(itertools.product(CUTS, CUTS))
-    knobs = itertools.cycle(KNOBS)
+    knobs, stages = map(itertools.cycle, (KNOBS, (short_stages, contextlib.nullcontext)))
     for dtype, block in itertools.product(matrices.DTYPES, blocks):
         a, b = operands(rank, dtype=dtype)
-        for stages in (short_stages, contextlib.nullcontext):
-            with stages():
-                assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
+        with next(stages)():
+            assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
     a, b = operands(rank, 200, 190, 4500)  # stages of 2048 columns
     assert_rows_of_mm(rank, a, b, "even", "even", valid_ratio=0.3)
     a, b = operands(rank, dtype=torch.float16)
@@ -449,15 +448,16 @@ def purified_shards(rank):
     assert min(step.valid_ratio for step in one.iterations) < 1, "expected products to skip"
     stored = len(one.matrix.col_indices())
     assert stored < 100, f"expected dropped blocks; got {stored} of 100"
-    for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
+    cuts = [10 * r // rank.world for r in range(rank.world + 1)]
+    # The memory of one rank has no room for lists, and so all make strips.
+    made = _without_lists if rank.number == rank.world - 1 else block_rows.make_plan
+    with (
+        mock.patch.object(block_rows, "make_plan", made),
+        mock.patch.object(strips, "_MOST_BYTES", 20 * 32**2 * 8),
+    ):
+        assert_as_one_process(rank, linalg.purify, whole, one, cuts, 308, **fine)
+    for at in (cuts, [0] * rank.world + [10]):
         own = assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
-        # The memory of one rank has no room for lists, and so all make strips.
-        made = _without_lists if rank.number == rank.world - 1 else block_rows.make_plan
-        with (
-            mock.patch.object(block_rows, "make_plan", made),
-            mock.patch.object(strips, "_MOST_BYTES", 20 * 32**2 * 8),
-        ):
-            assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
 
     def purify(electrons=308, a=own, **options):
         return lambda: linalg.purify(a, electrons, group=dist.group.WORLD, **fine | options)

@@ -56,7 +56,7 @@ def needed_by_brute_force(norm_a, norm_b, tau, cuts, stage_blocks):
 
 
 class TestNeededUnits:
-    @pytest.mark.parametrize("seed", range(200))
+    @pytest.mark.parametrize("seed", range(60))
     def test_is_any_valid_product(self, device, seed):
         generator = torch.Generator().manual_seed(seed)
         dtype = NORM_DTYPES[seed % 2]

@@ -222,6 +222,8 @@ def test_second_operands_and_patterns_that_change():
         (spamm_torch.linalg, "density_matrix", "DensitySolver"),
         (spamm_torch, "convert", "convert_(model)"),
         (spamm_torch, "show_config", "build_info()"),
+        (spamm_torch, "Conv2d", "SpAMMConv2d"),
+        (spamm_torch.linalg, "cholesky", "inverse_factor"),
         (sparse, "nothing", "module 'spamm_torch.sparse' has no attribute 'nothing'"),
     ],
 )

@@ -1,7 +1,5 @@
 """The benchmark of whole networks: a small real run, and what it refuses."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from study_tools import assert_resumes, run_bench, tables_of
@@ -9,15 +7,12 @@ from torch import nn
 
 import bench
 import spamm_torch
-from cases import layers, networks
+from cases import networks
 from cases.networks import CANDIDATES
-from common.console import exit_code
-from common.results import load, rows_of
 
 CPU = torch.device("cpu")
 SLOW = ("compiled", "max-autotune", "freezing")  # to prepare; ours-compiled compiles, too
 MEASURED = [name for name in CANDIDATES if name not in SLOW]
-LAYERS = ("7-512-2048-1x1", "14-1024-2048-1x1-down")
 
 
 def tiny_network():
@@ -161,51 +156,6 @@ def test_networks_are_the_same_in_each_call():
     pictures = networks.pictures_for(networks.NETWORKS["tiny"], 2, CPU)
     assert torch.equal(pictures, networks.pictures_for(networks.NETWORKS["tiny"], 2, CPU))
     assert pictures.is_contiguous(memory_format=torch.channels_last)
-
-
-# ---- ResNet-50's layers -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def layer_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("layers")
-    run_bench("layers", folder, "--repeats", 2, "--batches", 1, "--layers", *LAYERS)
-    return folder
-
-
-def test_layers(layer_folder):
-    rows = tables_of(layer_folder / "small.json")["fused layers"]
-    assert [(row["layer"], row["candidate"]) for row in rows] == [
-        (layer, name) for layer in LAYERS for name in layers.CANDIDATES
-    ]
-    for row in rows:
-        assert row["ms"] > 0
-        assert row["error"] < 1e-5
-        floor = layers.LAYERS[row["layer"]].floor_us(1)
-        assert row["floor_us"] == pytest.approx(floor)
-    assert "| 7: 1x1 | 7-512-2048-1x1 | 3 | " in (layer_folder / "small.md").read_text()
-
-
-def test_wrong_layers_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(layers.LayerCase, "error", lambda *_: float("nan"))
-    arguments = ["--device", "cpu", "--out", str(tmp_path), "--batches", "1", "--layers", LAYERS[0]]
-    assert exit_code(lambda: bench.main(["layers", *arguments])) == 1
-    assert "wrong result of ours for 7-512-2048-1x1, batch 1" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_layers_are_those_of_the_record():
-    """In the network's numbers: 53 layers, 16 with a residual, 4 without a ReLU."""
-    page = load(Path(__file__).parents[2] / "docs/results/networks.json")
-    rows = {row["layer"]: row for row in rows_of(page, "fused layers")}
-    assert rows.keys() == layers.LAYERS.keys()
-    for name, layer in layers.LAYERS.items():
-        assert (layer.group, layer.count) == (rows[name]["group"], rows[name]["count"])
-        assert layer.floor_us(64) == pytest.approx(rows[name]["floor_us"])
-    found = [layer for layer in layers.LAYERS.values() for _ in range(layer.count)]
-    assert len(found) == 53
-    assert sum(layer.residual for layer in found) == 16
-    assert sum(not layer.relu for layer in found) == 4
 
 
 @pytest.mark.cuda

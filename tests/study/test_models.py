@@ -28,7 +28,6 @@ from models.training import (
     TrainConfig,
     fine_tune,
     train,
-    validation_pictures,
     with_skipping,
 )
 from models.unet import UPSAMPLINGS, UNet
@@ -47,32 +46,21 @@ def data():
 # ---- The network --------------------------------------------------------------------------------
 
 
-def test_convolutions_are_vgg13s():
-    model = VGG13()
-    assert list(CONVOLUTIONS) == [f"conv{s}{i}" for s in range(1, 6) for i in (1, 2)]
-    shapes = {name: tuple(getattr(model, name).weight.shape) for name in CONVOLUTIONS}
-    channels = [64, 64, 128, 128, 256, 256, 512, 512, 512, 512]
-    before = [3, *channels[:-1]]
-    assert list(shapes.values()) == [
-        (co, ci, 3, 3) for co, ci in zip(channels, before, strict=True)
-    ]
-    weighted = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
-    assert len(weighted) == 13
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_shapes_at_every_stage(batch_norm):
-    model = VGG13(batch_norm=batch_norm, width=4).eval()
-    x = torch.randn(2, 3, 32, 32)
-    sides = {}
+def test_shapes_at_every_stage():
+    model = VGG13(batch_norm=True, width=4).eval()
+    x, sides, channels = torch.randn(2, 3, 32, 32), [], []
     y = x
     for name, layer in model.named_children():
-        sides[name] = y.shape[-1]
+        if name in CONVOLUTIONS:
+            sides.append(y.shape[-1])
+            channels.append(tuple(layer.weight.shape))
         y = layer(y)
-    assert [sides[name] for name in CONVOLUTIONS] == [32, 32, 16, 16, 8, 8, 4, 4, 2, 2]
+    before, after = [3, 4, 4, 8, 8, 16, 16, 32, 32, 32], [4, 4, 8, 8, 16, 16, 32, 32, 32, 32]
+    assert sides == [32, 32, 16, 16, 8, 8, 4, 4, 2, 2]
+    assert channels == [(o, i, 3, 3) for i, o in zip(before, after, strict=True)]
     assert y.shape == (2, 10)
     assert torch.equal(y, model(x))
-    assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 10 * batch_norm
+    assert sum(isinstance(m, (nn.Conv2d, nn.Linear)) for m in VGG13().modules()) == 13
 
 
 def test_folding_batch_norm_keeps_the_function():
@@ -93,10 +81,9 @@ def test_folding_batch_norm_keeps_the_function():
 # ---- Training -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", training.MODELS)
-def test_training_learns(name, tmp_path, data):
+def test_training_learns(tmp_path, data):
     """Bars are easy: a narrow network knows all training images after a few epochs."""
-    config = TrainConfig(model=name, width=8, epochs=12, batch=10)
+    config = TrainConfig(model="vgg13_bn", width=8, epochs=12, batch=10)
     model = training.train(config, data, tmp_path / "c.pt", CPU, silent)
     images = data.split(config.seed)[0]
     assert not model.training
@@ -112,7 +99,7 @@ def uninterrupted(request, tmp_path_factory):
     return config, train(config, Digits(*digits(50), "50 bars"), path, CPU, silent)
 
 
-@pytest.mark.parametrize("stop", [3, 4, 6])
+@pytest.mark.parametrize("stop", [3, 4])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     uninterrupted, stop, tmp_path, data, monkeypatch
 ):
@@ -121,7 +108,6 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     config, whole = uninterrupted
 
     def interrupt(step, steps, message):
-        assert steps == 8
         if step == stop:
             raise KeyboardInterrupt
 
@@ -129,8 +115,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     with pytest.raises(KeyboardInterrupt):
         training.train(config, data, tmp_path / "cut.pt", CPU, interrupt)
     resumed = training.train(config, data, tmp_path / "cut.pt", CPU, lambda *r: messages.append(r))
-    assert messages[0][0] == stop - 1
-    assert "resumed" in messages[0][2]
+    assert (messages[0][0], "resumed" in messages[0][2]) == (stop - 1, True)
     assert same_parameters(resumed, whole)
 
 
@@ -199,72 +184,42 @@ def trained(tmp_path, data, monkeypatch, content_of_a_checkpoint):
     return path
 
 
-def assert_refused(capsys, path, *arguments, words):
-    content = path.read_bytes()
-    code, _, lines = run_script(train_vgg13.main, capsys, "--checkpoint", path, *arguments)
-    assert code == 1
-    assert len(lines) == 1
-    for word in (*words, str(path)):
-        assert word in lines[0]
-    assert path.read_bytes() == content
-
-
 @pytest.mark.parametrize(
     ("arguments", "change", "words"),
     [
         (("--model", "vgg13_bn"), {}, ("model=vgg13_bn", "model=vgg13 ")),
         (("--width", "4"), {}, ("width=4", "width=2")),
-        (("--epochs", "3"), {}, ("epochs=3", "epochs=2")),
-        (("--seed", "1"), {}, ("seed=1", "seed=0")),
         (("--full",), {}, ("full=True", "full=False")),
         ((), {"depth": 13}, ("differs in depth:",)),
         ((), {"width": 2.0}, ("differs in width:",)),
         ((), {"seed": None, "model": 1}, ("differs in model, seed:",)),
+        ((), None, ("other images",)),
     ],
 )
-def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, words):
-    if change:
+def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, words, tmp_path):
+    """tests/robustness/test_hostile_files.py has damaged ones."""
+    if change is None:
+        write_part(tmp_path, "t10k", *digits(50, seed=1))
+    elif change:
         content = torch.load(trained)
         content["config"].update(change)
         torch.save(content, trained)
-    assert_refused(capsys, trained, *arguments, words=words)
-
-
-def test_a_checkpoint_of_other_images(capsys, trained, tmp_path):
-    """tests/robustness/test_hostile_files.py has damaged ones."""
-    write_part(tmp_path, "t10k", *digits(50, seed=1))
-    assert_refused(capsys, trained, words=("other images",))
+    content = trained.read_bytes()
+    code, _, [line] = run_script(train_vgg13.main, capsys, "--checkpoint", trained, *arguments)
+    assert code == 1
+    assert all(word in line for word in (*words, str(trained)))
+    assert trained.read_bytes() == content
 
 
 def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
-    code, _, lines = run_script(
-        train_vgg13.main, capsys, "--data", tmp_path / "none", "--checkpoint", tmp_path / "c.pt"
-    )
+    given = ("--data", tmp_path / "none", "--checkpoint", tmp_path / "c.pt")
+    code, _, [line] = run_script(train_vgg13.main, capsys, *given)
     assert code == 1
-    assert len(lines) == 1
-    assert str(tmp_path / "none") in lines[0]
+    assert str(tmp_path / "none") in line
     assert list(tmp_path.iterdir()) == []
 
 
 # ---- U-Net ---------------------------------------------------------------------------------------
-
-
-def test_convolutions_are_the_papers():
-    """In channels and order; the up-convolutions are 3x3 here."""
-    expected = {
-        "encoder": [(3, 64), (64, 128), (128, 256), (256, 512)],
-        "bottom": [(512, 1024)],
-        "up": [(1024, 512), (512, 256), (256, 128), (128, 64)],
-        "decoder": [(1024, 512), (512, 256), (256, 128), (128, 64)],
-    }
-    model = UNet()
-    for part, channels in expected.items():
-        convs = [m for m in getattr(model, part).modules() if isinstance(m, nn.Conv2d)]
-        assert all(conv.kernel_size == (3, 3) for conv in convs)
-        found = [(conv.in_channels, conv.out_channels) for conv in convs]
-        pairs = channels if part == "up" else [(c, o) for i, o in channels for c in (i, o)]
-        assert found == pairs
-    assert model.head.weight.shape == (11, 64, 1, 1)
 
 
 @pytest.mark.parametrize("upsampling", UPSAMPLINGS)
@@ -288,14 +243,10 @@ def test_shapes_at_every_level(upsampling):
     output.square().sum().backward()  # a level whose output is lost on the way has no gradient
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 0, name
-
-
-def test_what_a_unet_refuses():
+    assert UNet().head.weight.shape == (11, 64, 1, 1)
     line = r"^upsampling must be one of nearest, transposed; got 'b'"
     with pytest.raises(ValueError, match=line):
         UNet(upsampling="b")
-    with pytest.raises(RuntimeError, match="Expected size 5 but got size 4"):
-        UNet(width=2)(torch.randn(1, 3, 40, 40))
 
 
 # ---- Fine-tuning with skipping on ----------------------------------------------------------------
@@ -330,25 +281,19 @@ def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, dat
     ONE_EPOCH.build().load_state_dict(training.load_checkpoint(tmp_path / "t.pt")["model"])
 
 
-def test_the_loss_depends_on_what_is_skipped(tmp_path, data, start):
-    model, config = start
-    half = fine_tune(config, model, data, tmp_path / "half.pt", CPU, silent)
-    all_of_it = replace(config, settings=skip_all(1.0))
-    whole = fine_tune(all_of_it, model, data, tmp_path / "whole.pt", CPU, silent)
-    nothing = replace(config, settings={name: {"tau": 1e-30} for name in SKIPPING})
-    dense = fine_tune(nothing, model, data, tmp_path / "dense.pt", CPU, silent)
-    assert same_parameters(whole, dense)
-    assert not same_parameters(half, whole)
-
-
-def test_the_dense_networks_answers_are_learnt_beside_the_labels(tmp_path, data, start):
+def test_the_loss_depends_on_what_is_skipped_and_on_the_teacher(tmp_path, data, start):
     model, config = start
 
-    def run(name, **rest):
-        begin = with_skipping(model, config.settings)
-        return training.train(config, data, tmp_path / name, CPU, silent, begin, **rest)
+    def tuned(settings):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pt"
+        return fine_tune(replace(config, settings=settings), model, data, path, CPU, silent)
 
-    assert not same_parameters(run("taught.pt", teacher=model), run("alone.pt"))
+    whole = tuned(skip_all(1.0))
+    assert same_parameters(whole, tuned({name: {"tau": 1e-30} for name in SKIPPING}))
+    assert not same_parameters(whole, tuned(config.settings))
+    begin = with_skipping(model, skip_all(1.0))
+    alone = training.train(config, data, tmp_path / "alone.pt", CPU, silent, begin)
+    assert not same_parameters(whole, alone)
 
 
 def test_the_distillation_loss_is_the_divergence_of_softened_answers():
@@ -429,22 +374,17 @@ def embedded():
     return mnist.load_digits()
 
 
-def test_embedded_files_are_those_of_their_readme():
+def test_embedded_is_mnists_test_set(embedded):
     readme = (mnist.EMBEDDED.parent / "README.md").read_text()
     files = sorted(mnist.EMBEDDED.glob("*.gz"))
     assert len(files) == 2
     for path in files:
         assert f"`{path.name}` | `{hashlib.sha256(path.read_bytes()).hexdigest()}`" in readme
-
-
-def test_embedded_is_mnists_test_set(embedded):
     assert embedded.images.shape == (10_000, 28, 28)
     assert embedded.images.dtype == embedded.labels.dtype == torch.uint8
     counts = torch.bincount(embedded.labels.long()).tolist()
     assert counts == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert embedded.labels[:5].tolist() == [7, 2, 1, 0, 4]
     assert "10,000 images" in embedded.description
-    assert "embedded" in embedded.description
 
 
 def test_split_is_a_partition_fixed_by_the_seed(embedded):
@@ -474,7 +414,7 @@ def test_pictures_are_centred_equal_channels():
     assert not frame.any()
 
 
-@pytest.mark.parametrize("shift", [(0, 0), (3, -1), (-6, 6), (6, 6)])
+@pytest.mark.parametrize("shift", [(3, -1), (-6, 6)])
 def test_shifts_move_an_image_and_lose_what_leaves(shift):
     images, _ = digits(2)
     shifts = torch.tensor([shift, (0, 0)])
@@ -494,44 +434,28 @@ def test_drawn_shifts_stay_in_range_and_move_about_their_share():
     assert 0.45 < moved < 0.55
 
 
-def test_validation_pictures_are_all_images_in_order():
-    images, labels = digits(25)
-    shifts = mnist.draw_shifts(25, torch.Generator().manual_seed(0))
-    batches = list(validation_pictures(Digits(images, labels, ""), 10, shifts))
-    assert [len(found) for _, found in batches] == [10, 10, 5]
-    assert torch.equal(
-        torch.cat([pictures for pictures, _ in batches]), to_pictures(images, shifts)
-    )
-    assert torch.equal(torch.cat([found for _, found in batches]), labels.long())
-
-
 @pytest.mark.parametrize("packed", [True, False])
 def test_reads_a_torchvision_root(tmp_path, packed, monkeypatch):
     images, labels = digits(20)
     write_part(tmp_path, "t10k", images, labels, packed)
-    found = mnist.load_digits(tmp_path)
-    assert torch.equal(found.images, images)
-    assert torch.equal(found.labels, labels)
-    assert str(tmp_path) in found.description
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
-    assert torch.equal(mnist.load_digits().images, images)
+    for found in (mnist.load_digits(tmp_path), mnist.load_digits()):
+        assert torch.equal(found.images, images)
+        assert torch.equal(found.labels, labels)
+        assert str(tmp_path) in found.description
 
 
-def test_full_is_both_parts_and_needs_no_network_where_files_are(tmp_path):
-    for part, count in (("train", 30), ("t10k", 10)):
-        write_part(tmp_path, part, *digits(count))
-    found = mnist.load_digits(tmp_path, full=True)
-    assert len(found) == 40
-    assert "full" in found.description
-
-
-def test_full_downloads_what_is_missing(tmp_path, monkeypatch):
+def test_full_is_both_parts_and_downloads_what_is_missing(tmp_path, monkeypatch):
     def download(root, download):
         assert download
         for part in ("train", "t10k"):
             write_part(root, part, *digits(10), packed=False)
 
     monkeypatch.setattr("torchvision.datasets.MNIST", download)
+    found = mnist.load_digits(tmp_path, full=True)
+    assert len(found) == 20
+    assert "full" in found.description
+    monkeypatch.setattr("torchvision.datasets.MNIST", None)  # no network where files are
     assert len(mnist.load_digits(tmp_path, full=True)) == 20
 
 
@@ -557,13 +481,6 @@ def test_fingerprints_tell_data_apart():
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
-def test_a_missing_file(tmp_path):
-    raw = write_part(tmp_path, "t10k", *digits(10))
-    (raw / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte.*found none"):
-        mnist.load_digits(tmp_path)
-
-
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 
@@ -586,6 +503,7 @@ def _damaged():
         "small images": (IMAGES, idx_bytes(images[:, 1:]), r"\(10, 27, 28\)"),
         "fewer labels": (LABELS, idx_bytes(labels[1:]), r"each of the 10 images.*\(9,\)"),
         "label 10": (LABELS, idx_bytes(labels + 1), "0 to 9; got 10"),
+        "no labels": (LABELS + ".gz", None, r"t10k-labels-idx1-ubyte.*found none"),
     }
 
 
@@ -593,10 +511,13 @@ def _damaged():
 def test_a_damaged_file(tmp_path, damage):
     raw = write_part(tmp_path, "t10k", *digits(10))
     name, content, words = _damaged()[damage]
-    (raw / name).write_bytes(content)
+    if content is None:
+        (raw / name).unlink()
+    else:
+        (raw / name).write_bytes(content)
     with raises_line(UserError, words) as caught:
         mnist.load_digits(tmp_path)
-    assert str(raw / name) in str(caught.value)
+    assert str(raw) in str(caught.value)
 
 
 # ---- bench.py vgg13 ------------------------------------------------------------------------------

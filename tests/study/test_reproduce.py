@@ -4,7 +4,14 @@ from functools import partial
 
 import pytest
 import torch
-from study_tools import digits, run_script, write_part
+from study_tools import (
+    assert_consistent,
+    assert_golden,
+    digits,
+    outline,
+    run_script,
+    write_part,
+)
 from torch import nn
 
 import reproduce
@@ -92,15 +99,43 @@ def test_all_tables_are_on_a_page(folder):
     assert names == ["tables.json", "tables.md", "tables.png"]
     page = results.load(folder / "tables.json")
     assert [run["name"] for run in page["runs"]] == [f"table_{n}_cpu" for n in reproduce.TABLES]
+    assert_golden("reproduce", {run["name"]: outline(run["tables"]) for run in page["runs"]})
     text = " ".join((folder / "tables.md").read_text().split())
     for run in page["runs"]:
         assert run["said"] in text
         assert " all --device cpu --sizes 128 100 " in run["header"]["command"]
         assert run["header"]["libraries"]
         for rows in run["tables"].values():
-            assert rows
-            for row in rows:
-                assert not row.get("absent") or " ".join(row["absent"].split()) in text
+            assert_consistent(rows)
+    for line in (
+        "| 1 | 755 | 0 | 1e-06 | 9e-05 | 0.011 | 1.5 |",
+        "| mean | | 1.3x | | | 1.7x | 3.0x |",
+        "| conv31 | 43.38% | -1.1 | 4.8x |",
+    ):
+        assert line in text
+
+
+def test_figures_agree(folder):
+    """Speedups are over the dense product of the same run, or the fastest sparse one at an error
+    that is no smaller; accuracies over the dense network's.
+    """
+    assert_consistent(tables_of(folder, 2)["speedups"], speedup="dense_ms/mm_ms")
+    tables, fastest = tables_of(folder, 3), {}
+    for row in measured(tables["sparse products"]):
+        at = row["n"], row["share"]
+        fastest[at] = min(fastest.get(at, row["ms"]), row["ms"])
+        assert row["nonzeros"] == pytest.approx(row["share"], abs=0.02)
+    assert_consistent(tables["at equal error"], speedup="peer_ms/ms")
+    for row in tables["at equal error"]:
+        assert 0 <= row["error"] <= row["sparse_error"]
+        assert row["peer_ms"] == fastest[row["n"], row["share"]]
+    tables = tables_of(folder, 5)
+    dense = {row["title"]: row["dense_accuracy"] for row in tables["study, dense"]}
+    for row in measured(tables["study"]):
+        assert row["images"] == "MNIST t10k"
+        change = row["accuracy"] - dense[row["title"]]
+        assert row["accuracy_change"] == pytest.approx(change)
+        assert (row["ms"] is None) == GROUPS[row["title"]].shifted
 
 
 # ---- Table 1 ------------------------------------------------------------------------------------
@@ -121,21 +156,7 @@ def test_thresholds_are_the_papers_within_its_tolerance():
     )
 
 
-# ---- Table 2 ------------------------------------------------------------------------------------
-
-
-def test_speedups_are_over_the_dense_product_of_the_same_run(folder):
-    cases = [
-        *(("float32", 32), ("bfloat16", 32), ("float32", 64), ("bfloat16", 64), ("float64", 64)),
-        *(("float32", [128, 64, 128]), ("bfloat16", [128, 64, 128])),
-    ]
-    for precision, block in cases:
-        place = {"precision": precision, "block": block}
-        for n in SIZES:
-            rows = measured(tables_of(folder, 2)["speedups"], n=n, **place)
-            assert [row["ratio"] for row in rows] == list(paper.RATIOS)
-            for row in rows:
-                assert row["speedup"] == pytest.approx(row["dense_ms"] / row["mm_ms"])
+# ---- Tables 2 and 3 ------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
@@ -150,24 +171,6 @@ def test_several_gpus(mnist, tmp_path):
         assert rows
         assert all(row["speedup"] > 0 for row in rows)
     assert all(row["speedup_2"] > 0 for row in tables[3]["at equal error"])
-
-
-# ---- Table 3 ------------------------------------------------------------------------------------
-
-
-def test_errors_of_both_products_agree(folder):
-    tables = tables_of(folder, 3)
-    fastest = {}
-    for row in measured(tables["sparse products"]):
-        at = row["n"], row["share"]
-        fastest[at] = min(fastest.get(at, row["ms"]), row["ms"])
-        assert row["nonzeros"] == pytest.approx(row["share"], abs=0.02)
-        assert min(row["conversion_ms"], row["dense_ms"], row["ms"]) > 0
-    assert len(tables["at equal error"]) == 2 * 3 * len(SIZES)
-    for row in tables["at equal error"]:
-        assert 0 <= row["error"] <= row["sparse_error"]
-        assert row["peer_ms"] == fastest[row["n"], row["share"]]
-        assert row["speedup"] == pytest.approx(row["peer_ms"] / row["ms"])
 
 
 def test_the_threshold_is_the_largest_with_that_error():
@@ -196,10 +199,6 @@ def test_truncation_keeps_the_nearest_share():
     assert [kept(of / 8) for of in (1, 2, 3, 4, 6, 7, 8)] == [1, 3, 3, 3, 7, 7, 8]
 
 
-def fails(error):
-    raise error
-
-
 MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried 9. GPU 0 has 5 GiB")
 REFUSED = RuntimeError("CUDA error: insufficient resources when calling `cusparseF( handle)`")
 FOR_PRODUCTS = "(for 64 products of entries)"
@@ -211,26 +210,28 @@ FOR_PRODUCTS = "(for 64 products of entries)"
         (MemoryError("no memory for 9 TiB"), "no memory for 9 TiB"),
         (MEMORY, f"does not fit in memory: CUDA out of memory. Tried 9 {FOR_PRODUCTS}"),
         (REFUSED, f"cusparseF has insufficient resources {FOR_PRODUCTS}"),
+        (None, "wrong result: expected an error of at most 1e-05; got 0.5"),
     ],
 )
 def test_a_sparse_product_that_fails_says_why(monkeypatch, error, why):
-    a = torch.eye(64)
-    failing = {"": partial(fails, error)}
-    monkeypatch.setattr(table_3, "ways", lambda csr: failing)
-    assert table_3.calls(a, a.double(), a.device) == ({}, {table_3.PEERS["cpu"]: why})
-    monkeypatch.setattr(table_3, "ways", lambda csr: failing | {", in parts": lambda: csr @ csr})
-    [(name, (call, ms))] = table_3.calls(a, a.double(), a.device)[0].items()
-    assert name == table_3.PEERS["cpu"] + ", in parts"
-    assert ms > 0
-    assert torch.equal(call().to_dense(), a)
+    a, peer = torch.eye(64), table_3.PEERS["cpu"]
 
+    def fails():
+        if error:
+            raise error
+        return 0.5 * a.to_sparse_csr()
 
-def test_a_wrong_sparse_product_is_none():
-    a = torch.eye(64)
-    found, absent = table_3.calls(a, 2 * a.double(), a.device)
-    [why] = absent.values()
+    monkeypatch.setattr(table_3, "ways", lambda csr: {"": fails})
+    found, absent = table_3.calls(a, a.double(), a.device)
     assert not found
-    assert why.startswith("wrong result: expected an error of at most 1e-05; got 0.5")
+    assert absent[peer].startswith(why)
+    if error:
+        ways = {"": fails, ", in parts": lambda: a.to_sparse_csr()}
+        monkeypatch.setattr(table_3, "ways", lambda csr: ways)
+        [(name, (call, ms))] = table_3.calls(a, a.double(), a.device)[0].items()
+        assert name == peer + ", in parts"
+        assert ms > 0
+        assert torch.equal(call().to_dense(), a)
 
 
 @pytest.fixture
@@ -243,33 +244,19 @@ def sparse():
     return a
 
 
-def test_products_of_entries_are_counted(sparse):
-    nonzero = (sparse != 0).double()
-    assert table_3.count_products(table_3.to_csr(sparse)) == (nonzero @ nonzero).sum()
-
-
 @pytest.mark.parametrize("products", [1, 3000, 10**9])
 def test_slices_of_rows_make_the_whole_product(sparse, products, device):
     sparse = sparse.to(device)
-    csr = table_3.to_csr(sparse)
+    csr, nonzero = table_3.to_csr(sparse), (sparse != 0).double()
+    assert table_3.count_products(csr) == (nonzero @ nonzero).sum()
     parts = table_3.slices(csr, products)
     assert len(parts) == 1 if products == 10**9 else len(parts) > 5
     assert sum(len(part) for part in parts) == len(sparse)
     whole = table_3.stacked([part @ csr for part in parts])
     torch.testing.assert_close(whole.to_dense(), (csr @ csr).to_dense())
-    row = (sparse != 0).sum().item()  # more products than any row has
-    nonzero = (sparse != 0).double()
+    row = nonzero.sum()  # more products than any row has
     for part in parts:
         assert ((part.to_dense() != 0).double() @ nonzero).sum() <= products + row
-
-
-@pytest.mark.cuda
-def test_cusparse_multiplies():
-    a, _ = operands("decay", 256, torch.float32, "cuda")
-    a[a < table_3.truncation(a, 0.5)] = 0
-    calls, absent = table_3.calls(a, a.double() @ a.double(), a.device)
-    assert list(calls) == [table_3.PEERS["cuda"]]
-    assert not absent
 
 
 @pytest.mark.cuda
@@ -283,25 +270,6 @@ def test_what_cusparse_gets_where_its_default_refuses(monkeypatch, sparse):
     torch.testing.assert_close(product.to_dense(), sparse @ sparse)
 
 
-# ---- Table 5 ------------------------------------------------------------------------------------
-
-
-def test_groups_of_layers(folder):
-    tables = tables_of(folder, 5)
-    dense = {row["title"]: row for row in tables["study, dense"]}
-    assert list(dense) == list(GROUPS)
-    for title, plan in GROUPS.items():
-        rows = measured(tables["study"], title=title)
-        assert {row["ratio"] for row in rows} == set(plan.ratios)
-        for row in rows:
-            assert row["images"] == "MNIST t10k"
-            change = row["accuracy"] - dense[title]["dense_accuracy"]
-            assert row["accuracy_change"] == pytest.approx(change)
-            assert (row["ms"] is None) == plan.shifted
-    text = (folder / "tables.md").read_text()
-    assert "| conv31 | 43.38% | -1.1 | 4.8x |" in text
-
-
 # ---- Going on -----------------------------------------------------------------------------------
 
 
@@ -309,7 +277,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
     """Stopped in the second cell of the second table: neither the first table is measured again."""
     whole, calls = {1: table_1._rows, 3: table_3._rows}, []
 
-    def interrupted_at(stop):
+    def run_it(stop, *more):
         def rows(number, *of, **place):
             if len(calls) == stop:
                 raise KeyboardInterrupt
@@ -319,33 +287,25 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
         calls.clear()
         for table, number in ((table_1, 1), (table_3, 3)):
             monkeypatch.setattr(table, "_rows", partial(rows, number))
+        return run(capsys, *(more or ("1", "3")), *arguments, "--out", tmp_path)
 
-    command = ["1", "3", *arguments, "--out", tmp_path]
-    interrupted_at(3)
-    code, _, errors = run(capsys, *command)
+    code, _, errors = run_it(3)
     assert code == 130
     journal = tmp_path / "tables_cpu.partial.json"
     assert errors == [
         f"interrupted: finished groups are in {journal}; the same command goes on from there"
     ]
-    assert journal.exists()
     page = results.load(tmp_path / "tables.json")
     assert [run["name"] for run in page["runs"]] == ["table_1_cpu"]
 
-    code, _, errors = run(capsys, *command, "--repeats", 2)
-    assert code == 1
-    assert errors[0].startswith("error: expected repeats 1, as in the unfinished run in ")
-
-    interrupted_at(None)
-    code, printed, _ = run(capsys, *command)
+    code, printed, _ = run_it(None)
     assert code == 0
     assert f"resumed from {journal} at 2 of 2" in printed
     assert f"resumed from {journal} at 1 of 6" in printed
     assert calls == [(3, 128)] * 2 + [(3, 100)] * 3
     assert not list(tmp_path.glob("*.partial.json"))
 
-    interrupted_at(None)
-    assert run(capsys, "1", *arguments, "--out", tmp_path, "--fresh")[0] == 0
+    assert run_it(None, "1", "--fresh")[0] == 0
     assert calls == [(1, 128), (1, 100)]
     assert "- table_3_cpu: " in (tmp_path / "tables.md").read_text()
 
@@ -378,33 +338,19 @@ def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, argume
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["6", "0", "x", "1,2"])
-def test_an_unknown_table(word, tmp_path, capsys):
-    code, printed, errors = run(capsys, "1", word, "--out", tmp_path / "out")
-    assert code == 1
-    known = ", ".join(map(str, reproduce.TABLES))
-    assert errors == [f"error: expected tables {known} or all; got {word}"]
-    assert not printed
-    assert not (tmp_path / "out").exists()
-
-
-def test_missing_images_are_found_before_the_first_table(tmp_path, capsys):
-    out = tmp_path / "out"
-    code, _, errors = run(
-        capsys, "all", "--device", "cpu", "--data", tmp_path / "none", "--out", out
-    )
-    assert code == 1
-    [line] = errors
-    assert str(tmp_path / "none") in line
-    assert not list(out.iterdir())
-
-
-def test_a_wrong_result_ends_the_run(tmp_path, capsys, monkeypatch, arguments):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("1 6 --sizes 64", "expected tables 1, 2, 3, 4, 5 or all; got 6"),
+        ("all --data /none/such", "/none/such"),  # found before the first table
+        ("3 --sizes 128", "wrong result at N = 128, block 32, tau "),
+    ],
+)
+def test_what_ends_a_run(given, words, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(table_3.TOLERANCE, "float32", -1.0)
-    code, _, errors = run(capsys, "3", *arguments, "--out", tmp_path)
-    assert code == 1
-    [line] = errors
-    assert line.startswith("error: wrong result at N = 128, block 32, tau ")
+    code, _, errors = run(capsys, *given.split(), "--device", "cpu", "--out", tmp_path)
+    assert (code, len(errors)) == (1, 1)
+    assert words in errors[0]
     assert not list(tmp_path.iterdir())
 
 
@@ -426,30 +372,7 @@ def test_what_another_run_may_measure(error, passes):
     assert row.get("may_pass", False) is passes
 
 
-# ---- Table 4 ------------------------------------------------------------------------------------
-
-
-def test_table_4_squares_all_matrices_of_both_clusters(folder):
-    tables = tables_of(folder, 4)
-    cells = {}
-    for row in tables["squares"]:
-        cells.setdefault((row["origin"], row["matrix"], row["precision"]), []).append(row)
-    assert len(cells) == 16
-    absent = {place for place, rows in cells.items() if rows[0]["absent"]}
-    assert absent == {("model", "core_hamiltonian", kind) for kind in ("float64", "float32")}
-    settings = {(block, tau) for block in (32, 64) for tau in paper.SQUARES[1][1]}
-    for place, rows in cells.items():
-        if place not in absent:
-            assert {(row["block"], row["tau"]) for row in rows} == settings
-    text = (folder / "tables.md").read_text()
-    assert "| 1 | 755 | 0 | 1e-06 | 9e-05 | 0.011 | 1.5 |" in text
-    assert "| mean |  | 1.3x |  |  | 1.7x | 3.0x |" in text
-
-
 # ---- Table 5, layer by layer ---------------------------------------------------------------------
-
-
-by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
 
 
 @pytest.fixture
@@ -475,20 +398,15 @@ def test_im2col_operands_are_torchs_unfold_image_after_image(conv, x):
     torch.testing.assert_close(im2col_conv(conv, x), conv(x), rtol=1e-4, atol=1e-4)
 
 
-@by_layout
-def test_nothing_skipped_is_the_convolution(layout, conv, x):
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
+def test_a_held_ratio_keeps_what_its_threshold_keeps(layout, conv, x):
     torch.testing.assert_close(layout.run(conv, x, tau=0.0), conv(x), rtol=1e-4, atol=1e-4)
-
-
-@by_layout
-@pytest.mark.parametrize("ratio", [0.8, 0.5])
-def test_a_held_ratio_keeps_what_its_threshold_keeps(layout, ratio, conv, x):
-    held = HeldRatio(layout, conv, ratio)
+    held = HeldRatio(layout, conv, 0.5)
     found = held(x)
     [tau] = held.taus
     torch.testing.assert_close(found, layout.run(conv, x, tau=tau.item()))
     assert (found - conv(x)).abs().max() > 1e-2  # something was skipped
-    assert table_5.valid_share([held]) == pytest.approx(ratio, abs=0.01)
+    assert table_5.valid_share([held]) == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.fixture
@@ -503,7 +421,8 @@ def batches():
 
 
 @pytest.mark.parametrize("title", [title for title, of in WHOLE_GROUPS.items() if not of.shifted])
-def test_accuracy_without_skipping_is_the_dense_networks(title, model):
+def test_accuracy_counts_the_products_of_all_layers_and_batches(title, model):
+    """Without skipping it is the dense network's."""
     group = WHOLE_GROUPS[title]
     inputs = table_5.cached_inputs(model, group.start, batches())
     whole = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches())
@@ -512,14 +431,8 @@ def test_accuracy_without_skipping_is_the_dense_networks(title, model):
         assert percent == pytest.approx(100 * whole / 30)
         assert table_5.valid_share(replaced.values()) == 1
         assert set(replaced) == set(group.layers)
-
-
-def test_accuracy_counts_the_products_of_all_layers_and_batches(model):
-    group = WHOLE_GROUPS["conv12 to conv52"]
-    inputs = table_5.cached_inputs(model, group.start, batches())
     _, replaced = table_5.spamm_accuracy(model, group, LAYOUTS[0], 0.4, inputs)
-    assert table_5.valid_share(replaced.values()) == pytest.approx(0.4, abs=0.02)
-    assert len(replaced) == 9
+    assert table_5.valid_share(replaced.values()) == pytest.approx(0.4, abs=0.05)
     assert all(min(layer.taus) > 0 for layer in replaced.values())
 
 
@@ -532,15 +445,15 @@ def test_layer_inputs_are_the_dense_networks(model):
 
 
 def test_the_conclusion_is_the_fastest_setting_that_loses_little():
-    def row(layout, ratio, change, speedup):
-        place = {"title": "conv12 to conv52", "precision": "float32", "layout": layout}
-        return place | {"valid_ratio": ratio, "accuracy_change": change, "over_conv": speedup}
-
+    names = ("layout", "valid_ratio", "accuracy_change", "over_conv")
     rows = [
-        row("by position", 0.7, 0.05, 1.28),
-        row("by position", 0.5, -0.5, 1.67),
-        row("by position", 0.3, -7.0, 2.4),
-        row("paper", 0.7, -15.0, 0.6),
+        {"title": "conv12 to conv52", "precision": "float32", **dict(zip(names, row, strict=True))}
+        for row in (
+            ("by position", 0.7, 0.05, 1.28),
+            ("by position", 0.5, -0.5, 1.67),
+            ("by position", 0.3, -7.0, 2.4),
+            ("paper", 0.7, -15.0, 0.6),
+        )
     ]
     said = table_5.said({"study": rows})
     assert "in float32 1.67x as fast (by position, 50% of the block products kept, -0.50" in said
@@ -579,8 +492,9 @@ def test_the_density_of_a_fock_matrix_is_ergos():
     torch.testing.assert_close(twice, 2 * found, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("precision", table_4.PRECISIONS)
-@pytest.mark.parametrize("name", matrices.MATRICES)
+@pytest.mark.parametrize(
+    ("name", "precision"), [*((name, "float64") for name in matrices.MATRICES), ("fock", "float32")]
+)
 def test_errors_and_bounds(device, precision, name):
     a = table_4.matrix_of(table_4.sources(device)[0], name, device)
     rows = table_4.measure(a, precision, 1)

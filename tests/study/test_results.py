@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from processes import python
+from study_tools import assert_golden
 
 import plot_results
-import plot_summary
 from common import results
 from common.console import exit_code
 from common.journal import Journal, run_settings
@@ -62,22 +62,21 @@ def test_a_picture_is_drawn_without_torch_and_the_library(tmp_path):
 
 def test_the_readme_has_the_figures_that_are_recorded():
     text = (REPOSITORY / "README.md").read_text()
-    assert plot_summary.with_figures(text, plot_summary.figures(plot_summary.load(RESULTS))) == text
+    assert plot_results.with_figures(text, plot_results.figures(plot_results.load(RESULTS))) == text
 
 
 def test_the_summary_is_written_where_the_marks_are(tmp_path):
-    for path in FILES:
-        shutil.copy(path, tmp_path)
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- figures: begin -->\nobsolete\n<!-- figures: end -->\nafter\n")
-    plot_summary.main(["--results", str(tmp_path), "--page", str(page)])
+    for path in FILES:
+        shutil.copy(path, tmp_path)
+    plot_results.write_summary(tmp_path, page)
     assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
-    assert text.startswith("before\n<!-- figures: begin -->\n| workload |")
-    assert text.endswith("|\n<!-- figures: end -->\nafter\n")
+    assert page.read_text().startswith("before\n<!-- figures: begin -->\n| workload |")
+    assert page.read_text().endswith("|\n<!-- figures: end -->\nafter\n")
     page.write_text("no marks")
     with pytest.raises(UserError, match="expected a page with the lines"):
-        plot_summary.main(["--results", str(tmp_path), "--page", str(page)])
+        plot_results.write_summary(tmp_path, page)
 
 
 def run(name, date, *rows, **header):
@@ -90,42 +89,21 @@ def row(n, speedup, **rest):
     return at | {"dense_ms": 2.0, "speedup": speedup, "valid_ratio": 0.3} | rest
 
 
-def test_a_new_run_supersedes_rows_of_the_same_measurement_on_as_many_devices():
-    page = {"title": "T", "headline": "H", "notes": "", "runs": []}
-    results.add(page, run("old", "2026-01-01", row(1024, 2.0), row(2048, 3.0)))
-    results.add(page, run("other", "2026-01-02", row(1024, 9.0), device="another"))
-    results.add(page, run("four", "2026-01-02", row(1024, 9.0), parts=4))
-    results.add(page, run("new", "2026-01-03", row(1024, 4.0)))
-    marks = [[r.get("superseded") for r in of["tables"]["products"]] for of in page["runs"]]
-    assert marks == [["2026-01-03", None], [None], [None], [None]]
-    held = [(r["run"], r["n"], r["speedup"]) for r in results.rows_of(page, "products")]
-    others = [("other", 1024, 9.0), ("four", 1024, 9.0)]
-    assert held == [("old", 2048, 3.0), *others, ("new", 1024, 4.0)]
-    said = "1 of 5 rows are not shown: superseded on 2026-01-03 by a later run."
-    assert said in results._markdown(page, "x").splitlines()
-    results.add(page, run("new", "2026-01-04", row(1024, 5.0)))
-    assert [of["name"] for of in page["runs"]] == ["old", "other", "four", "new"]
-
-
-def test_add_names_rows_that_moved():
-    page = {"title": "T", "headline": "H", "notes": "", "runs": []}
-    old = run("old", "2026-01-01", row(1, 2.0), row(2, 2.0), row(3, 2.0), row(4, 2.0))
-    assert results.add(page, old) == []
-    assert results.add(page, run("elsewhere", "2026-01-01", row(1, 9.0), device="another")) == []
-    new = run("new", "2026-01-02", row(1, 2.05), row(2, 1.9), row(3, 2.1), row(4, None), row(5, 1))
-    told = results.add(page, new)
-    assert [line.split("speedup ")[1] for line in told] == ["2 -> 1.9", "2 -> 2.1"]
-    assert results.add(page, run("new", "2026-01-03", row(2, 1.7)))[0].endswith("1.9 -> 1.7")
-
-
-def test_a_row_without_figures_supersedes_nothing_and_is_named():
-    page = {"title": "T", "headline": "H", "notes": "", "runs": []}
-    results.add(page, run("old", "2026-01-01", row(1024, 2.0)))
-    failed = {name: value for name, value in row(1024, None).items() if name != "dense_ms"}
-    results.add(page, run("new", "2026-01-02", failed | {"absent": "no memory"}))
-    assert len(results.rows_of(page, "products")) == 2
+def test_a_page_of_runs_that_supersede_each_other():
+    """Rows of the same measurement on as many devices; those without figures supersede nothing."""
+    page, moved = {"title": "T", "headline": "H", "notes": "A note.", "runs": []}, {}
+    failed = {name: value for name, value in row(2048, None).items() if name != "dense_ms"}
+    for new in (
+        run("old", "2026-01-01", *(row(n, 2.0) for n in (1024, 2048, 4096, 8192))),
+        run("other", "2026-01-02", row(1024, 9.0), device="another"),
+        run("four", "2026-01-02", row(1024, 9.0), parts=4),
+        run("new", "2026-01-03", row(1024, 2.05), row(4096, 1.9), row(8192, 2.1), row(512, 1.0)),
+        run("failed", "2026-01-04", failed | {"absent": "no memory"}),
+        run("new", "2026-01-05", row(1024, 1.7)),
+    ):
+        moved[f"{new['name']} {new['header']['date']}"] = results.add(page, new)
     lines = results._markdown(page, "x").splitlines()
-    assert "- Not measured: decay float32 64 1024 30% False: no memory." in lines
+    assert_golden("page", {"lines": lines, "moved": moved})
 
 
 def test_a_run_joins_a_page(tmp_path):
@@ -158,13 +136,12 @@ def test_files_of_something_else(content, tmp_path, capsys):
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("main", [plot_results.main, plot_summary.main])
-def test_files_that_are_missing(main, tmp_path, capsys):
+def test_files_that_are_missing(tmp_path, capsys):
     path = tmp_path / "products.json"
-    arguments = [str(path)] if main is plot_results.main else ["--results", str(tmp_path)]
-    assert exit_code(lambda: main(arguments)) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line == f"error: cannot read {path}: No such file or directory"
+    for call in (lambda: plot_results.main([str(path)]), lambda: plot_results.load(tmp_path)):
+        assert exit_code(call) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line == f"error: cannot read {path}: No such file or directory"
     with pytest.raises(UserError, match="expected one page for --add; got 0"):
         plot_results.main(["--add", str(path)])
 
@@ -172,13 +149,9 @@ def test_files_that_are_missing(main, tmp_path, capsys):
 def test_what_is_found_is_said_in_a_line():
     rows = [row(n, speedup) for n, speedup in ((1024, 2.0), (2048, 4.0), (4096, 9.0))]
     rows += [row(1024, 0.5) | {"ratio": 1.0}, {**row(8192, None), "absent": "no memory"}]
-    assert results.said({"products": rows}) == (
-        "Speedup by ratio, least to most: 30% 2.00x to 9.00x (median 4.00x), "
-        "100% 0.50x to 0.50x (median 0.50x); 1 rows without figures."
-    )
-    assert results.said({"products": rows[4:]}).startswith("Nothing was measured beside its peer")
-    assert results.said_of({"products": rows[:2]}) == "1024: 2.00x, 2048: 4.00x"
-    assert results.said_of({"products": rows[4:]}) == "not measured: no memory"
+    said = [results.said({"products": some}) for some in (rows, rows[4:])]
+    said += [results.said_of({"products": some}) for some in (rows[:2], rows[4:])]
+    assert_golden("said", said)
 
 
 # ---- Journals of unfinished runs -----------------------------------------------------------------
@@ -209,14 +182,12 @@ def test_a_group_is_on_disk_at_once_and_not_measured_again(tmp_path):
     ("settings", "words"),
     [
         (SETTINGS | {"repeats": 4}, "expected repeats 3, as in .*; got 4: give the same options"),
-        (SETTINGS | {"device": "b"}, 'expected device "a machine", .*; got "b"'),
         (SETTINGS | {"cold": True}, "expected cold null, .*; got true"),
         ({"device": "a machine"}, "expected repeats 3, .*; got null"),
     ],
 )
 def test_other_settings_are_refused(tmp_path, settings, words):
-    journal = Journal(tmp_path, "mm", SETTINGS)
-    journal.measured("a", lambda: 1)
+    Journal(tmp_path, "mm", SETTINGS).measured("a", lambda: 1)
     with pytest.raises(UserError, match=words):
         Journal(tmp_path, "mm", settings)
     assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 1

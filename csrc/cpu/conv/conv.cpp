@@ -253,24 +253,12 @@ std::optional<c10::OperatorHandle> find_pointwise() {
   return op;
 }
 
-// oneDNN's name of an activation, or null.
-const char* attribute_of(Activation activation) {
-  switch (activation) {
-    case Activation::kHardswish:
-      return "hardswish";
-    case Activation::kSilu:
-      return "swish";
-    default:
-      return nullptr;
-  }
-}
-
-// Of fewer outputs the call costs more than a second pass.
+// The least for which the call costs less than a second pass.
 constexpr int64_t kLeastOutputs = int64_t{1} << 18;
 
 bool supports_dense(const DenseConvolution& conv) {
   if (conv.weight.is_mkldnn()) return true;
-  return attribute_of(conv.activation) != nullptr && !conv.residual &&
+  return facts_of(conv.activation).onednn != nullptr && !conv.residual &&
          conv.input.scalar_type() == at::kFloat &&
          conv.output_format == at::MemoryFormat::ChannelsLast &&
          c10::multiply_integers(conv.shape.output_sizes()) >= kLeastOutputs &&
@@ -279,7 +267,7 @@ bool supports_dense(const DenseConvolution& conv) {
 
 Tensor run_dense(const DenseConvolution& conv) {
   const ConvShape& shape = conv.shape;
-  const char* const attribute = conv.residual ? nullptr : attribute_of(conv.activation);
+  const char* const attribute = conv.residual ? nullptr : facts_of(conv.activation).onednn;
   const Tensor output = find_pointwise()->typed<Pointwise>().call(
       conv.input, conv.weight, conv.bias, shape.padding.pair(), shape.stride.pair(),
       shape.dilation.pair(), shape.groups, attribute ? attribute : "none", Scalars(), "");

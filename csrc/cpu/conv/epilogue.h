@@ -1,6 +1,8 @@
 // Writes pixels of the output: activation(sums + bias + residual), rounded once.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cstdint>
 
 #include "activation.h"
@@ -9,14 +11,17 @@
 
 namespace spamm::cpu {
 
-// Calls fill(activate). `activation` is any but SiLU, whose exponential function does not
-// vectorise. Always inlined: `fill` is to be compiled for the instructions of its caller.
+// Calls fill(activate), for an activation that vectorises. Always inlined: `fill` is to be compiled
+// for the instructions of its caller.
 template <class Sum, class Fill>
 [[gnu::always_inline]] inline void with_activation(Activation activation, const Fill& fill) {
   // NaN stays NaN in all of them.
   const auto at_least_0 = [](Sum x) { return x < 0 ? Sum(0) : x; };
   const auto from_0_to_6 = [](Sum x) { return x < 0 ? Sum(0) : x > 6 ? Sum(6) : x; };
   switch (activation) {
+    case Activation::kNone:
+      fill([](Sum x) { return x; });
+      return;
     case Activation::kRelu:
       fill(at_least_0);
       return;
@@ -29,9 +34,10 @@ template <class Sum, class Fill>
     case Activation::kLeakyRelu:
       fill([](Sum x) { return x < 0 ? x * static_cast<Sum>(kLeakySlope) : x; });
       return;
-    default:
-      fill([](Sum x) { return x; });
+    case Activation::kSilu:
+      break;
   }
+  TORCH_INTERNAL_ASSERT(false, facts_of(activation).name, " does not vectorise");
 }
 
 // `rows` pixels of `columns` channels. Pixels of the sums are ld_sums apart, those of the residual
@@ -45,7 +51,7 @@ struct PixelSums {
   int64_t ld_residual, rows, columns;
 };
 
-// `activation` is any but SiLU, whose exponential function does not vectorise. Out: T or Sum.
+// `activation` is one that vectorises. Out: T or Sum.
 template <class Out, class T, class Sum>
 SPAMM_CPU_CLONES static void write_pixels(const PixelSums<T, Sum>& pixels, Activation activation,
                                           Out* __restrict out, int64_t ld_out) {

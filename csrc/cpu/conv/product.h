@@ -450,7 +450,9 @@ class ImplicitProduct {
                                    i * width,
                                    finish ? &*finish : nullptr,
                                    i == 0 && step.j == step.tile.channels.begin ? rows : 0};
-        gemm_rows(listed, rows, width, depth, panels[i].first, width);
+        constexpr int64_t kStep = 128 / sizeof(P);  // of its columns
+        const int64_t columns = blocks_of(channels - i * width, kStep) * kStep;
+        gemm_rows(listed, rows, std::min(width, columns), depth, panels[i].first, width);
       }
     }
     for (int64_t i = 0; i < run.size; ++i) workspace.started[run.positions[i]] = true;
@@ -562,13 +564,13 @@ class ImplicitProduct {
                                run.count,
                                channels};
     };
-    if (activation_ != Activation::kSilu) {
+    if (facts_of(activation_).vectorises) {
       each_pixel_run(tile, workspace, [&](const PixelRun& run) {
         write_pixels<T>(pixels_at(run), activation_, output + run.to, run.ld_to);
       });
       return;
     }
-    // ATen's SiLU takes whole tensors.
+    // ATen's functions take whole tensors.
     at::Tensor finished = at::zeros({tile.positions() * tile.images.size, block_.m},
                                     c10::CppTypeToScalarType<Sum>::value);
     Sum* const first = finished.template mutable_data_ptr<Sum>();
@@ -576,7 +578,7 @@ class ImplicitProduct {
       write_pixels<Sum>(pixels_at(run), Activation::kNone, first + run.from * block_.m,
                         run.ld_from * block_.m);
     });
-    at::silu_(finished);
+    apply_epilogue_(finished, std::nullopt, activation_);
     each_pixel_run(tile, workspace, [&](const PixelRun& run) {
       write_pixels<T>(PixelSums<T, Sum>{first + run.from * block_.m, run.ld_from * block_.m,
                                         workspace.zeros, nullptr, 0, run.count, channels},

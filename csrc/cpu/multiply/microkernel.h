@@ -193,7 +193,7 @@ void gemm_rows_baseline(const Rows& of, int64_t M, int64_t N, int64_t K, const T
   multiply_tiles<T, 16, 4, 2>(of, M, N, K, B, ldb);
 }
 
-// M rows of K elements times B, whose rows of N elements are contiguous. N is a multiple of 32.
+// M rows of K elements times B, whose rows of N elements are contiguous, a multiple of 128 bytes.
 template <class T, class Rows>
 void gemm_rows(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int64_t ldb) {
 #if defined(__x86_64__)
@@ -239,8 +239,14 @@ struct Microkernel {
   static constexpr bool kVnni = std::is_same_v<P, c10::Half> || std::is_same_v<P, c10::BFloat16>;
   using Sum = std::conditional_t<std::is_same_v<P, double>, double, float>;
 
-  // C (M x N) = A (M x K) @ B (K x N), or added to C with `add`, which rounds once more. N is a
-  // multiple of 32. With VNNI, K is even.
+  // The numbers that N is a multiple of. BLAS has bits of its own for each N, and takes whole
+  // panels.
+  static int64_t columns_step() {
+    return std::is_same_v<P, double> ? 16 : kVnni ? 32 : has_float_brgemm() ? 16 : 64;
+  }
+
+  // C (M x N) = A (M x K) @ B (K x N), or added to C with `add`, which rounds once more. With VNNI,
+  // K is even.
   static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
                        int64_t ldb, Sum* C, int64_t ldc, bool add) {
     if constexpr (std::is_same_v<P, double>) {

@@ -89,12 +89,13 @@ class Product {
   void run() const {
     const int64_t row_tiles = blocks_of(mb_, tile_rows_),
                   column_tiles = blocks_of(nb_, tile_columns_);
+    const int64_t tiles = batches_ * column_tiles * row_tiles;
     std::atomic<int64_t> next{0};
-    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+    at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tiles), 1, [&](int64_t, int64_t) {
       Workspace workspace(*this);
       while (true) {
         const int64_t number = next++;
-        if (number >= batches_ * column_tiles * row_tiles) break;
+        if (number >= tiles) break;
         const int64_t i = number % row_tiles * tile_rows_;
         const int64_t j = number / row_tiles % column_tiles * tile_columns_;
         const Tile tile{number / row_tiles / column_tiles,
@@ -153,15 +154,12 @@ class Product {
       return batches_ * blocks_of(mb_, tile_rows_) * blocks_of(nb_, tile_columns_);
     };
     const int64_t halves = arguments_.symmetric ? 2 : 1;  // of the tiles, one is computed
-    while (tiles() < halves * kTilesPerThread * at::get_num_threads() &&
-           tile_rows_ * tile_columns_ > 1) {
-      int64_t& larger =
-          tile_rows_ * block_.m >= tile_columns_ * block_.n ? tile_rows_ : tile_columns_;
-      larger = larger == 1 ? 1 : blocks_of(larger, 2);
-      if (larger == 1) {
-        tile_rows_ = blocks_of(tile_rows_, 2);
-        tile_columns_ = blocks_of(tile_columns_, 2);
-      }
+    const int64_t threads = at::get_num_threads();
+    const int64_t wanted = threads == 1 ? 1 : halves * kTilesPerThread * threads;
+    // Each tile packs what it needs of B.
+    while (tiles() < wanted && tile_rows_ * tile_columns_ > 1) {
+      int64_t& halved = tile_columns_ > 1 ? tile_columns_ : tile_rows_;
+      halved = blocks_of(halved, 2);
     }
   }
 

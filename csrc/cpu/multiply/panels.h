@@ -11,6 +11,7 @@
 
 #include "cpu/common/convert.h"
 #include "cpu/common/machine.h"
+#include "cpu/common/transpose.h"
 
 namespace spamm::cpu {
 
@@ -56,13 +57,16 @@ SPAMM_INLINE void each_element(const View<T>& view, const Visit& visit) {
 template <class T, class P>
 SPAMM_CPU_CLONES static void copy_rows(const View<T>& block, P* __restrict target, int64_t ld,
                                        int64_t width) {
-  each_element(block, [&](int64_t r, int64_t c, const T* element) {
-    if constexpr (std::is_same_v<P, T>) {
-      target[r * ld + c] = *element;
+  if constexpr (std::is_same_v<P, T>) {
+    if (block.row_stride == 1 && block.column_stride != 1) {
+      transpose(block.data, block.column_stride, target, ld, block.columns, block.rows);
     } else {
-      target[r * ld + c] = widen(*element);
+      each_element(block, [&](int64_t r, int64_t c, const T* from) { target[r * ld + c] = *from; });
     }
-  });
+  } else {
+    each_element(block,
+                 [&](int64_t r, int64_t c, const T* from) { target[r * ld + c] = widen(*from); });
+  }
   for (int64_t r = 0; r < block.rows; ++r)
     std::fill(target + r * ld + block.columns, target + r * ld + width, P(0));
 }

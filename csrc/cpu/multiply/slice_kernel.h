@@ -76,15 +76,19 @@ struct SliceKernel {
   static constexpr int64_t kPiece = sizeof(T) == 2 ? kSliceDepth : kPieceDepth;
 
   Block block;
+  int64_t step = Microkernel<P>::columns_step();
 
-  int64_t width() const { return std::min(block.n, kPanelWidth); }
+  // The width of a panel of which so many columns exist, or more.
+  int64_t width(int64_t columns) const {
+    return std::min({block.n, kPanelWidth, round_up(columns, step)});
+  }
   int64_t panel_size() const { return kSliceDepth * block.n; }
 
   // Copies a block of B to its place in a panel, [n / width][K][width]: blocks before it in the
-  // slice are `depth`.
+  // slice are `depth`. The last columns may be narrower.
   void pack(const View<T>& from, int64_t depth, P* panel) const {
-    const int64_t width = this->width();
-    for (int64_t c = 0; c < from.columns; c += width) {
+    for (int64_t c = 0; c < from.columns; c += kPanelWidth) {
+      const int64_t width = this->width(from.columns - c);
       P* target = panel + c * kSliceDepth + depth * block.k * width;
       const View<T> part = from.block(0, c, from.rows, width);
       if constexpr (kVnni) {
@@ -102,8 +106,8 @@ struct SliceKernel {
   // `first` on.
   void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, const P* panel, int64_t first,
                 int64_t columns, Sum* sums, bool add) const {
-    const int64_t width = this->width();
-    for (int64_t c = 0; c < columns; c += width) {
+    for (int64_t c = 0; c < columns; c += kPanelWidth) {
+      const int64_t width = this->width(columns - c);
       const P* b = panel + c * kSliceDepth + first * block.k * width;
       for (int64_t d = 0; d < depth; d += kPiece) {
         Microkernel<P>::multiply(rows, width, std::min(kPiece, depth - d), a + d, lda,

@@ -1,7 +1,7 @@
 // Copies of rows in the CPU's memory.
-#include "shards/row_copy.h"
-
 #include <cstring>
+
+#include "shards/lane.h"
 
 namespace spamm::cpu {
 namespace {

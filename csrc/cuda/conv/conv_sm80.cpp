@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/util/accumulate.h>
 
+#include <array>
 #include <limits>
 
 #include "conv/backend.h"
@@ -65,20 +66,23 @@ Im2colMatrix pixel_matrix(Im2colMatrix m) {
   return m;
 }
 
-// The norms (groups, pixel blocks, K / k) of an im2col matrix.
+// The norms (groups, pixel blocks, K / k) of an im2col matrix. Ones do where nothing is skipped.
 template <class Norm>
-Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const OnDevice& device) {
+Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const Knob& knob,
+                    const OnDevice& device) {
   const StageRange stage(kNormMapStage);
   const at::ScalarType dtype = conv.input.scalar_type();
-  const Tensor norms =
-      at::empty({matrix.groups, matrix.block_count(), matrix.depth() / conv.block.k},
-                conv.input.options().dtype(norm_dtype(dtype)));
+  const std::array sizes = {int64_t{matrix.groups}, int64_t{matrix.block_count()},
+                            matrix.depth() / conv.block.k};
+  const auto options = conv.input.options().dtype(norm_dtype(dtype));
+  if (skips_nothing(knob)) return at::ones(sizes, options);
+  const Tensor norms = at::empty(sizes, options);
   launch_im2col_norms<Norm>({matrix, log2_of(conv.block.k), norms.mutable_data_ptr<Norm>()}, dtype,
                             device.stream());
   return norms;
 }
 
-// Whether the output norms of the previous layer are the norms of this convolution's blocks.
+// Tells whether the output norms of the previous layer are the norms of this convolution's blocks.
 bool can_use_layer_norms(const Convolution& conv) {
   const int64_t channels = conv.shape.in_channels;
   return conv.norm_input && conv.shape.groups == 1 &&
@@ -105,11 +109,11 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   p.norm_pixels.per_pixel = knob.tau && conv.blocks.edge[1] * conv.blocks.edge[2] == 1;
   Tensor norms;
   if (!p.norm_pixels.per_pixel) {
-    norms = im2col_norms<Norm>(p.pixels, conv, device);
+    norms = im2col_norms<Norm>(p.pixels, conv, knob, device);
   } else if (can_use_layer_norms(conv)) {
     norms = conv.norm_input->contiguous();
   } else {
-    norms = im2col_norms<Norm>(pixel_matrix(p.pixels), conv, device);
+    norms = im2col_norms<Norm>(pixel_matrix(p.pixels), conv, knob, device);
   }
   p.norm_pixels.norms = norms.const_data_ptr<Norm>();
   const auto find_threshold = [&] {
@@ -188,7 +192,8 @@ bool supports(const Convolution& conv, const Knob&) {
              kMost;
 }
 
-ConvolutionResult run(const Convolution& conv, const Knob& knob) {
+ConvolutionResult run(const Convolution& given, const Knob& knob) {
+  const Convolution conv = skips_nothing(knob) ? in_full_blocks(given) : given;
   const bool is_double = conv.input.scalar_type() == at::kDouble;
   return {is_double ? convolve<double>(conv, knob) : convolve<float>(conv, knob), Tensor()};
 }

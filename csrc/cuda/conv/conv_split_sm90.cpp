@@ -35,8 +35,8 @@ int64_t input_group(const Convolution& conv) {
   return std::max<int64_t>(conv.block.k, kernels::kSplitBlock);
 }
 
-// Whether an im2col matrix, whose blocks may be of several pixels, takes less time where nothing is
-// skipped. Blocks of 64 images cost the same however few there are.
+// Tells whether an im2col matrix, whose blocks may be of several pixels, takes less time where
+// nothing is skipped. Blocks of 64 images cost the same however few there are.
 bool matrix_pays(const Convolution& conv) {
   const UnskippedConvTimes times = unskipped_f32_times(unskipped_size(conv));
   return times.matrix < times.split &&

@@ -48,13 +48,14 @@ kernels::conv::sm90::PixelNormsJob norms_job(const void* data, int64_t images, i
                                               rest...);
 }
 
-// Whether the kernels support a block's m and k: 64 or 128, or 32 if one block holds all channels.
+// Tells whether the kernels support a block's m and k: 64 or 128, or 32 if one block holds all
+// channels.
 inline bool supports_channels(const Block& block, int64_t out_channels, int64_t in_channels) {
   return (block.m >= 64 || out_channels <= block.m) && (block.k >= 64 || in_channels <= block.k);
 }
 
-// Whether the Hopper kernels run on the input's device and support the convolution's sizes; its
-// blocks too; and whether TMA can load them as boxes.
+// Tells whether the Hopper kernels run on the input's device and support the convolution's sizes;
+// its blocks too; and whether TMA can load them as boxes.
 bool sizes_fit_hopper(const Convolution& conv);
 bool fits_hopper(const Convolution& conv);
 bool fits_boxes(const Convolution& conv);
@@ -72,7 +73,7 @@ inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape
           .dilation = size2(shape.dilation)};
 }
 
-// What heuristics.h asks where nothing is skipped.
+// The answers to heuristics.h where nothing is skipped.
 inline UnskippedConv unskipped_size(const Convolution& conv) {
   const spamm::ConvShape& shape = conv.shape;
   return {.images = shape.images,

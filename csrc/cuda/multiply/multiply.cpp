@@ -110,21 +110,16 @@ cudaError_t launch_plain_product(const Product& x, int* counters, const Start& s
 
 cudaError_t launch(const Product& x, const Choice& choice, kernels::Launch how) {
   const Kernel kernel = choice.kernel;
-  c10::DataPtr own, sums;
+  c10::DataPtr own;
   int* counters = x.counters;
   if (counters == nullptr && claims_tiles(kernel)) {
     own = allocate_ints(1 + choice.meetings);
     counters = static_cast<int*>(own.get());
   }
   if (choice.segments > 1 && x.lists == nullptr) {
-    if (kernel != Kernel::kSm90F64) {
-      constexpr int64_t kSums = 64 * 64 / 4;  // of a piece of a small tile
-      sums = allocate_ints(choice.meetings * choice.segments * kSums);
-    }
     how.segments = {.log2_segments = static_cast<int>(log2_of(choice.segments)),
                     .pieces = static_cast<int>(choice.meetings),
-                    .meetings = reinterpret_cast<unsigned*>(counters + 1),
-                    .sums = static_cast<float*>(sums.get())};
+                    .meetings = reinterpret_cast<unsigned*>(counters + 1)};
   }
   if (split_parts_of(kernel) > 0) return launch_split_product(x, choice, counters, how);
   if (kernel == Kernel::kSm90F64 || kernel == Kernel::kSm80F64) {

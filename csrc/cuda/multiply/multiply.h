@@ -13,7 +13,7 @@
 
 namespace spamm::cuda {
 
-// What heuristics.h asks of a device.
+// The facts of a device that heuristics.h asks for.
 inline Chip chip_of(const OnDevice& device) {
   return {.hopper = has_hopper_kernels(device.properties()),
           .multiprocessors = device.multiprocessors(),
@@ -65,10 +65,11 @@ struct Product {
   const kernels::ProductLists* lists = nullptr;
 };
 
-// Whether `rows` of B, from `first` on, can be read where they are, beside the other rows in `b`.
+// Tells whether `rows` of B, from `first` on, can be read where they are, beside the other rows in
+// `b`.
 bool reads_in_place(Kernel kernel, const at::Tensor& rows, int64_t first, const at::Tensor& b);
 
-// Whether the product reads B once, and computes norms and split parts of what it reads.
+// Tells whether the product reads B once, and computes norms and split parts of what it reads.
 bool reads_b_once(const Choice& choice, const Block& block, const at::Tensor& a,
                   const at::Tensor& b, const OnDevice& device);
 

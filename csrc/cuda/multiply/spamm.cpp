@@ -111,8 +111,8 @@ Threshold threshold_of(const Knob& knob, const ProductNorms& maps, at::ScalarTyp
   return {threshold_from_knob(maps.tensor(0), maps.tensor(1), knob), norm_type};
 }
 
-// Whether one pass can compute norms and split parts. It cannot if the batches share one matrix,
-// which is split once and would fill the map of only one batch.
+// Tells whether one pass can compute norms and split parts. It cannot if the batches share one
+// matrix, which is split once and would fill the map of only one batch.
 bool splits_with_norms(const Tensor& x) {
   return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
 }
@@ -136,14 +136,14 @@ void complete(const Tensor& c, const Block& block, bool symmetric, const Tensor&
   if (norms.defined() && !on_the_way) norm_map_into(c, block.m, block.n, norms, device);
 }
 
-// Whether b is the transpose of a, in the same memory.
+// Tells whether b is the transpose of a, in the same memory.
 bool is_transpose(const Tensor& a, const Tensor& b) {
   return a.dim() == 2 && b.dim() == 2 && a.const_data_ptr() == b.const_data_ptr() &&
          a.size(0) == b.size(1) && a.size(1) == b.size(0) && a.stride(0) == b.stride(1) &&
          a.stride(1) == b.stride(0);
 }
 
-// Whether lines of x begin between the sectors of the caches.
+// Tells whether lines of x begin between the sectors of the caches.
 bool is_off_sectors(const Tensor& x) {
   constexpr int64_t kSector = 32;
   const Matrices from(x);
@@ -208,7 +208,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
       x.symmetric && !(is_half && !x.input && !x.norm_a && !x.norm_b && is_transpose(x.a, x.b) &&
                        !mirroring_pays(row, size, c.nbytes(), device.multiprocessors()));
   const double product_us =
-      is_half ? product_time(row, size, choice.segments, device.multiprocessors(), mirrors) : 0;
+      is_half ? product_time(row, size, device.multiprocessors(), mirrors) : 0;
   const bool is_slow = is_half && is_off_sectors(x.a) && is_off_sectors(x.b) &&
                        line_copy_pays(product_us, x.b.nbytes(), /*is_read=*/!maps.job(1));
   std::optional<CopiedOperand> copies[2];
@@ -261,8 +261,8 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   complete(c, block, mirrors, norms, device);
 }
 
-// Whether the kernels can write to `c`: rows of contiguous entries, which do not overlap, from a
-// 16-byte address on.
+// Tells whether the kernels can write to `c`: rows of contiguous entries, which do not overlap,
+// from a 16-byte address on.
 bool is_writable(const Tensor& c) {
   const Matrices x(c);
   return (x.size(2) <= 1 || x.stride(2) == 1) && (x.size(1) <= 1 || x.stride(1) >= x.size(2)) &&

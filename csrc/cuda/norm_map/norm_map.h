@@ -25,7 +25,7 @@ class OnDevice;
 // sizes do not matter: a part of one row has the norms of the whole.
 inline bool lines_are_rows(const Matrices& x) { return x.stride(2) <= x.stride(1); }
 
-// Where norms go: the address and the strides of a map (batch, block rows, block columns).
+// The place of norms: the address and the strides of a map (batch, block rows, block columns).
 struct MapMemory {
   void* norms = nullptr;  // null: nowhere
   std::array<int64_t, 3> strides = {};
@@ -64,7 +64,7 @@ struct MapJob {
   Matrices matrices;
   int64_t block_rows, block_columns;
   MapMemory map = {};  // of the norms' type
-  // Where the pass copies the matrices to, see NormMapParams.
+  // The copies of the matrices that the pass makes, see NormMapParams.
   void* copy = nullptr;
   int64_t copy_batch_stride = 0, copy_line_stride = 0;
 

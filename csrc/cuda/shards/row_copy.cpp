@@ -1,14 +1,12 @@
 // Copies of rows between devices: by the copy engine, or through the host where one GPU cannot
 // reach the other's memory.
-#include "shards/row_copy.h"
-
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/PeerToPeerAccess.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "cuda/device.h"
-#include "shards/devices.h"
+#include "shards/lane.h"
 
 namespace spamm::cuda {
 namespace {

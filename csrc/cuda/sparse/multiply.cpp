@@ -34,7 +34,7 @@ struct BlockMatrix {
     in_cells = at::empty({values.size(0), kCell, kCell}, values.options());
   }
 
-  // What the multiply kernels read or write, 2-D.
+  // The matrices that the multiply kernels read or write, 2-D.
   Tensor rows() const {
     const Tensor& blocks = in_cells.defined() ? in_cells : values;
     return blocks.view({-1, blocks.size(2)});
@@ -43,7 +43,7 @@ struct BlockMatrix {
     return cells.defined() ? cells.const_data_ptr<int>() : nullptr;
   }
 
-  // Of the blocks as they are stored, or as they are in cells.
+  // Strides of the blocks as they are stored, or as they are in cells.
   kernels::BlockMemory memory(bool of_cells = false) const {
     const Tensor& blocks = of_cells ? in_cells : values;
     return {.data = static_cast<uint8_t*>(const_cast<void*>(blocks.const_data_ptr())),

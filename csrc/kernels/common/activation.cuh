@@ -21,6 +21,8 @@ __device__ __forceinline__ float hardswish(float x) {
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
 __device__ __forceinline__ float leaky_relu(float x) { return x < 0 ? x * 0.01f : x; }
 
+static_assert(kActivations.size() == 6, "with_activation has a case for each");
+
 // Calls use() with the activation as a function, or not at all for kNone. So it is chosen outside
 // of unrolled loops.
 template <class Use>

@@ -11,7 +11,7 @@
 
 namespace spamm::kernels {
 
-// What the driver says of each kernel and device, because asking takes a microsecond. Several
+// The driver's answers for each kernel and device, kept because asking takes a microsecond. Several
 // threads may use it at the same time.
 template <class Value>
 class PerKernel {

@@ -1,5 +1,6 @@
-// What the warps of a persistent Hopper kernel pass to each other in shared memory, with its
-// barriers: lists of valid steps for the load warps, and a ring of stages for the warpgroups.
+// The messages that the warps of a persistent Hopper kernel pass to each other in shared memory,
+// with its barriers: lists of valid steps for the load warps, and a ring of stages for the
+// warpgroups.
 //
 // Each kernel defines its own Tile, Step and Notice. A notice tells the warpgroups what they need
 // to know about a stage besides its operands: the step's mask, and whether a tile or all work ends.
@@ -140,10 +141,7 @@ class ListWriter {
 
   // Appends the valid ones of 32 steps, one from each lane.
   __device__ void append(const Tile& tile, const Step& step) {
-    if (count_ > Ring::kListCapacity - 32) {
-      publish(tile, false, false);
-      wait_for_room();
-    }
+    if (count_ > Ring::kListCapacity - 32) hand_over(tile);
     const bool any = step.is_valid();
     const uint32_t valid = __ballot_sync(~0u, any);
     const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
@@ -153,11 +151,14 @@ class ListWriter {
 
   // Room for one step more, which the lanes fill.
   __device__ Step& add(const Tile& tile) {
-    if (count_ == Ring::kListCapacity) {
-      publish(tile, false, false);
-      wait_for_room();
-    }
+    if (count_ == Ring::kListCapacity) hand_over(tile);
     return ring_.lists[number()].steps[count_++];
+  }
+
+  // Lets the load warps read what the list has so far, which may be nothing.
+  __device__ void hand_over(const Tile& tile) {
+    publish(tile, false, false);
+    wait_for_room();
   }
 
   __device__ void end_tile(const Tile& tile) { publish(tile, true, false); }

@@ -56,7 +56,6 @@ struct SegmentMemory {
   int log2_segments = 0;
   int pieces = 0;
   unsigned* meetings = nullptr;  // one for each piece. Follow next_tile, and begin as zeros
-  float* sums = nullptr;         // of each piece and segment; float64 leaves its sums in C
 };
 
 // On sm_90. Four warps compute what TileConfig says of a warpgroup.

@@ -15,7 +15,7 @@ struct GridPlace {
 __host__ __device__ constexpr int folded_rows(int edge) { return (edge + 1) / 2; }
 __host__ __device__ constexpr int folded_columns(int edge) { return edge | 1; }
 
-// Where a place of the rectangle lies in the grid. The diagonal of the grid is that of the
+// Finds where a place of the rectangle lies in the grid. The diagonal of the grid is that of the
 // rectangle, and what it cuts off. The places of a column lie in one or two columns of the grid.
 __device__ inline GridPlace unfold(GridPlace folded, int edge) {
   const int gap = folded_columns(edge) - edge;

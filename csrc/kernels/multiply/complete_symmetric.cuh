@@ -16,7 +16,7 @@ namespace spamm::kernels {
 
 constexpr int kLog2Square = 6, kSquare = 1 << kLog2Square;
 
-// Of a square. As many as sum its norm would be too few to copy it.
+// Threads of a square. As many as sum its norm would be too few to copy it.
 constexpr int kSquareThreads = kNormThreads;
 
 // C is (batch, size, size), and its rows are contiguous.

@@ -70,7 +70,7 @@ struct ProductLists {
   int log2_parts;                              // cells along an edge of a block; 0 for blocks of 32
   bool upper_only;                             // blocks below the diagonal are neither read nor set
 
-  // Of Hopper's kernels. Tile `n` of a class is places[class * capacity + n].
+  // Lists of Hopper's kernels. Tile `n` of a class is places[class * capacity + n].
   TilePlace* places;
   int* counts;  // of each class
   int capacity;

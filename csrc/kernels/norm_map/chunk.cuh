@@ -120,7 +120,7 @@ struct alignas(16) Chunk {
   }
 };
 
-// Whether any entry of several chunks is not zero, found from the bits. -0 counts as zero.
+// Tells whether any entry of several chunks is not zero, found from the bits. -0 counts as zero.
 template <class Element>
 struct AnyNonzero {
   uint32_t even = 0, odd = 0;

@@ -46,7 +46,7 @@ struct NormBlock {
     return 1 << (p.log2_block_lines + p.log2_block_length - kLog2Entries);
   }
 
-  // Whether the whole block lies in the matrix.
+  // Tells whether the whole block lies in the matrix.
   __device__ bool is_whole() const {
     return lines_left >> p.log2_block_lines != 0 && length_left >> p.log2_block_length != 0;
   }
@@ -57,7 +57,7 @@ struct NormBlock {
     return (chunk & ((1 << log2_line_chunks()) - 1)) << kLog2Entries;
   }
 
-  // Whether the whole block can be read by loads of 16 bytes.
+  // Tells whether the whole block can be read by loads of 16 bytes.
   __device__ bool has_vectors() const { return p.vector && is_whole(); }
 
   // Loads chunks first, first + step, ... by one load each. Only if has_vectors(). `step` is a
@@ -240,8 +240,8 @@ struct NormGroup {
     return total;
   }
 
-  // Whether `x` holds in any thread that must branch together with the group: its warp, or the
-  // whole thread block if groups have several warps.
+  // Tells whether `x` holds in any thread that must branch together with the group: its warp, or
+  // the whole thread block if groups have several warps.
   __device__ bool any(bool x) const {
     return threads <= 32 ? __any_sync(~0u, x) : __syncthreads_or(x);
   }
@@ -275,7 +275,7 @@ __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, con
   return scaled.norm(sum);
 }
 
-// Which block a group computes.
+// The block that a group computes.
 struct NormPlace {
   int64_t batch, line, entry;  // in the map
   bool exists;

@@ -18,8 +18,8 @@ struct NormMapParams {
   bool vector;  // whether address and strides allow loads of 16 bytes along the lines
   Norm* norms;  // may be null in a launch that copies
   int64_t norm_batch_stride, norm_line_stride, norm_entry_stride;
-  // Where the lines are copied to, if not null. Its address and strides, in entries, are multiples
-  // of 16 bytes; a line ends in zeros up to such a multiple.
+  // The place that the lines are copied to, if not null. Its address and strides, in entries, are
+  // multiples of 16 bytes; a line ends in zeros up to such a multiple.
   void* copy;
   int64_t copy_batch_stride, copy_line_stride;
 };

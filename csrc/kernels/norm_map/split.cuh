@@ -133,7 +133,8 @@ __device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock],
   return split_scale<kSplitParts>(most, least, __any_sync(~0u, zeros));
 }
 
-// How far the largest magnitude at some k lies below the granule's bound: see SplitProfile.
+// The distance by which the largest magnitude at some k lies below the granule's bound: see
+// SplitProfile.
 __device__ inline uint16_t below_bound(const SplitScale& scale, uint32_t largest) {
   return scale.holds_numbers && largest != 0
              ? static_cast<uint16_t>(scale.exponent + kSplitBits - exponent_of(largest))
@@ -206,7 +207,7 @@ __device__ inline void store_turned(const TurnedLines& turned, int thread, int f
   }
 }
 
-// How much of an edge of a block lies in the matrix, of which `left` begins there.
+// The part of an edge of a block that lies in the matrix, of which `left` begins there.
 __device__ inline uint8_t edge_inside(int64_t left) {
   return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
 }

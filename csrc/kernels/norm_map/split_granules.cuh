@@ -48,8 +48,8 @@ struct LargestAtK {
   __device__ int k(int i) const { return first + i * kStep; }
 };
 
-// Of the largest magnitudes of several lines, known to two threads each for its own part, one of
-// them keeps the upper half and the other the lower half.
+// Splits the largest magnitudes of several lines, known to two threads each for its own part, one
+// of them keeps the upper half and the other the lower half.
 template <int kHalf>
 __device__ inline void keep_half(const uint32_t (&all)[2 * kHalf], uint32_t (&half)[kHalf],
                                  int thread) {

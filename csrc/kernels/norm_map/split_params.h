@@ -28,7 +28,7 @@ enum SplitKind : uint8_t {
   kSplitTiny = 16     // the largest entry of some k lies below 2^-110, and is not 0
 };
 
-// What the multiply needs to know about a block besides its split parts. A multiple of 16 bytes,
+// The facts of a block that the multiply needs besides its split parts. A multiple of 16 bytes,
 // because it is fetched by a bulk copy.
 //
 // A block has kGranules x kGranules granules. Each has a power of two and flags of its own, so that

@@ -1,4 +1,5 @@
-// Which blocks of a result are dropped, from their norms: those below a limit, the smallest first.
+// The choice of a result's blocks to drop, from their norms: those below a limit, the smallest
+// first.
 //
 // The search of threshold/error_search.cuh finds the limit. What blocks lose is added in whole
 // numbers of a small unit, rounded up, so that the limit does not depend on the order of sums. Each
@@ -14,7 +15,7 @@ namespace spamm::kernels {
 
 constexpr int kDropThreads = kMostSearchThreads, kDropWarps = kDropThreads / 32;
 
-// What the thread blocks tell each other, and their warps.
+// The messages between the thread blocks, and between their warps.
 template <class Norm>
 struct DropWork {
   static constexpr int kMostWarps = kMostSearchBlocks * kDropWarps;
@@ -32,7 +33,7 @@ __device__ T sum_of(const T* numbers, int count) {
   return __shfl_sync(~0u, sum_through(own), 31);
 }
 
-// What the blocks lose whose norms are below the end of each bin; see Sweep.
+// The loss of the blocks whose norms are below the end of each bin; see Sweep.
 template <class Norm>
 __device__ Sweep sweep_norms(const DropParams<Norm>& p, const SearchInterval& interval, double most,
                              double unit, int half, ErrorSearchShared<Norm>& shared) {
@@ -118,8 +119,8 @@ __device__ void mark_rows(const DropParams<Norm>& p, double limit, int begin, in
   p.work->traces[own] = trace, p.work->counts[own] = count;
 }
 
-// Where the blocks go that stay in these rows, by one warp. The last thread block also writes what
-// all tell.
+// Finds where the blocks go that stay in these rows, by one warp. The last thread block also writes
+// what all tell.
 template <class Norm>
 __device__ void place_rows(const DropParams<Norm>& p, int begin, int end) {
   const int lane = threadIdx.x % 32;

@@ -30,7 +30,7 @@ struct SweepRoom {
   }
 };
 
-// What a product loses, at most, when it is skipped.
+// The most that a product loses when it is skipped.
 template <class Norm>
 __device__ double loss_of(Norm a, Norm b) {
   return __dmul_ru(at_most(a), at_most(b));
@@ -82,7 +82,7 @@ __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& int
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const int threads = blockDim.x, shift = interval.shift();
   Sweep own{0, SearchKeys::none<Norm>()};
-  // Whether a product with this key loses something before the interval's end.
+  // Tells whether a product with this key loses something before the interval's end.
   const auto lose = [&](SearchKey key) {
     if (key >= interval.end) own.keys.next = min(own.keys.next, key);
     if (key >= interval.end || key < interval.low) return key < interval.end;

@@ -25,14 +25,14 @@ struct CsrMaps {
   const Norm *norm_a, *norm_b;
 };
 
-// What the patterns of a call turn out to be, zero at first.
+// The findings about the patterns of a call, zero at first.
 struct CsrFindings {
   unsigned long long is_bad;    // a pattern is not one: no kernel may follow it
   unsigned long long products;  // of stored blocks
   unsigned long long longest;   // row of A
 };
 
-// Of a block row of C, or of all rows before it. `mirrored`: blocks below the diagonal.
+// Counts of a block row of C, or of all rows before it. `mirrored`: blocks below the diagonal.
 struct RowCounts {
   unsigned long long blocks, mirrored, products;
 
@@ -42,7 +42,7 @@ struct RowCounts {
   }
 };
 
-// What the host waits for.
+// The numbers that the host waits for.
 struct PlanTotals {
   RowCounts all;
   CsrFindings findings;
@@ -60,14 +60,14 @@ struct PlanParams {
   unsigned* arrived;  // zero at first
   RowCounts* before;  // rows + 1
   PlanTotals* totals;
-  // What the second kernel writes. slots_a is null: no lists. Mirror images are written to
+  // The output of the second kernel. slots_a is null: no lists. Mirror images are written to
   // `mirrors` as they come, and sorted later; `mirrors_written` is zero at first.
   int64_t *crow, *col, *first;
   int32_t *slots_a, *slots_b, *mirrors;
   unsigned* mirrors_written;
 };
 
-// What the host waits for, of the blocks that stay. The trace is that of `values`.
+// The numbers that the host waits for, of the blocks that stay. The trace is that of `values`.
 struct DropTotals {
   int64_t count;
   double trace, norm;
@@ -90,13 +90,13 @@ struct DropParams {
   int edge;
   DropWork<Norm>* work;
   bool* stays;  // of each block
-  // Of the blocks that stay.
+  // Arrays of the blocks that stay.
   int64_t *crow, *col, *numbers;
   Norm *kept_norms, *bound;
   DropTotals* totals;
 };
 
-// Where the blocks of a matrix are: one after the other, or with `cells` in quarters of cells.
+// The place of the blocks of a matrix: one after the other, or with `cells` in quarters of cells.
 struct BlockMemory {
   uint8_t* data;
   const int* cells;

@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(kRowThreads)
   next += mirrored;
 
   each_window(params, row_memory, kWriteBytes, [&](const RowWindow<Norm>& window) {
-    // Of each column: products twice, plus 1 for a block that is added; then where the next product
-    // goes. And the mask.
+    // Counts of each column: products twice, plus 1 for a block that is added; then where the next
+    // product goes. And the mask.
     unsigned* const places = row_memory;
     unsigned* const masks = row_memory + window.width;
     window.each_valid([&](int64_t, int64_t, int place) { atomicAdd(&places[place], 2u); });

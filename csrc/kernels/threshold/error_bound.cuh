@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kProductThreads)
   if (lane == 0) *bound = round_up<Norm>(__dmul_ru(root, 1 + kNormSlack<Norm>));
 }
 
-// How many k are valid. counts: (batch, mb, nb). Each thread block counts one patch.
+// The number of valid k. counts: (batch, mb, nb). Each thread block counts one patch.
 template <class Norm>
 __global__ void __launch_bounds__(kProductThreads)
     valid_counts(const NormMaps<Norm> maps, const Tau<Norm> threshold, int32_t* counts) {

@@ -50,14 +50,14 @@ struct SearchKeys {
   }
 };
 
-// What a sweep finds, by one warp, one thread block or all. Each lane of a warp has a bin.
+// The findings of a sweep, by one warp, one thread block or all. Each lane of a warp has a bin.
 struct Sweep {
   static_assert(kLossBins == 32);
   double square;  // the square of the scaled bound at the end of the lane's bin
   SearchKeys keys;
 };
 
-// What the thread blocks of a launch tell each other. Sweeps use the halves in turn.
+// The messages between the thread blocks of a launch. Sweeps use the halves in turn.
 template <class Norm>
 struct ErrorSearch {
   SumOfSquares<Norm> norms[2][kMostSearchBlocks];  // of A and of B
@@ -65,7 +65,7 @@ struct ErrorSearch {
   SearchKeys keys[2][kMostSearchBlocks];
 };
 
-// What the warps of a thread block tell each other.
+// The messages between the warps of a thread block.
 struct WarpSweeps {
   double squares[kMostSearchWarps][kLossBins];
   SearchKeys keys[kMostSearchWarps];
@@ -131,7 +131,7 @@ __device__ void sum_norms(const Norm* const (&data)[2], const int64_t (&sizes)[2
   for (int map = 0; map < 2; ++map) norms[map] = sums[map].root();
 }
 
-// Where the search begins, and when a sum of squares is within the limit. Numbers are scaled by a
+// The start of the search, and when a sum of squares is within the limit. Numbers are scaled by a
 // power of two so that squares neither overflow nor vanish.
 template <class Norm>
 struct SearchLimit {
@@ -255,7 +255,7 @@ __device__ __forceinline__ double sum_for_each_lane(double (&values)[kCount]) {
   }
 }
 
-// What the warps of a thread block have found together. All warps get it.
+// Joins the findings of the warps of a thread block. All warps get it.
 template <class Norm>
 __device__ Sweep combine_warps(const Sweep& own, WarpSweeps& warps) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = blockDim.x / 32;
@@ -268,7 +268,7 @@ __device__ Sweep combine_warps(const Sweep& own, WarpSweeps& warps) {
   return all;
 }
 
-// What all thread blocks have found together. All warps get it. `half` is the turn's half of
+// Joins the findings of all thread blocks. All warps get it. `half` is the turn's half of
 // `global`.
 template <class Norm>
 __device__ Sweep combine_blocks(const Sweep& own, int half, ErrorSearch<Norm>* global,

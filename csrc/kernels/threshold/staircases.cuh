@@ -218,7 +218,7 @@ class Staircases {
   unsigned total_;
 };
 
-// Of a thread block at most, so that its own counts fit 32 bits.
+// The most in a thread block, so that its own counts fit 32 bits.
 constexpr int kMostStaircases = (1 << 20) - 1024;
 
 // Counts this thread block's products in the bins of an interval, 2^shift keys each, and above the

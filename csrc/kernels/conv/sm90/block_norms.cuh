@@ -45,7 +45,7 @@ __device__ float root_of_squares(int sharing, const ForEach& for_each) {
   return scaled.norm(of_sharing(sum, sharing, add));
 }
 
-// Where the norms of a block's pixels lie for one kernel position and channel group.
+// The place of the norms of a block's pixels for one kernel position and channel group.
 struct BlockPixels {
   const float* norms;                   // of the image and the group
   int first_row, first_column;          // of the output

@@ -96,33 +96,39 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
   }
 }
 
-// acc += 64 output channels times box kBox, where `valid` tells which of its pixels count. The sums
-// of the others keep their values: all are multiplied, and these are put back.
-template <class Config, int kBox>
-__device__ __forceinline__ void multiply_mixed_box(uint64_t valid, int log2_pixels, uint64_t weight,
-                                                   uint64_t pixels, float (&acc)[Config::kValues]) {
-  constexpr int kFirst = kBox * kBlock / 2, kCount = kBlock / 2;
-  float before[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) before[i] = acc[kFirst + i];
-  multiply_now<typename Config::Operand, kBox * kBlock, kBlock>(weight, pixels, acc, [] {});
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;  // of the box
-    const int pixel = column & ((1 << log2_pixels) - 1);         // images are the slowest index
-    if ((valid >> pixel & 1) == 0) acc[kFirst + i] = before[i];
-  }
+// The sums of a thread that count of a box: bit i / 4 * 8 + i % 2 is that of sum i, whose column is
+// threadIdx.x % 4 * 2 further on. Bit i of `valid` is that of pixel i. Images are the slowest
+// index.
+__device__ __forceinline__ uint64_t bits_of_thread(uint64_t valid, int log2_pixels) {
+  for (int pixels = 1 << log2_pixels; pixels < kBlock; pixels *= 2) valid |= valid << pixels;
+  return valid >> (threadIdx.x % 4 * 2);
 }
 
-// The same for the boxes whose bits are set.
+// A thread's sums before the products of a step of which some pixels do not count: all are
+// multiplied, and the sums of the others are put back.
 template <class Config>
-__device__ __forceinline__ void multiply_mixed_step(uint32_t bits, const uint64_t* valid,
-                                                    int log2_pixels, uint64_t weight,
-                                                    uint64_t pixels,
-                                                    float (&acc)[Config::kValues]) {
-  if (bits & 1) multiply_mixed_box<Config, 0>(valid[0], log2_pixels, weight, pixels, acc);
-  if (bits & 2) multiply_mixed_box<Config, 1>(valid[1], log2_pixels, weight, pixels, acc);
-}
+class KeptSums {
+ public:
+  __device__ __forceinline__ void keep(const float (&acc)[Config::kValues]) {
+    kernels::sm90::hand_over<Config::kValues>(acc, before_);
+  }
+
+  // `valid` tells which pixels of the two boxes count.
+  __device__ __forceinline__ void put_back(const uint64_t* valid, int log2_pixels,
+                                           float (&acc)[Config::kValues]) const {
+    constexpr int kOfBox = kBlock / 2;
+    const uint64_t bits[] = {bits_of_thread(valid[0], log2_pixels),
+                             bits_of_thread(valid[1], log2_pixels)};
+#pragma unroll
+    for (int i = 0; i < Config::kValues; ++i) {
+      const int bit = i % kOfBox / 4 * 8 + i % 2;
+      if ((bits[i / kOfBox] >> bit & 1) == 0) acc[i] = before_[i];
+    }
+  }
+
+ private:
+  float before_[Config::kValues];
+};
 
 // Follows a warpgroup's operand from stage to stage.
 template <class Config, class Stage>
@@ -147,7 +153,7 @@ class StagedOperands {
   Descriptor<Config, typename Shared::Stage> weight_, pixels_;
 };
 
-// What a warpgroup does with its part of a tile. Kernels that do more have a class of their own.
+// The work of a warpgroup on its part of a tile. Kernels that do more have a class of their own.
 template <class Config>
 class BoxWork {
  public:
@@ -218,14 +224,20 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
       if (!ends_tile) next_notice = notice_at(next);
     };
     // Most stages take the first way. Tests before it cost each of them.
-    if (bits != 0 && !(Config::kByPixel && notice.is_mixed())) {
-      work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
-    } else {
+    if (bits != 0) {
+      const bool is_mixed = Config::kByPixel && notice.is_mixed();
+      [[maybe_unused]] std::conditional_t<Config::kByPixel, KeptSums<Config>, char> kept;
       if constexpr (Config::kByPixel) {
-        const uint64_t* valid = &ring.notices[at.slot].pixels[warpgroup * 2];
-        multiply_mixed_step<Config>(bits, valid, p.box.rows + p.box.columns,
-                                    operands.weight(notice), operands.pixels(), acc);
+        if (is_mixed) kept.keep(acc);
       }
+      work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+      if constexpr (Config::kByPixel) {
+        if (is_mixed) {
+          kept.put_back(&ring.notices[at.slot].pixels[warpgroup * 2], p.box.rows + p.box.columns,
+                        acc);
+        }
+      }
+    } else {
       work.add(p, notice, warpgroup, storage.stages[at.slot], first_box, acc);
       look_ahead();
     }
@@ -261,7 +273,7 @@ __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
   cute::prefetch_tma_descriptor(&p.map_output);
 }
 
-// What a kernel is made of. Others replace some of it.
+// The parts of a kernel. Others replace some of them.
 template <class Config_>
 struct BoxKernel {
   using Config = Config_;
@@ -300,7 +312,7 @@ struct ConvRoles {
   }
 };
 
-// What a thread of the kernel with these roles does.
+// Does the work of a thread of the kernel with these roles.
 template <class Roles>
 __device__ __forceinline__ void run(const typename Roles::Params& p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

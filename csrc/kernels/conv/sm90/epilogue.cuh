@@ -122,8 +122,8 @@ __device__ __forceinline__ void stage_pairs(const uint32_t (&pairs)[kPairs], Ope
   }
 }
 
-// How many pixels of a box the norm counts of each of a thread's two channels: none of a channel
-// that does not exist, whose sums are NaN where the input is infinite.
+// The number of pixels of a box that the norm counts of each of a thread's two channels: none of a
+// channel that does not exist, whose sums are NaN where the input is infinite.
 struct PixelCounts {
   int values[2];
 
@@ -217,7 +217,7 @@ __device__ __forceinline__ void store_norms_of_pixels(const ConvParams& p, int c
   p.norm_output[place * groups + channel / kBlock] = static_cast<float>(sqrt(sum));
 }
 
-// Where boxes are stored, and what else becomes of one while it is staged.
+// The place where boxes are stored, and what else becomes of one while it is staged.
 template <class Config>
 struct BoxOutput {
   // `channel`: the first, which becomes that in the map.

@@ -113,7 +113,8 @@ __device__ inline int channel_of_column(int column) {
   return column / 32 * 32 + column % 8 / 2 * 8 + column / 8 % 4 * 2 + column % 2;
 }
 
-// Whether entry `entry` of a kernel row, counted from its even beginning, is one of the window.
+// Tells whether entry `entry` of a kernel row, counted from its even beginning, is one of the
+// window.
 __device__ inline bool is_in_window(const FewChannelsWindow& window, int parity, int entry) {
   return static_cast<unsigned>(entry - window.lead(parity)) < window.entries;
 }
@@ -181,9 +182,9 @@ __device__ inline void stage_weights(const FewChannelsParams& p, int first_chann
   }
 }
 
-// Where a pair of entries is: the distance from the window's beginning in bytes, and below it which
-// of its bytes count, as a selector of bytes of (pair, 0). What does not count is part of another
-// pixel, which may be infinite: a weight of zero does not help against that.
+// The place of a pair of entries: the distance from the window's beginning in bytes, and below it
+// which of its bytes count, as a selector of bytes of (pair, 0). What does not count is part of
+// another pixel, which may be infinite: a weight of zero does not help against that.
 struct PairPlace {
   uint32_t bits;
 

@@ -152,7 +152,8 @@ inline int few_channels_grid(const ConvShape& shape, const FewChannelsPlan& plan
   return ceil_div(few_channels_blocks(plan) * multiprocessors, ceil_div(shape.out_channels, 64));
 }
 
-// How long the thread block with the most tiles takes. A unit is half a product with its epilogue.
+// The time that the thread block with the most tiles takes. A unit is half a product with its
+// epilogue.
 inline int64_t few_channels_cost(const ConvShape& shape, const FewChannelsPlan& plan,
                                  int multiprocessors) {
   const int products = ceil_div(plan.rows * plan.strips, kStripsOfProduct);

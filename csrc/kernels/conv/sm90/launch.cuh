@@ -146,7 +146,7 @@ cudaError_t convolve_resident(ConvParams p, const void* input, const void* weigh
   return start<Roles>(conv_resident_sm90<Config, Work>, p, blocks, 0, how.stream);
 }
 
-// Whether a Config agrees with its row of cuda/tiles.h.
+// Tells whether a Config agrees with its row of cuda/tiles.h.
 template <class Config, TileConfig kTile>
 constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kBoxes* kBlock ==
                           kTile.columns&& kTile.warp_rows == kBlock&& kTile.warp_columns ==

@@ -77,7 +77,7 @@ class BoxNorms {
   __device__ float scale() const { return scale_; }
 
  private:
-  // Whether 2^log2_count places from `first` on, `stride` apart, reach into 0 to size - 1.
+  // Tells whether 2^log2_count places from `first` on, `stride` apart, reach into 0 to size - 1.
   __device__ static bool meets(int first, int log2_count, int stride, int size) {
     return first < size && first + ((1 << log2_count) - 1) * stride >= 0;
   }
@@ -257,13 +257,13 @@ __device__ __forceinline__ void list_addend(const Tile<Config>& tile, const Norm
   writer.append(tile, step);
 }
 
-// How a list warp finds its tiles and lists their steps. Kernels whose tiles lie in another way, or
-// have more steps, have their own.
+// The way a list warp finds its tiles and lists their steps. Kernels whose tiles lie in another
+// way, or have more steps, have their own.
 template <class Config>
 struct BoxList {
   using Params = typename Config::Params;
   using Norms = TileNorms<Config>;
-  // Whether the next tile is claimed before the steps of this one are listed.
+  // Tells whether the next tile is claimed before the steps of this one are listed.
   static constexpr bool kClaimsEarly = false;
 
   __device__ __forceinline__ static Tile<Config> tile_at(const Params& p, int number) {

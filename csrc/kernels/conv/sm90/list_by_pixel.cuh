@@ -19,6 +19,7 @@ requires Config::kByPixel class TileNorms<Config> {
     while (2 * lanes_ <= min(count_, 32) && 32 / (2 * lanes_) >= steps) lanes_ *= 2;
     each_ = count_ / lanes_;
     first_ = threadIdx.x % lanes_ * each_;
+    sharing_ = ~0u >> (32 - lanes_) << (threadIdx.x % 32 / lanes_ * lanes_);
     const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
@@ -31,12 +32,12 @@ requires Config::kByPixel class TileNorms<Config> {
     for (int i = 0; i < kBoxes; ++i) locate(p, tile.boxes[i], i);
   }
 
-  // How many neighbouring lanes share a step: enough for all its pixels, and more if there are few
-  // steps.
+  // The number of neighbouring lanes that share a step: enough for all its pixels, and more if
+  // there are few steps.
   __device__ int lanes() const { return lanes_; }
 
-  // Fills in the mask and the pixels of a step. All lanes that share it get the result. Their loads
-  // are all in flight at once.
+  // Fills in a step's mask and, if any of the warp's steps is mixed, its pixels. All lanes that
+  // share it get the result. Their loads are all in flight at once.
   __device__ void judge(const ConvParams& p, float tau, StepOf<Config>& step) const {
     const int group = step.group >> max(p.log2_block_k - 6, 0);
     const int index = step.kernel_position * p.norm_groups + group;
@@ -58,23 +59,27 @@ requires Config::kByPixel class TileNorms<Config> {
         norms[i][j] = inside ? from[first.norm + offset.norm] : 0;
       }
     }
-    step.is_mixed = false;
+    uint32_t own[kRows * kBoxes];  // the lane's pixels
 #pragma unroll
     for (int i = 0; i < kBoxes; ++i) {
       // Pixels of zeros add nothing, so a step does not become mixed by them.
-      const uint64_t zeros = of_box([&](int j) { return norms[i][j] == 0; });
+      const uint32_t zeros = of_lane([&](int j) { return norms[i][j] == 0; });
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        const uint64_t valid = of_box([&](int j) {
+        const uint32_t valid = of_lane([&](int j) {
           return is_valid_im2col(weights[row], norm_product(norms[i][j], scale_), tau);
         });
-        const uint64_t pixels = has_row_[row] ? valid & existing_[i] : 0;
         const int block = row * kBoxes + i;
-        step.pixels[block] = pixels;
-        step.mask |= static_cast<uint16_t>(pixels != 0) << block;
-        step.is_mixed |= pixels != 0 && (existing_[i] & ~(pixels | zeros)) != 0;
+        own[block] = has_row_[row] ? valid & existing_[i] : 0;
+        const bool any = is_in_some_lane(own[block]);
+        const bool lacks_some = is_in_some_lane(existing_[i] & ~(own[block] | zeros));
+        step.mask |= static_cast<uint16_t>(any) << block;
+        step.is_mixed |= any && lacks_some;
       }
     }
+    if (!__any_sync(~0u, step.is_mixed)) return;
+#pragma unroll
+    for (int i = 0; i < kRows * kBoxes; ++i) step.pixels[i] = of_all_lanes(own[i]);
   }
 
   // The bits of one row's output blocks.
@@ -82,7 +87,7 @@ requires Config::kByPixel class TileNorms<Config> {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < kRows * kBoxes; ++i) {
-      const bool is = i / kBoxes == row && has_row_[i / kBoxes] && existing_[i % kBoxes] != 0;
+      const bool is = i / kBoxes == row && has_row_[i / kBoxes] && exists_[i % kBoxes];
       bits |= static_cast<uint32_t>(is) << i;
     }
     return bits;
@@ -100,8 +105,8 @@ requires Config::kByPixel class TileNorms<Config> {
     return {row, column, (row * p.shape.input.columns + column) * p.norm_groups};
   }
 
-  // Finds the lane's first pixel of box i at kernel position 0, and which of the box's pixels are
-  // in the output.
+  // Finds the lane's first pixel of box i at kernel position 0, and which of its pixels are in the
+  // output.
   __device__ void locate(const ConvParams& p, const Box& box, int i) {
     // Columns are the fastest index of a box, then rows.
     const int log2_columns = p.box.columns, columns = (1 << log2_columns) - 1;
@@ -118,16 +123,22 @@ requires Config::kByPixel class TileNorms<Config> {
       existing |= static_cast<uint32_t>(exists) << j;
       offsets_[j] = pixel_at(p, down * p.shape.stride.rows, right * p.shape.stride.columns);
     }
-    existing_[i] = of_all_lanes(existing);
+    existing_[i] = existing;
+    exists_[i] = is_in_some_lane(existing);
   }
 
-  // Bit i: test(i) of a box's pixels.
+  // Bit j: test(j) of a lane's pixels, and anything from bit each_ on.
   template <class Test>
-  __device__ __forceinline__ uint64_t of_box(const Test& test) const {
-    uint32_t of_lane = 0;
+  __device__ __forceinline__ static uint32_t of_lane(const Test& test) {
+    uint32_t bits = 0;
 #pragma unroll
-    for (int j = 0; j < kOfLane; ++j) of_lane |= static_cast<uint32_t>(test(j)) << j;
-    return of_all_lanes(of_lane & ((1u << each_) - 1));
+    for (int j = 0; j < kOfLane; ++j) bits |= static_cast<uint32_t>(test(j)) << j;
+    return bits;
+  }
+
+  // Tells whether one of the lanes that share a step has a bit.
+  __device__ __forceinline__ bool is_in_some_lane(uint32_t of_lane) const {
+    return (__ballot_sync(~0u, of_lane != 0) & sharing_) != 0;
   }
 
   // Joins the bits of the lanes that share a step.
@@ -144,7 +155,9 @@ requires Config::kByPixel class TileNorms<Config> {
   bool has_row_[kRows];
   int64_t weights_[kRows];  // the numbers of their first norms
   Pixel firsts_[kBoxes], offsets_[kOfLane];
-  uint64_t existing_[kBoxes];
+  uint32_t existing_[kBoxes];  // a bit for each pixel of the lane that is in the output
+  uint32_t sharing_;           // the lanes that share a step
+  bool exists_[kBoxes];
 };
 
 template <class Config>
@@ -160,6 +173,7 @@ list_valid_steps(const ConvParams& p, const Tile<Config>& tile, const TileNorms<
     if (number >= p.steps || threadIdx.x % lanes != 0) step.mask = 0;
     used |= step.mask;
     writer.append(tile, step);
+    if (first + 32 / lanes < steps) writer.hand_over(tile);  // products begin meanwhile
   }
   return used;
 }

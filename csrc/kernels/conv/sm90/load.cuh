@@ -58,7 +58,7 @@ class Loader : public StageWriter<Config, kWeights> {
   }
 
  protected:
-  // Whether the step brings the residual. If so, fills one stage.
+  // Tells whether the step brings the residual. If so, fills one stage.
   __device__ __forceinline__ bool loads_residual(const Tile<Config>& tile,
                                                  const StepOf<Config>& step, bool ends_tile) {
     if constexpr (Config::kAddsResidual) {

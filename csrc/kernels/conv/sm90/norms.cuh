@@ -92,7 +92,7 @@ struct SlicedChunks {
     return combine_slices<kLog2Lanes>(of_slice(visit_own), shared, combine);
   }
 
-  // Whether it holds for a thread that takes part in the same calls.
+  // Tells whether it holds for a thread that takes part in the same calls.
   __device__ __forceinline__ bool any(bool x) const { return __syncthreads_or(x); }
 };
 

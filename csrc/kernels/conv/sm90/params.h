@@ -63,7 +63,7 @@ struct PixelNormsJob {
   Divisor by_groups{}, by_line_blocks{};
 };
 
-// How threads share a norm. 2^log2_lanes neighbouring ones have the channels. Beside these,
+// The way threads share a norm. 2^log2_lanes neighbouring ones have the channels. Beside these,
 // 2^kLog2Slices slices have the images of a block in turn. Where a block has no more images than
 // that, all but a few of the slices would be idle in a small batch, so there one thread holds all
 // images, up to 2^log2_held of them (-1: slices), and adds them up in the order of the slices: the
@@ -152,7 +152,7 @@ inline Extent count(const Extent& grid, const Log2Block& block) {
           along(grid.columns, block.columns)};
 }
 
-// Whether TMA can load a box with this stride: it allows at most 256 input pixels along each
+// Tells whether TMA can load a box with this stride: it allows at most 256 input pixels along each
 // dimension, and element strides of at most 8.
 inline bool strides_fit(const Log2Block& block, Size2 stride) {
   const Log2Block box = box_of(block);
@@ -162,15 +162,15 @@ inline bool strides_fit(const Log2Block& block, Size2 stride) {
   return fits(box.columns, stride.columns) && fits(box.rows, stride.rows);
 }
 
-// Whether the kernel of boxes of several pixels can compute the pixels' norms: a box holds all of
-// the batch's images, and the threads that share a pixel are in one warp.
+// Tells whether the kernel of boxes of several pixels can compute the pixels' norms: a box holds
+// all of the batch's images, and the threads that share a pixel are in one warp.
 inline bool takes_norms_of_pixels(const Log2Block& box, int64_t images) {
   return int64_t{1} << box.images >= images && box.rows + box.columns >= 2;
 }
 
 constexpr int kResidentBlocks = 18;  // kernel positions x channel groups that fit shared memory
 
-// Whether the kernel with resident weights (resident.cuh) can compute a convolution.
+// Tells whether the kernel with resident weights (resident.cuh) can compute a convolution.
 inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
   const int groups = ceil_div(shape.channels, 64);
   return shape.out_channels <= 64 && box_of(block).images == 6 &&
@@ -181,7 +181,7 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
-// What the parameters of all Hopper convolutions have.
+// Parameters that all Hopper convolutions have.
 struct ConvOperands {
   CUtensorMap map_input, map_weight, map_output, map_residual;
   ConvShape shape;
@@ -225,22 +225,22 @@ struct SplitConvParams : ConvParams {
   SplitSource a, b;
 };
 
-// Where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `tiles` counts what
-// clusters compute at a time, and `channel_tiles` what lies along the channels of it.
+// Parameters where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `tiles`
+// counts what clusters compute at a time, and `channel_tiles` what lies along the channels of it.
 struct UnskippedParams : ConvOperands {
   bool in_order;        // output pixels read the input pixels of the same numbers
   bool shares_weights;  // a cluster has two pixel tiles of one channel tile; else the other way
 };
 
-// Whether every output pixel reads the input pixel of the same number, and no other.
+// Tells whether every output pixel reads the input pixel of the same number, and no other.
 inline bool reads_pixels_in_order(const ConvShape& shape) {
   const auto is = [](Size2 size, int value) { return size.rows == value && size.columns == value; };
   return is(shape.kernel, 1) && is(shape.stride, 1) && is(shape.padding, 0);
 }
 
-// Whether the kernel where nothing is skipped (unskipped.cuh) can compute a convolution: TMA's
-// im2col mode allows strides up to 8, offsets within a window below 256 and windows that start and
-// end at most 128 pixels outside.
+// Tells whether the kernel where nothing is skipped (unskipped.cuh) can compute a convolution:
+// TMA's im2col mode allows strides up to 8, offsets within a window below 256 and windows that
+// start and end at most 128 pixels outside.
 inline bool takes_unskipped(const ConvShape& shape) {
   const auto fits = [](int kernel, int stride, int padding, int dilation) {
     const int64_t reach = int64_t{kernel - 1} * dilation;

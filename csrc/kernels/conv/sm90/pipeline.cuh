@@ -36,15 +36,15 @@ struct Config {
   static constexpr int kWarpgroups = kRows * kBoxes / 2;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kListWarps = 1, kLists = 2;
-  // By pixel, a list is read before the next 32 steps are judged.
-  static constexpr int kListCapacity = kByPixel_ ? 40 : 128;
+  // By pixel, a list is handed over as soon as there are up to 32 steps.
+  static constexpr int kListCapacity = kByPixel_ ? 32 : 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr bool kAddsResidual = kParts == 1;
   static constexpr bool kByPixel = kByPixel_, kSegmented = kSegmented_;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
-  // Whether box `i` of a tile has only kLastWidth pixels.
+  // Tells whether box `i` of a tile has only kLastWidth pixels.
   __host__ __device__ static constexpr bool is_narrow(int i) {
     return kLastWidth < kBlock && i % 2 == 1;
   }
@@ -78,15 +78,15 @@ struct alignas(8) Step {                         // one word of shared memory
 };
 
 // A step of boxes whose pixels are judged one by one. Bit i of `pixels` tells whether the step is
-// valid for pixel i of an output block. Where `is_mixed`, some existing pixels of a block are valid
-// and others are not.
+// valid for pixel i of an output block. It counts only where `is_mixed`: some existing pixels of a
+// block are valid and others are not.
 template <int kOutputBlocks>
 struct StepByPixel : Step {
   bool is_mixed;
   uint64_t pixels[kOutputBlocks];
 };
 
-// What a multiplying warp needs to know about a stage besides the operands: the step's mask,
+// The facts of a stage that a multiplying warp needs besides the operands: the step's mask,
 // whether the tile or all work ends, and, with resident weights, the number of the weight block. A
 // stage that brings the residual has its step's mask in place of that number, so that a stage with
 // products to compute needs no further test. Bits 20 to 28 are free for other kernels.

@@ -182,7 +182,7 @@ __device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgro
   static_assert(sizeof(storage.stages) >= Config::kWarpgroups * sizeof(WindowSums));
   const int log2_blocks = p.log2_segments + 1;
   const int block = blockIdx.x & ((1 << log2_blocks) - 1);
-  // Of a box, in each thread block.
+  // Sizes of a box, in each thread block.
   const int log2_quads = kLog2OfBox - log2_blocks, quads = 1 << log2_quads;
   auto& sums = reinterpret_cast<WindowSums*>(storage.stages)[warpgroup];
   const auto place = [&](int sender, int box, int quad) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgro
   store_pooled<Element>(p, channel, window, storage.output[warpgroup], pairs);
 }
 
-// What a warpgroup does with the sums of a tile. kResident: in resident.cuh.
+// The work of a warpgroup on the sums of a tile. kResident: in resident.cuh.
 template <class Config, bool kResident = false>
 struct PoolWork : BoxWork<Config> {
   uint32_t held[kBlock / 4];  // where kResident

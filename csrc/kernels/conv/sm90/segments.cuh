@@ -18,7 +18,7 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// Of a tile's segments.
+// The number of a tile's segments, as a power of two.
 template <class Config>
 __device__ __forceinline__ int log2_segments(const ConvParams& p) {
   return Config::kSegmented ? p.log2_segments : 0;
@@ -44,13 +44,13 @@ __device__ __forceinline__ int step_number(const ConvParams& p, int index) {
   return (index << log2) + within;
 }
 
-// How many indices a thread block has. The last one may lie past the end.
+// The number of indices of a thread block. The last one may lie past the end.
 template <class Config>
 __device__ __forceinline__ int steps_of_block(const ConvParams& p) {
   return ((p.steps - 1) >> log2_segments<Config>(p)) + 1;
 }
 
-// Whether the thread block adds the residual.
+// Tells whether the thread block adds the residual.
 template <class Config>
 __device__ __forceinline__ bool brings_residual(const ConvParams& p) {
   return segment_of_block<Config>(p) == 0 && p.residual != nullptr;

@@ -86,7 +86,7 @@ class SplitLoader : public StageWriter<Config, kWeights> {
   }
 
  private:
-  // Whether the mask has a bit for row (kWeights) or box `i` of the tile.
+  // Tells whether the mask has a bit for row (kWeights) or box `i` of the tile.
   __device__ static bool needs(uint32_t mask, int i) {
     if constexpr (kWeights) return (mask >> (i * kBoxes) & ((1u << kBoxes) - 1)) != 0;
     return needed_boxes<Config>(mask) >> i & 1;

@@ -113,7 +113,7 @@ class TileWalk {
   int number_;
 };
 
-// Where the window of an output pixel starts in the input.
+// The start of an output pixel's window in the input.
 struct Window {
   int image, row, column;
 

@@ -13,7 +13,7 @@
 
 namespace spamm::kernels {
 
-// What differs between the types: the register, K of one instruction, how often the loop over a
+// The differences between the types: the register, K of one instruction, how often the loop over a
 // stage can be unrolled without spilling, and the instruction.
 template <class Element_, int kDepth_, int kUnroll_, auto kInstruction>
 struct Mma {
@@ -129,7 +129,7 @@ struct TensorCoreEngine {
   template <class Tile>
   static constexpr bool kTransposed = !Tile::kKMajor && sizeof(Element) == 2;
 
-  // Whether register i of a 16-row fragment belongs to the lower (0) or upper (1) 8 rows (or
+  // Tells whether register i of a 16-row fragment belongs to the lower (0) or upper (1) 8 rows (or
   // columns), and to the lower or upper part of the depth. For B the two registers of 8 columns are
   // neighbours, as the instruction requires.
   __device__ static constexpr int row_half(Role role, int i) {

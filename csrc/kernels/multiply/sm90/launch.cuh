@@ -88,7 +88,8 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, co
   params.b_has_batch = p.b.batch_stride != 0;
   const int blocks = std::min(params.tiles, most_blocks);
   params.claims_tiles = blocks < params.tiles;
-  // Of a thread block that drifts little, and of one of its tiles: with a long K few tiles suffice.
+  // Limits of a thread block that drifts little, and of one of its tiles: with a long K few tiles
+  // suffice.
   constexpr int64_t kMostSteps = 1 << 15, kMostOfTile = 383;
   const int64_t of_tile = ((p.k - 1) / kBlock + 1) >> log2_segments;
   const bool drifts = of_tile > kMostOfTile || of_tile * (params.tiles / blocks) > kMostSteps;
@@ -183,7 +184,7 @@ cudaError_t multiply_in(const MultiplyParams<float>& p, const ProductLists* list
 
 constexpr Major major(bool along_k) { return along_k ? Major::K : Major::MN; }
 
-// Whether some block edge is 32, which needs granules of 32.
+// Tells whether some block edge is 32, which needs granules of 32.
 template <class Norm>
 bool has_edge_of_32(const MultiplyParams<Norm>& p) {
   return std::min({p.log2_block_m, p.log2_block_k, p.log2_block_n}) == 5;
@@ -202,7 +203,7 @@ cudaError_t with_layouts(const Run& run, const MultiplyParams<Norm>& p, const Pr
                           : with_constants(bind(kNo), p.a.k_major, p.b.k_major, others...);
 }
 
-// Whether a Config agrees with its row of cuda/tiles.h.
+// Tells whether a Config agrees with its row of cuda/tiles.h.
 template <class Config, TileConfig kTile>
 constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kColumns* kBlock ==
                           kTile.columns&& kTile.warp_rows == kBlock&& Config::kOwn* kBlock ==

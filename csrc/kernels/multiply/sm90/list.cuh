@@ -70,7 +70,7 @@ class TileNorms {
       const int block = i / Config::kBlockBits;
       const int row = tile.row + block / Config::kColumns;
       const int column = tile.column + block % Config::kColumns;
-      // Where the block or, with kSkipsEdges, the granule begins.
+      // The begin of the block or, with kSkipsEdges, of the granule.
       constexpr int kPart = Config::kSkipsEdges ? Config::kGranule : 0;
       const int first_row = row * kBlock + i % Config::kGranules * kPart;
       const int first_column = column * kBlock + i / Config::kGranules % Config::kGranules * kPart;
@@ -135,7 +135,7 @@ __device__ void keep_pace(const TiledProduct<Norm>& p, int number) {
 template <class Config, class Norm>
 __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   const int of_batch = p.tile_rows * p.tile_columns, batch_in_order = number / of_batch;
-  const int batch = (p.tiles >> p.segments.log2_segments) / of_batch - 1 - batch_in_order;
+  const int batch = (p.tiles >> log2_segments<Config>(p)) / of_batch - 1 - batch_in_order;
   const int in_batch = number - batch_in_order * of_batch;
   const int inner = p.inner_rows * p.inner_columns;
   if (in_batch >= inner) {
@@ -167,13 +167,13 @@ __device__ Tile segment_at(const TiledProduct<Norm>& p, int number) {
   return tile;
 }
 
-// Whether nothing of a tile is asked for.
+// Tells whether nothing of a tile is asked for.
 template <class Config, class Norm>
 __device__ bool is_below(const TiledProduct<Norm>& p, Tile tile) {
   return p.product.upper_only && tile.column + Config::kColumns <= tile.row;
 }
 
-// Whether the steps of a tile are to be marked. Overloaded for kernels that mark some.
+// Tells whether the steps of a tile are to be marked. Overloaded for kernels that mark some.
 template <class Config, class Norm>
 __device__ bool is_marked(const TiledProduct<Norm>&, const TileOf<Config>&) {
   return false;
@@ -201,7 +201,7 @@ __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) 
       if (warp != 0) continue;  // the first tile is that of the other list warp
     }
     if (is_below<Config>(p, tile)) continue;
-    // Where steps are skipped, waiting for the longest tile of a turn loses more. A tau below 0, by
+    // Waiting for the longest tile of a turn loses more where steps are skipped. A tau below 0, by
     // which ranks skip nothing (spamm_torch/_rank_product.py), keeps no pace either.
     if (p.turn != 0 && number >= p.turn && tau == 0) keep_pace(p, number);
     const bool marked = is_marked<Config>(p, tile);

@@ -44,7 +44,7 @@ struct OwnCells {
 template <class Config>
 using OwnPart = std::conditional_t<Config::kListed, OwnCells<Config>, Tile>;
 
-// Of a tile in dense storage all is kept, because an addition now would cost a register.
+// All of a tile in dense storage is kept, because an addition now would cost a register.
 template <class Config>
 __device__ __forceinline__ OwnPart<Config> own_part(const TileOf<Config>& tile, int row,
                                                     int column) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ const OwnCells<Config>& first_block(const OwnCells<Co
   return own;
 }
 
-// Where block `column` of a warpgroup is in C, in blocks of 64.
+// The place in C of block `column` of a warpgroup, in blocks of 64.
 struct BlockPlace {
   bool is_stored;
   int batch, row, column;

@@ -14,7 +14,6 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 
 #include "kernels/multiply/sm90/epilogue.cuh"
-#include "kernels/multiply/sm90/join_sums.cuh"
 #include "kernels/multiply/sm90/load.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
@@ -138,19 +137,7 @@ __device__ void multiply_stages(const ParamsOf<Config, Params>& params, int warp
     a.advance(at.slot == 0);
     b.advance(at.slot == 0);
     if (ends_tile) {
-      bool is_whole = true;
-      auto part = tile;
-      if constexpr (Config::kSegmented) {
-        if (params.segments.log2_segments != 0) {
-          is_whole = join_sums<Config>(params, tile, threadIdx.x / 32 - kFirstMultiplyWarp, row,
-                                       column, acc);
-          part.batch = batch_of<Config>(params, tile);
-        }
-      }
-      if (is_whole) {
-        store<Config>(params, first_block(part, row, column), storage.output.blocks[warpgroup],
-                      acc);
-      }
+      store<Config>(params, first_block(tile, row, column), storage.output.blocks[warpgroup], acc);
 #pragma unroll
       for (float& value : acc) value = 0;
     }

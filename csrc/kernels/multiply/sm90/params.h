@@ -27,7 +27,7 @@ struct TiledProduct {
   int turn;                       // not 0: tiles loaded at a time, see keep_pace() in list.cuh
 };
 
-// Where a row of B lies.
+// The place of a row of B.
 struct RowOfB {
   const CUtensorMap& map;
   int row;

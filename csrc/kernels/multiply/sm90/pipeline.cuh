@@ -32,9 +32,9 @@ struct Config {
   static constexpr int kListWarps = 2, kLists = kListWarps, kListCapacity = 96;
   static constexpr int kMultiplyRegisters = 0, kOtherRegisters = 0;  // as launched
   static constexpr bool kNamesTiles = false;
-  static constexpr bool kListed = false;         // whether lists stand for norm maps (listed.cuh)
-  static constexpr bool kSkipsEdges = false;     // whether granules outside C are skipped
-  static constexpr bool kSegmented = kOwn == 1;  // whether thread blocks may share a tile's steps
+  static constexpr bool kListed = false;      // whether lists stand for norm maps (listed.cuh)
+  static constexpr bool kSkipsEdges = false;  // whether granules outside C are skipped
+  static constexpr bool kSegmented = false;   // whether thread blocks may share a tile's steps
   static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
   static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each multiplying warp
 
@@ -107,7 +107,7 @@ struct Mask {
   }
 };
 
-// What a multiplying warp needs to know about a stage besides the operands.
+// The facts of a stage that a multiplying warp needs besides the operands.
 template <class Config>
 struct Notice {
   enum class End : uint32_t { kNothing, kTile, kWork };

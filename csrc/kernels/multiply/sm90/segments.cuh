@@ -1,6 +1,5 @@
 // Segments: the steps of a tile, dealt out to several thread blocks where C has too few tiles to
-// fill the chip evenly. Each computes its sums of the whole tile; join_sums.cuh adds them, or for
-// float64 f64/join_segments.cuh.
+// fill the chip evenly. Each computes its sums of the whole tile; f64/join_segments.cuh adds them.
 //
 // Which step belongs to which segment follows from its number alone. So whether other blocks are
 // skipped changes no bit, and neither does timing. Neighbouring steps go to different segments,
@@ -12,7 +11,7 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Of a tile's segments.
+// The number of a tile's segments, as a power of two.
 template <class Config, class Norm>
 __device__ __forceinline__ int log2_segments(const TiledProduct<Norm>& p) {
   return Config::kSegmented ? p.segments.log2_segments : 0;
@@ -36,7 +35,7 @@ __device__ __forceinline__ int step_number(const TiledProduct<Norm>& p, const Ti
   return (index << log2) + (tile.batch & ((1 << log2) - 1));
 }
 
-// How many indices a segment has. The last one may lie past the end of all `steps`.
+// The number of indices of a segment. The last one may lie past the end of all `steps`.
 template <class Config, class Norm>
 __device__ __forceinline__ int steps_of_segment(const TiledProduct<Norm>& p, int steps) {
   return ((steps - 1) >> log2_segments<Config>(p)) + 1;

@@ -13,12 +13,13 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Where the warps of two segments with the same piece of a tile meet. All lanes call everything.
+// The meeting place of the warps of two segments with the same piece of a tile meet. All lanes call
+// everything.
 class SegmentMeeting {
  public:
   __device__ explicit SegmentMeeting(unsigned* state) : state_(state) {}
 
-  // Whether the other has not come. Called once.
+  // Tells whether the other has not come. Called once.
   __device__ __forceinline__ bool is_first() const {
     unsigned state = 0;
     if (threadIdx.x % 32 == 0) state = atomicOr(state_, kBegun);

@@ -220,11 +220,11 @@ class WarpSums {
   }
 
  private:
-  // What is done with the sums and C: see store_pair(), leave_pair() and take_pair(). The sums are
+  // The ways of sums and C: see store_pair(), leave_pair() and take_pair(). The sums are
   // zeros after the first two.
   enum class Exchange { kStore, kLeave, kTake };
 
-  // Whether any sum of the warp is not zero.
+  // Tells whether any sum of the warp is not zero.
   __device__ __forceinline__ bool has_sums() const {
     bool any = false;
 #pragma unroll

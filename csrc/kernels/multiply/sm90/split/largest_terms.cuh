@@ -1,4 +1,4 @@
-// How large the terms are that make up a granule of C = A B, for operands in split parts: the
+// The sizes of the terms that make up a granule of C = A B, for operands in split parts: the
 // largest product a[i, k] * b[k, j] in it, over all k of its valid block products, as a power of
 // two. The multiply compares with it what split parts lose (multiply/sm90/split/stage.cuh): digits
 // that are small beside the terms of the whole sum need no exact product.
@@ -105,7 +105,7 @@ __device__ int find_kinds(const TermsLines<kGranules>& lines, int depth) {
   return kinds;
 }
 
-// Which products of a granule of A and one of B may need an exact product (needs_exact()).
+// The products of a granule of A and one of B that may need an exact product (needs_exact()).
 struct TileKinds {
   bool special;    // some do whatever the largest term is
   bool ask_terms;  // some may, by the largest term
@@ -124,7 +124,7 @@ __device__ TileKinds find_tile_kinds(const TermsLines<kGranules>& a, const Terms
               (any(kinds_b & kSplitFaint) && any(kinds_a & kSplitWide))};
 }
 
-// What a lane needs to know about a block along K.
+// The facts of a block along K that a lane needs.
 template <int kGranules>
 struct TermsStep {
   static constexpr int kWords = kSplitBlock / 8;  // of a line; each holds eight neighbouring k

@@ -12,7 +12,6 @@
 #include <type_traits>
 
 #include "cutlass/arch/barrier.h"
-#include "kernels/multiply/sm90/join_sums.cuh"
 #include "kernels/multiply/sm90/load.cuh"
 #include "kernels/multiply/sm90/split/promoted_granules.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
@@ -151,25 +150,14 @@ __device__ void multiply_stages(const ParamsOf<Config, SplitProduct>& params, in
       if constexpr (Config::kListed) {
         store_cells<Config>(p, tile, sums);
       } else {
+        const Tile first{tile.batch, tile.row + row, tile.column + column};
         constexpr int kSums = Config::kOwn * kThreadValues;
-        const Tile first{batch_of<Config>(params, tile), tile.row + row, tile.column + column};
         const bool whole = (first.row + 1) * kBlock <= p.m &&
                            (first.column + Config::kOwn) * kBlock <= p.n && p.c_leading % 2 == 0;
-        const auto store = [&](const auto& from) {
-          if (whole && p.input == nullptr) {
-            store_totals<true, 0, kSums>(p, first, from);
-          } else {
-            store_totals<false, 0, kSums>(p, first, from);
-          }
-        };
-        if (log2_segments<Config>(params) == 0) {
-          store(sums);
-        } else if constexpr (Config::kSegmented) {
-          Totals<kSums, false> joined;
-#pragma unroll
-          for (int i = 0; i < kSums; ++i) joined.values[i] = sums.total(i);
-          const int warp = threadIdx.x / 32 - kernels::sm90::kFirstMultiplyWarp;
-          if (join_sums<Config>(params, tile, warp, row, column, joined.values)) store(joined);
+        if (whole && p.input == nullptr) {
+          store_totals<true, 0, kSums>(p, first, sums);
+        } else {
+          store_totals<false, 0, kSums>(p, first, sums);
         }
       }
       sums.reset();

@@ -35,13 +35,13 @@ struct OnePassConfig : SplitConfig<2, 32, 2, 2, 2, kTeams> {
   static constexpr bool kHalvesInTurn = true, kTakesTurns = false;
   static constexpr int kMultiplyRegisters = 160, kOtherRegisters = 96;
   static constexpr int kStepColumns = 4, kStepGranules = 2 * kStepColumns;
-  // What the threads of a team tell each other. Lies where the team's stage would have padding.
+  // The messages between the threads of a team. They lie where the team's stage would have padding.
   struct Measured {
     alignas(16) uint16_t below[kStepGranules][kGranuleEdge];  // as in SplitProfile
     float norms[kStepGranules];
     int exponents[kStepGranules];
   };
-  // What the teams tell each other. A float32 stage has a barrier for each team: loads arrive in
+  // The messages between the teams. A float32 stage has a barrier for each team: loads arrive in
   // any order, and a team that waits for every other phase takes a late one for the one after next.
   struct Shared {
     alignas(8) Barrier full[kTeams * kFloatStages];
@@ -243,7 +243,7 @@ class Producers {
     atomicOr(&shared_.kinds_b[number / 4], static_cast<uint32_t>(kinds) << number % 4 * 8);
   }
 
-  // Whether products of this tile ask for their largest terms.
+  // Tells whether products of this tile ask for their largest terms.
   __device__ bool asks_terms(int number) const {
     const int a = shared_.kinds_a[tile(number).row / Config::kRows];
     const int b = static_cast<int>(shared_.kinds_b[number / 4] >> number % 4 * 8);

@@ -19,7 +19,7 @@ constexpr int kGranuleValues = kThreadValues / 2;  // sums of a granule in each 
 // The row of granules that this thread's sums belong to.
 __device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 64; }
 
-// Whether the bits of a half contain the granule of this thread's row in `column`.
+// Tells whether the bits of a half contain the granule of this thread's row in `column`.
 __device__ __forceinline__ bool has_own_row(uint32_t bits, int column) {
   return bits >> (column * 2 + own_row()) & 1;
 }

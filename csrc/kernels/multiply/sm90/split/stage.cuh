@@ -8,7 +8,6 @@
 
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
-#include "kernels/multiply/sm90/segments.cuh"
 #include "kernels/multiply/sm90/split/largest_terms.cuh"
 #include "kernels/multiply/sm90/split/three_parts.cuh"
 #include "kernels/norm_map/split_params.h"
@@ -48,10 +47,12 @@ struct SplitConfig
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
   static constexpr int kMultiplyRegisters = !kMovesRegisters    ? 0
-                                            : kKeepsPairs       ? 232
+                                            : kKeepsPairs       ? (kOwn_ == 1 ? 224 : 232)
                                             : kSplitParts_ == 2 ? 216
                                                                 : 104;
-  static constexpr int kOtherRegisters = kKeepsPairs ? 40 : kSplitParts_ == 2 ? 72 : 64;
+  static constexpr int kOtherRegisters = kKeepsPairs         ? (kOwn_ == 1 ? 56 : 40)
+                                         : kSplitParts_ == 2 ? 72
+                                                             : 64;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   // A power of two, times tau, that counts as a term of C: see needs_exact(). Then a product of
   // granules loses less than tau / 1000, in the Frobenius norm, where skipping it may lose tau.
@@ -96,7 +97,7 @@ class GridTerms {
   // Reads the tile now: few products ask, and the others have no time and registers for it.
   __device__ int at(int row, int column) const {
     const int columns = p_.b.split.extent * Config::kGranules;
-    const int64_t rows_before = int64_t{batch_of<Config>(p_, tile_)} * p_.a.split.extent;
+    const int64_t rows_before = static_cast<int64_t>(tile_.batch) * p_.a.split.extent;
     const int64_t rows = (rows_before + tile_.row + row_) * Config::kGranules + row;
     return p_.terms[rows * columns + (tile_.column + column_) * Config::kGranules + column];
   }
@@ -168,11 +169,11 @@ __device__ __forceinline__ GranulePair<SplitHeader> whole_blocks(const SplitHead
   return {a, b, 0, column, 0};
 }
 
-// Whether split parts cannot represent the product of two granules (norm_map/split.cuh). For each k
-// they lose at most 2^-38 of the product of the granules' largest entries, or 2^-35 with one part.
-// That does no harm if it also lies below what rounding the largest term of C's granule loses. A
-// faint granule loses digits; where the other one is wide, it may be small or 0 where the faint one
-// is large. The term is read only where the answer depends on it.
+// Tells whether split parts cannot represent the product of two granules (norm_map/split.cuh). For
+// each k they lose at most 2^-38 of the product of the granules' largest entries, or 2^-35 with one
+// part. That does no harm if it also lies below what rounding the largest term of C's granule
+// loses. A faint granule loses digits; where the other one is wide, it may be small or 0 where the
+// faint one is large. The term is read only where the answer depends on it.
 template <int kSplitParts, class Header, class Terms>
 __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, const Terms& terms) {
   // Digits of a product of split parts: 23, or 11 of a single part. The rest is for sums of losses.

@@ -100,7 +100,7 @@ class SliceReader {
       b[i / 2][i % 2] = __ldg(b_ + (columns_[tile] + depths_[i]));
   }
 
-  // How many of the slice's depths, from this lane's first one on, lie inside the operands.
+  // The number of the slice's depths, from this lane's first one on, lie inside the operands.
   __device__ __forceinline__ int depths_left() const { return depth_ - k_ - first_depth(); }
 
  private:
