@@ -36,7 +36,7 @@ _MOST_STEPS, _TRIES = 120, 4
 _SLOPE = 10  # kT over which a Fermi function changes, as errors of X see it
 # Absolute errors of products, in Frobenius norm, over the accuracy: of steps whose errors stay, of
 # steps before these times the gap, of H, of D.
-_LAST, _EARLY, _OF_H, _OF_D = 0.1, 1.0, 0.01, 0.05
+_LAST, _EARLY, _OF_H, _OF_D = 0.05, 0.5, 0.01, 0.05
 
 
 @dataclass(frozen=True)
