@@ -172,6 +172,7 @@ ABSORBED = {
     "sum": (Function(lambda y, x: (x + y).relu()), "add relu"),
     "sum in place": (Function(lambda y, x: y.add_(x).relu_()), "add relu"),
     "sum in place of the other": (Function(lambda y, x: x.clone().add_(y)), ""),
+    "sum with a factor": (Function(lambda y, x: torch.add(y, x, alpha=2)), ""),
     "sum of a row": (Function(lambda y, x: y + x[:, :, :1]), ""),
     "sum of itself": (Function(lambda y, x: y + y), ""),
     "scaled": (Function(lambda y, x: F.relu(0.5 * y + 1)), "scale shift relu"),
