@@ -92,7 +92,7 @@ def draw(picture, rows, title, header):
     for name, wanted in picture.prefer.items():
         known = [row[name] for row in rows]
         if isinstance(wanted, tuple):
-            rows = [row for row in rows if row[name] in wanted]
+            rows = [row for row in rows if row[name] in wanted] or rows
             continue
         numbers = [value for value in known if isinstance(value, (int, float))]
         chosen = wanted if wanted in known else max(numbers or known[:1])
