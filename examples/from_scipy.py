@@ -23,13 +23,13 @@ def main(arguments=None):
     import torch
 
     import spamm_torch
-    from spamm_torch import sparse, spatial_order
+    from spamm_torch import sparse
 
     side = options.side
     line = sp.diags_array([0.2, -0.4, 0.2], offsets=[-1, 0, 1], shape=(side, side))
     step = sp.csr_array(sp.eye_array(side * side) + sp.kronsum(line, line))  # a step of time
     x, y = (places.flatten() for places in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
-    order = spatial_order(torch.stack([x, y], 1).double()).numpy()
+    order = sparse.spatial_order(torch.stack([x, y], 1).double()).numpy()
     own = sparse.from_scipy(step[order][:, order]).to(options.device)
     for squaring in range(1, 7):
         began = time.perf_counter()
