@@ -10,7 +10,7 @@ namespace spamm {
 
 enum class Activation : int { kNone, kRelu, kRelu6, kHardswish, kSilu, kLeakyRelu };
 
-// What else there is to know of each, in the order of the enumeration.
+// Facts of each, in the order of the enumeration.
 struct ActivationFacts {
   Activation activation;
   const char* name;

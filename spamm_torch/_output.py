@@ -1,10 +1,10 @@
 """Tables as text, files that are written whole or not at all, and progress on the terminal."""
 
-from __future__ import annotations
-
+import errno
 import os
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,17 +25,31 @@ def check_path(path: Any, name: str) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Puts a text file in the place of what the path names; readers find the old or the new one,
-    and the old one stays where that raises TypeError or OSError.
+    """Writes a text file whole: readers find the old one (too where it raises) or the new one.
+
+    The new one has the old one's mode; a file that nobody may write to stays. OSError names the
+    path. What is killed leaves the old file, and at most a hidden one named as unfinished.
     """
     check_path(path, "path")
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():  # a pipe, say, which nothing can take the place of
+    try:
+        _write(Path(os.path.realpath(path)), text)
+    except OSError as error:  # which may name the unfinished file
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from None
+
+
+def _write(target: Path, text: str) -> None:
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+    if mode is not None and not target.is_file():  # a pipe, say, which nothing can replace
         target.write_text(text)
         return
-    unfinished = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
+    if mode is not None and not (mode & _WRITABLE and os.access(target, os.W_OK)):
+        raise PermissionError(errno.EACCES, "read-only")
+    # Not of the target's name, which may have all the bytes that a name can have.
+    unfinished = target.with_name(f".spamm_torch_unfinished_{secrets.token_hex(8)}")
     try:
         with open(unfinished, "x") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -43,6 +57,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 # ---- Progress on standard error: one line on a terminal, else one now and then -------------------
@@ -56,14 +73,17 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """The progress of the stages of the function ``what``; at the end the line is cleared."""
+    """The progress of the stages of ``what``; at the end the line is cleared. ``is_shown``: None
+    where standard error is a terminal.
+    """
 
-    def __init__(self, what: str, is_shown: bool) -> None:
-        self._what, self._is_shown = what, is_shown
-        self._is_line = is_shown and sys.stderr.isatty()
+    def __init__(self, what: str, is_shown: bool | None) -> None:
+        is_terminal = is_shown is not False and sys.stderr.isatty()
+        self._what, self._is_shown = what, is_terminal if is_shown is None else is_shown
+        self._is_line = self._is_shown and is_terminal
         self._stage, self._began, self._shown = "", 0.0, 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: Any) -> None:

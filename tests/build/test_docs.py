@@ -162,7 +162,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys):
 
 
 def of_docstrings():
-    """What the examples of docstrings take from their reader, or from their module's docstring."""
+    """Names that examples of docstrings take from their reader, or their module's docstring."""
     i, j = torch.arange(512), torch.arange(256)
     network = nn.Sequential(OrderedDict([("0", nn.Conv2d(32, 32, 3)), ("1", nn.ReLU())])).eval()
     images = torch.rand(64, 32, 8, 8)
