@@ -35,7 +35,7 @@ def program(name):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        sys.exit(f"error: expected {name}, whose matrices these are; got {error}")
+        sys.exit(f"error: expected {name.split('.')[0]}, whose matrices these are; got {error}")
 
 
 def of_tblite(numbers, places, charge):
@@ -77,11 +77,11 @@ def by_eigenvectors(h, s, electrons):
     return density, free
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--dxtb", action="store_true", help="dxtb instead of tblite")
     parser.add_argument("--record", metavar="FILE", help="the matrices, for a test")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     ring = [(np.cos(x), np.sin(x), 0.0) for x in np.arange(6) * np.pi / 3]
     places = np.array([[radius * y for y in x] for radius in (2.632, 4.690) for x in ring])
     numbers, recorded = np.repeat([6, 1], 6), {}

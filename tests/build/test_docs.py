@@ -246,7 +246,7 @@ def test_examples_without_the_program_they_need(monkeypatch, name, needs):
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SystemExit, match=rf"^error: expected {needs}, .*; got .*{needs}"):
-        importlib.import_module(name)
+        importlib.import_module(name).main([])
 
 
 def test_the_distributed_example_without_torchrun(monkeypatch):
