@@ -243,7 +243,8 @@ class _States:
     Attributes:
         x: the polynomial with these coefficients of 2 X - 1, or X itself, behind the expansion.
         gap: what errors of H are divided by. wrong: how far eigenvalues of x may be from right.
-        row: the largest squared norm of a row of Z X.
+        row: the largest squared norm of a row of Z X. scale: the share of the allowed error of X
+            that the products were given.
     """
 
     x: Tensor
@@ -257,6 +258,7 @@ class _States:
     expansion: Expansion | None = None
     coefficients: list[float] | None = None
     row: float = 0.0
+    scale: float = 1.0
 
     @property
     def of_overlap(self) -> float:
@@ -808,9 +810,11 @@ class DensitySolver:
     ) -> tuple[_Spin, int]:
         """Of one spin, to an accuracy of D / occupation; and the number of products."""
         kt, of = given[2], self.forms.of(f)
-        _, _, last = self._last.get(number, (None, None, None))
+        _, given_before, last = self._last.get(number, (None, None, None))
         gap, row = (last.gap, last.row) if last else (_SLOPE * kt or 1.0, min(self._row, 1.0))
-        scale, of_h, h = 0.2 if kt else 1.0, math.inf, f
+        # What met the accuracy in the call before does so again: a whole run less.
+        scale = last.scale if last and given_before == given else 0.2 if kt else 1.0
+        of_h, h = math.inf, f
         back = _Skipping(of, _OF_D * accuracy / self._norm)
         for _ in range(_TRIES):
             allowed = accuracy / self._growth(row, kt)  # what an error of X may be
@@ -827,6 +831,7 @@ class DensitySolver:
             most, norm = max(map(_largest, parts)), math.hypot(*map(norm_of, parts))
             half = x if self.z is None else back.product(self.z[0], x, symmetric=False)
             states.row = row = float(_row_squares(half[0]).max())
+            states.scale = scale
             self._last[number] = (h, given, states)
             growth, mixed, off = self._growth(row, kt), 2 * most / gap, self._off
             if 2 * growth * states.of_overlap * off > accuracy / 8:

@@ -14,7 +14,7 @@ from support import (
 
 from models.water import matrices
 from spamm_torch import sparse
-from spamm_torch.linalg import DensitySolver, NotConverged
+from spamm_torch.linalg import DensitySolver, NotConverged, density
 from spamm_torch.linalg.density import BOLTZMANN
 from spamm_torch.linalg.expansion import Fermi, planned, wide
 
@@ -333,6 +333,18 @@ def test_gradients(given):
         return found.density, found.energy, found.free_energy
 
     assert torch.autograd.gradcheck(function, (f, s), eps=1e-5, atol=1e-6, fast_mode=True)
+
+
+def test_calls_repeat_the_share_that_met_the_accuracy(waters, monkeypatch):
+    """A first call that shares too much out runs again; the next one does not."""
+    f, s, positions, electrons, *_ = waters
+    monkeypatch.setattr(density, "_EARLY", 30.0)
+    monkeypatch.setattr(density, "_LAST", 30.0)
+    solver = DensitySolver(s, positions=positions, storage="sparse", accuracy=1e-6)
+    first, second = (solver(f, electrons) for _ in range(2))
+    assert first.products > 60
+    assert second.products < 30
+    assert max(first.error, second.error) <= 1e-6
 
 
 # ---- Other programs and devices -----------------------------------------------------------------
