@@ -114,6 +114,3 @@ class Progress:
         for number, item in enumerate(items):
             self.at(stage, number, len(items))
             yield item
-
-
-SILENT = Progress("", False)

@@ -22,8 +22,9 @@ Common to all functions:
       float; in a tensor, whose value is not looked at, it skips nothing.
   ``valid_ratio``
       Share of block products to keep, in (0, 1], met as nearly as whole block products and ties
-      allow: with few blocks the nearest may be none of them, and the result zero (products and
-      :func:`find_tau` warn then). The threshold is searched for in each call, on the device.
+      allow: with few blocks the nearest may be none of them, and the result zero (products of dense
+      matrices and :func:`find_tau` warn then). The threshold is searched for in each call, on the
+      device.
   ``max_error``
       Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B);
       inf skips all. Searched for likewise. For an absolute bound e,

@@ -18,7 +18,6 @@ import spamm_torch
 from spamm_torch import _arguments, _library
 from spamm_torch._timing import Timing
 
-FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 ACTIVATIONS = {"none": lambda x: x}
 ACTIVATIONS |= {name: getattr(F, name) for name in _arguments.ACTIVATIONS if name != "none"}
 

@@ -554,7 +554,14 @@ class _Forms:
 
 
 def _tensor(a: Any, name: str, block: int) -> Tensor:
+    dtype = str(getattr(a, "dtype", ""))
+    if "complex" in dtype:
+        raise TypeError(f"{name} must be real; got {dtype.removeprefix('torch.')}")
     if isinstance(a, Tensor):
+        if a.layout not in (torch.strided, torch.sparse_bsr):
+            raise TypeError(
+                f"{name} must be dense, or sparse_bsr (sparse.from_sparse makes it); got {a.layout}"
+            )
         return a.detach()
     if hasattr(a, "tobsr"):
         return sparse.from_scipy(a.astype("float64"), block)
@@ -563,12 +570,28 @@ def _tensor(a: Any, name: str, block: int) -> Tensor:
             f"{name} must be an array of numpy, a sparse matrix of scipy or a tensor; got "
             f"{type(a).__name__}"
         )
-    return torch.tensor(a, device="cpu")
+    # Of any order of bytes and direction of strides.
+    return torch.tensor(a.__array__().astype("float64", order="C"), device="cpu")
 
 
 def _as_given(x: Any) -> Tensor:
     """A tensor as it is, others on the CPU, whatever torch's default device."""
     return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
+
+
+def _permutation(order: Any) -> Tensor:
+    """An order of functions as int64, each number once."""
+    given = order if isinstance(order, Tensor) else torch.as_tensor(list(order), device="cpu")
+    is_whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    found = given.long() if is_whole and given.dim() == 1 else None
+    if found is None or not torch.equal(
+        found.sort()[0], torch.arange(len(found), device=found.device)
+    ):
+        raise ValueError(
+            f"order must name each function once, 0 to N - 1; got {given.dtype} of shape "
+            f"{tuple(given.shape)}" + (f", {given.tolist()[:5]} ..." if found is not None else "")
+        )
+    return found
 
 
 # ---- The solver ---------------------------------------------------------------------------------
@@ -650,7 +673,7 @@ class DensitySolver:
                 groups = positions.unique(dim=0, return_inverse=True)[1]
             order = spatial_order(positions, _as_given(groups))
         self._given = block, storage, size, device
-        self._order = None if order is None else _as_given(order)
+        self._order = None if order is None else _permutation(order)
         self._forms: _Forms | None = None
         self._last: dict[int, tuple[Tensor, Any, _States]] = {}
         self._plans: dict[int, Expansion] = {}

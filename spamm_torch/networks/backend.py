@@ -87,7 +87,9 @@ def backend(
     modules = _guarded_modules()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, example_inputs, strict=True))
-    sources = [node for node, value in given.items() if _is_lasting(node, value)]
+    uncounted = _uncounted(graph_module.graph, given, modules)
+    lasting = (node for node, value in given.items() if _is_lasting(node, value))
+    sources = [node for node in lasting if node not in uncounted]
     reason = _reason_to_leave(graph_module.graph, example_inputs)
     rewriting = _Rewriting(graph_module, sources, reason)
     rewriting.run(lambda node: given[node], measures, compiles, packs=True)
@@ -323,6 +325,22 @@ def _is_lasting(node: fx.Node, value: Any) -> bool:
         return False
     known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
     return isinstance(value, nn.Parameter) or known is not None
+
+
+def _uncounted(
+    graph: fx.Graph, given: dict[fx.Node, Any], modules: Sequence[nn.Module]
+) -> set[fx.Node]:
+    """The statistics of batch norms whose updates nothing counts: a batch norm writes them without
+    a new version, and only a module with ``num_batches_tracked`` counts its batches."""
+    counted = {
+        id(module._buffers.get(name))
+        for module in modules
+        if _is_tensor(module._buffers.get("num_batches_tracked"))
+        for name in ("running_mean", "running_var")
+    }
+    norms = (arguments_of(node) for node in graph.nodes if name_of(node) == "batch_norm")
+    statistics = (norm.get(name) for norm in norms for name in ("running_mean", "running_var"))
+    return {node for node in statistics if node in given and id(given[node]) not in counted}
 
 
 def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any]) -> str:

@@ -80,6 +80,8 @@ class ConvertReport(tuple[Row, ...]):
         raise KeyError(f"no row is named {key!r}" + (f" (close: {', '.join(close)})" * bool(close)))
 
     def __str__(self) -> str:
+        if not self:
+            return "no convolutions"
         columns = list(zip(_COLUMNS, *map(_cells, self), strict=True))
         columns = [column for column in columns if any(column[1:])]
         left_out: list[str] = []
@@ -115,7 +117,15 @@ class ConvertReport(tuple[Row, ...]):
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the settings as JSON; ``convert_(model, path)`` converts the same layers."""
+        """Writes the settings as JSON; ``convert_(model, path)`` converts the same layers.
+
+        Raises ValueError for a report of :func:`explain`, which has engines and no settings.
+        """
+        if self and not any(row.geometry for row in self):
+            raise ValueError(
+                "the report must be convert_'s or calibrate's, which have settings to save; got "
+                "engines of the backend"
+            )
         write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 

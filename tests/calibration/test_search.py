@@ -13,7 +13,7 @@ from torch import nn
 
 from spamm_torch import SpAMMConv2d, record_stats
 from spamm_torch import _timing as timing
-from spamm_torch._output import SILENT
+from spamm_torch._output import Progress
 from spamm_torch._timing import Timing, times_of, times_of_parts
 from spamm_torch.calibration import options
 from spamm_torch.calibration.inputs import Loss
@@ -128,7 +128,7 @@ def test_a_budget_of_nothing_is_one():
 
 def bench_of(model, pictures):
     bench = Bench(model)
-    bench.set_inputs(pictures, pictures[0], SILENT)
+    bench.set_inputs(pictures, pictures[0], Progress("", False))
     return bench
 
 

@@ -335,6 +335,31 @@ def test_gradients(given):
     assert torch.autograd.gradcheck(function, (f, s), eps=1e-5, atol=1e-6, fast_mode=True)
 
 
+@pytest.mark.parametrize(
+    "order", [[-1, 0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 4], [0.0, 1.0, 2.0, 3.0], [[0, 1, 2, 3]]]
+)
+def test_an_order_names_each_function_once(order):
+    with pytest.raises(ValueError, match=r"^order must name each function once, 0 to N - 1; got"):
+        DensitySolver(order=order)(np.eye(4), 2)
+
+
+def test_complex_matrices_and_formats_without_blocks_are_refused(waters):
+    f, s, *_ = waters
+    for bad, text in ((f + 1j * f, "F must be real"), (f.to_sparse(), "F must be dense, or")):
+        with pytest.raises(TypeError, match=f"^{text}"):
+            DensitySolver(s)(bad, 4)
+    with pytest.raises(TypeError, match=r"^S must be real"):
+        DensitySolver(np.asarray(s) * (1 + 0j))
+
+
+def test_arrays_of_any_strides_and_bytes(waters):
+    f, s, _, electrons, *_ = waters
+    turned = np.asarray(f)[::-1, ::-1]
+    solver = DensitySolver(np.asarray(s)[::-1, ::-1])
+    found = solver(turned, electrons).density
+    assert off(solver(turned.astype(">f8"), electrons).density, found) <= 1e-12
+
+
 def test_calls_repeat_the_share_that_met_the_accuracy(waters, monkeypatch):
     """A first call that shares too much out runs again; the next one does not."""
     f, s, positions, electrons, *_ = waters

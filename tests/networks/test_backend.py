@@ -584,3 +584,14 @@ def test_network_of_onnx2torch(tmp_path):
     run = compiled(graph)
     assert relative_error(run(images), model(images)) < 1e-5
     assert {row.absorbed for row in explain(graph)} >= {("relu",), ("add", "relu")}
+
+
+@torch.no_grad()
+def test_reports_of_nothing_and_without_settings(tmp_path):
+    linear, convolution = nn.Linear(3, 3).eval(), nn.Conv2d(3, 4, 3).eval()
+    for model, x in ((linear, torch.ones(2, 3)), (convolution, torch.ones(1, 3, 5, 5))):
+        compiled(model)(x)
+    assert str(explain(linear)) == "no convolutions"
+    with raises_line(ValueError, "settings"):
+        explain(convolution).save(tmp_path / "engines.json")
+    assert not (tmp_path / "engines.json").exists()

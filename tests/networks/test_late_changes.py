@@ -739,6 +739,35 @@ def test_weight_that_the_forward_writes_is_not_folded():
     assert explain(model)["conv"].action == "left"
 
 
+class OwnStatistics(nn.Module):
+    """A batch norm that counts no batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x):
+        return F.batch_norm(self.conv(x), self.mean, self.var, None, None, self.training)
+
+
+def norm_without_a_counter():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    model[1].num_batches_tracked = None
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [OwnStatistics, norm_without_a_counter])
+def test_statistics_that_nothing_counts_are_not_folded(make):
+    model, x = make().eval(), torch.randn(4, 3, 6, 6)
+    fast = torch.compile(model, backend="spamm_torch", options={"inner": "eager"})
+    fast(x)
+    model.train()(5 * x)
+    assert_close(fast.eval()(x), model.eval()(x))
+
+
 @torch.no_grad()
 def test_models_of_one_class_keep_their_weights_apart():
     models = [compiled(packed()) for _ in range(3)]
