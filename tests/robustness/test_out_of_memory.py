@@ -13,6 +13,9 @@ from spamm_torch import linalg, sparse
 pytestmark = pytest.mark.cuda
 OPS = torch.ops.spamm_torch
 MIB = 2**20
+# cuDNN takes another algorithm where its workspace does not fit; products of blocks are made in
+# strips then, whose sums are rounded in another order.
+BY_MEMORY = {"nothing skipped", "purify"}
 
 
 def randn(*shape, dtype=torch.float16):
@@ -72,7 +75,7 @@ def matrices(dtype):
         "sum of blocks": lambda: spamm_torch.addmm(a, a, a, tau=1e-3, symmetric=True),
         "blocks times dense": lambda: spamm_torch.mm(a, dense, tau=1e-3),
         "add": lambda: sparse.add(a, sparse.transpose(a)),
-        "purify": lambda: linalg.purify(h, 2048, max_error=1e-8).matrix,
+        "purify": lambda: sparse.to_dense(linalg.purify(h, 2048, max_error=1e-8).matrix),
     }
 
 
@@ -114,7 +117,10 @@ def test_no_memory_at_any_allocation(family, dtype):
             more += 2 * MIB if more < 64 * MIB else more // 4
         failed += more > 2 * MIB  # the allocator's pieces may hold enough for small results
         for wanted, got in zip(expected, found, strict=True):
-            assert torch.equal(wanted, got), name
+            if name in BY_MEMORY:
+                torch.testing.assert_close(wanted, got, rtol=1e-3, atol=1e-6)
+            else:
+                assert torch.equal(wanted, got), name
         for wanted, got in zip(expected, bits(call()), strict=True):
             assert torch.equal(wanted, got), name
         torch.cuda.synchronize()  # no error is left behind
