@@ -1,5 +1,6 @@
 """Pages of results: made of their JSON files, and of nothing else."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def test_every_page_is_what_its_json_file_gives(path):
     assert path.read_text() == results._as_json(page)
     assert path.with_suffix(".md").read_text() == results._markdown(page, path.stem)
     assert path.with_suffix(".png").exists() == (results._shown(page) is not None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_commands_are_of_today_or_name_their_commit(path):
+    for run in results.load(path)["runs"]:
+        command = run["header"]["command"]
+        script = next(word for word in command.split() if word.endswith((".py", "pytest")))
+        is_there = script == "pytest" or (REPOSITORY / script).exists()
+        assert is_there or re.search(r"# at commit [0-9a-f]{8}$", command), command
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
