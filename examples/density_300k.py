@@ -99,7 +99,7 @@ def cluster(waters):
     return np.tile([8, 1, 1], waters), (grid[:, None] + molecule @ turns).reshape(-1, 3)
 
 
-def measured(h, s, electrons, positions):
+def measure(h, s, electrons, positions):
     """Processor times of one thread, the least of five in turns, of LAPACK, of the solver and of it
     with its Z; and the largest error of D.
     """
@@ -125,7 +125,7 @@ def speed():
     for name, (numbers, places) in (("C160H322", chain(160)), ("120 waters", cluster(120))):
         h, s, _, electrons = of_tblite(numbers, places, 0)
         positions = places[np.repeat(np.arange(len(numbers)), np.where(numbers == 1, 1, 4))]
-        (own, kept, computed), error = measured(h, s, electrons, positions)
+        (own, kept, computed), error = measure(h, s, electrons, positions)
         print(
             f"{name}: {len(s)} functions, eigh {own:.3f} s; {kept:.3f} s with Z kept, "
             f"{own / kept:.2f}x; {computed:.3f} s, {own / computed:.2f}x; error of D {error:.0e}"

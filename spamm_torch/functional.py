@@ -177,21 +177,32 @@ def find_tau(
         _check_norm_maps(norm_a, norm_b)
     check_search(valid_ratio, max_error, max_iterations, tolerance)
     if valid_ratio is not None and not of_blocks:
-        _warn_where_none_stays(valid_ratio, norm_a.numel() * norm_b.shape[-1])
+        _warn_where_none_stays(valid_ratio, (*norm_a.shape, norm_b.shape[-1]), 3)
     if of_blocks:
         return maps.find_tau(*maps.of_maps("find_tau", norm_a, norm_b), valid_ratio, max_error)
     limits = {"max_iterations": max_iterations, "tolerance": tolerance}
     return _ops.find_tau(norm_a, norm_b, valid_ratio, max_error=max_error, **limits)
 
 
-def _warn_where_none_stays(valid_ratio: float, products: int) -> None:
-    """Warns where a ratio is nearest to none of so many block products, so that all are skipped."""
-    if not torch.compiler.is_compiling() and 0 < valid_ratio * products < 0.5:
+def _warn_where_none_stays(valid_ratio: float, grid: Sequence[int], level: int) -> None:
+    """Warns where a ratio is nearest to none of a grid of block products, so that all are skipped.
+    ``level``: of the caller's caller, as of ``warnings.warn``.
+    """
+    if torch.compiler.is_compiling():
+        return
+    products = math.prod(grid)
+    if 0 < valid_ratio * products < 0.5:
         warnings.warn(
             f"valid_ratio {valid_ratio:g} of {products} block products is nearest to none of them: "
             f"all are skipped ({0.5 / products:g} and more keep one)",
-            stacklevel=4,
+            stacklevel=level,
         )
+
+
+def _grid(a: Tensor, b: Tensor, edges: Sequence[int]) -> list[int]:
+    """The numbers of batches and of blocks along M, K and N."""
+    sizes = zip((*a.shape[-2:], b.shape[-1]), edges, strict=True)
+    return [*a.shape[:-2], *(-(-size // edge) for size, edge in sizes)]
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -302,10 +313,8 @@ def _product(
     if norm_b is not None:
         check_tensor(norm_b, "norm_b")
     knob, edges = as_knobs(*knobs), check_block(block)
-    if knob["valid_ratio"] is not None and not torch.compiler.is_compiling():
-        sizes = zip((*a.shape[-2:], b.shape[-1]), edges, strict=True)
-        products = math.prod((*a.shape[:-2], *(-(-size // edge) for size, edge in sizes)))
-        _warn_where_none_stays(knob["valid_ratio"], products)
+    if knob["valid_ratio"] is not None:
+        _warn_where_none_stays(knob["valid_ratio"], _grid(a, b, edges), 4)
     complete: Callable[[Tensor], SkipInfo] | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
         m, k, n = edges
@@ -473,10 +482,12 @@ def mm(
     if out is not None:
         _check_out("mm", out, a, b)
     if (  # the usual call, without the cost of the others
-        symmetric is return_norms is return_info is False
-        and norm_a is norm_b is out is valid_ratio is None
+        symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
     ):
-        given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
+        checked, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+        if checked["valid_ratio"] is not None:
+            _warn_where_none_stays(checked["valid_ratio"], _grid(a, b, edges), 3)
+        given = *checked.values(), edges
         if devices is None:
             return _spamm(a, b, *given)
         return _spamm(a, b, *given, None, None, None, 1, 1, as_devices(devices))

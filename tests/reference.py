@@ -140,7 +140,8 @@ def lost(a, b, norm_a, norm_b, tau, block):
     return _sum_of_block_products(a, b, ~kept(norm_a, norm_b, tau), block)
 
 
-def _sum_of_block_products(a, b, chosen, block):
+def _sum_of_block_products(a, b, chosen, block, product=lambda x, y, _: x @ y):
+    """``product``: of two blocks, by what was chosen for them."""
     m, k, n = edges(block)
     a, b = to_float64(a), to_float64(b)
     result = np.zeros((*a.shape[:-1], b.shape[-1]))
@@ -149,7 +150,8 @@ def _sum_of_block_products(a, b, chosen, block):
             rows = (*batch, slice(i * m, (i + 1) * m))
             columns = slice(j * n, (j + 1) * n)
             inner = slice(l * k, (l + 1) * k)
-            result[(*rows, columns)] += a[(*rows, inner)] @ b[(*batch, inner, columns)]
+            blocks = a[(*rows, inner)], b[(*batch, inner, columns)]
+            result[(*rows, columns)] += product(*blocks, chosen[(*batch, i, l, j)])
     return result
 
 
@@ -195,21 +197,18 @@ def halves(block):
 
 def multiply_by_class(a, b, chosen, block):
     """A @ B, each block product in its class; halves summed in float32, blocks in float64."""
-    m, k, n = edges(block)
     own = np.float64 if a.dtype == torch.float64 else np.float32
-    a, b = to_float64(a), to_float64(b)
-    result = np.zeros((a.shape[0], b.shape[1]))
-    for i, l, j in np.argwhere(chosen != SKIPPED):
-        x = a[i * m : (i + 1) * m, l * k : (l + 1) * k]
-        y = b[l * k : (l + 1) * k, j * n : (j + 1) * n]
+
+    def product(x, y, which):
         of, pairs, unit = own, [(x, y)], 0
-        if chosen[i, l, j] != EXACT:
+        if which != EXACT:
             (x, x_low, e), (y, y_low, f) = halves(x), halves(y)
             of, unit = np.float32, e + f
-            pairs = [(x, y), (x_low, y), (x, y_low)][: 1 if chosen[i, l, j] == ONE_HALF else 3]
-        product = sum((x.astype(of) @ y.astype(of)).astype(np.float64) for x, y in pairs)
-        result[i * m : (i + 1) * m, j * n : (j + 1) * n] += np.ldexp(product, unit)
-    return result
+            pairs = [(x, y), (x_low, y), (x, y_low)][: 1 if which == ONE_HALF else 3]
+        parts = ((x.astype(of) @ y.astype(of)).astype(np.float64) for x, y in pairs)
+        return np.ldexp(sum(parts), unit)
+
+    return _sum_of_block_products(a, b, chosen, block, product)
 
 
 # ---- How far a right answer may be off ----------------------------------------------------------

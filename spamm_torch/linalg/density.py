@@ -554,9 +554,9 @@ class _Forms:
 
 
 def _tensor(a: Any, name: str, block: int) -> Tensor:
-    dtype = str(getattr(a, "dtype", ""))
-    if "complex" in dtype:
-        raise TypeError(f"{name} must be real; got {dtype.removeprefix('torch.')}")
+    dtype = getattr(a, "dtype", None)
+    if getattr(dtype, "is_complex", getattr(dtype, "kind", "") == "c"):  # of torch, else of numpy
+        raise TypeError(f"{name} must be real; got {str(dtype).removeprefix('torch.')}")
     if isinstance(a, Tensor):
         if a.layout not in (torch.strided, torch.sparse_bsr):
             raise TypeError(

@@ -72,7 +72,7 @@ def convert_(
     try:
         revert_(model)
         rows = [
-            _converted(name, module, settings)
+            _convert(name, module, settings)
             for name, module in model.named_modules()
             if isinstance(module, (nn.modules.conv._ConvNd, _SpAMM))
         ]
@@ -189,7 +189,7 @@ def reason_not_to_skip(layer: nn.Conv2d) -> str:
     return ""
 
 
-def _converted(name: str, layer: Any, settings: Settings) -> Row:
+def _convert(name: str, layer: Any, settings: Settings) -> Row:
     """Converts a layer as the settings say, and reports what was done."""
     if not isinstance(layer, nn.modules.conv._ConvNd):
         return Row(name, shape_of(layer), "left", reason=_OWN)
