@@ -146,6 +146,11 @@ def norm_maps(a, b, block=64):
     return spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
 
 
+def relative_error(got, exact):
+    """norm(got - exact) / norm(exact), where the exact is in float64."""
+    return ((got.double() - exact).norm() / exact.norm()).item()
+
+
 class Made(nn.Module):
     """A module of layers by name, and of a forward, which gets the module and its input."""
 

@@ -13,7 +13,7 @@ import reference
 import torch
 import torch.utils.checkpoint
 from processes import forked
-from support import norm_maps
+from support import norm_maps, relative_error
 
 import spamm_torch
 
@@ -235,6 +235,28 @@ def test_gradients_from_a_backward_thread():
     again = torch.utils.checkpoint.checkpoint(product, a, use_reentrant=False)
     gradients = (torch.autograd.grad(x.square().sum(), a)[0] for x in (again, product(a)))
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("decay", ["algebraic", "exponential"])
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_float32_is_as_accurate_as_torch_on_decay_matrices(decay, block):
+    a = {
+        "algebraic": lambda: matrices.algebraic_decay(1024, exponent=1.5),
+        "exponential": lambda: matrices.exponential_decay(1024, base=0.99),
+    }[decay]()
+    exact = a.double() @ a.double()
+    dense = relative_error(a @ a, exact)
+    assert relative_error(spamm_torch.mm(a, a, tau=0.0, block=block), exact) <= 1.1 * dense
+
+
+def test_long_sums_of_float64_are_as_accurate_as_torch():
+    # The first term is 1, and each addition of another to it is lost.
+    terms = 8192
+    a, b = torch.full((1, terms), 2.0**-54, dtype=torch.float64), torch.ones(terms, 1).double()
+    a[0, 0] = 1.0
+    exact = 1.0 + (terms - 1) * 2.0**-54
+    result = spamm_torch.mm(a, b, tau=0.0).item()
+    assert abs(result - exact) <= 128 * 2.0**-54 + 2.0**-52
 
 
 # Multiplies shapes in place, then so many others that the same operands are packed in the end.
