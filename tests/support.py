@@ -151,6 +151,21 @@ def relative_error(got, exact):
     return ((got.double() - exact).norm() / exact.norm()).item()
 
 
+# Of the largest result: a few roundings of its type.
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2, torch.float32: 1e-5, torch.float64: 1e-13}
+
+
+def assert_near(got, expected, tolerance=None):
+    """No entry is off by more than the tolerance times the largest."""
+    assert got.shape == expected.shape
+    off, size = got.double() - expected.to(got.device), expected.abs()
+    limit = (tolerance or TOLERANCE[got.dtype]) * max(
+        size.max().item() if size.numel() else 0, 1e-3
+    )
+    assert not (off.abs() > limit).any()
+    assert got.isfinite().all()
+
+
 class Made(nn.Module):
     """A module of layers by name, and of a forward, which gets the module and its input."""
 
