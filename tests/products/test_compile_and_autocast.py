@@ -10,7 +10,6 @@ import torch
 from support import Watching, flops_of, norm_maps
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._pytree import tree_map_only
 
@@ -127,31 +126,7 @@ def test_export(device):
         assert torch.equal(exported.module()(operand, b), Product()(operand, b))
 
 
-# ---- FakeTensor and meta ------------------------------------------------------------------------
-
-
-@all_functions
-def test_fake_results_look_like_real_ones(device, name, dtype):
-    function = FUNCTIONS[name]
-    a, b = operands(device, dtype)
-    real = function(a, b)
-    with FakeTensorMode() as mode:
-        fake = function(mode.from_tensor(a), mode.from_tensor(b))
-    assert fake.shape == real.shape
-    long = [
-        axis for axis, size in enumerate(real.shape) if size > 1
-    ]  # of others any stride will do
-    assert [fake.stride(axis) for axis in long] == [real.stride(axis) for axis in long]
-    assert fake.dtype == real.dtype
-    assert fake.device == real.device
-
-
-@pytest.mark.parametrize(("into", "out"), [(0, 3), (4, 0)])
-def test_fake_convolutions_without_channels(device, into, out):
-    x, weight = torch.ones(2, into, 5, 5, device=device), torch.ones(out, into, 3, 3, device=device)
-    with FakeTensorMode() as mode:
-        fake = spamm_torch.conv2d(mode.from_tensor(x), mode.from_tensor(weight), tau=0.5)
-    assert fake.shape == spamm_torch.conv2d(x, weight, tau=0.5).shape
+# ---- Meta ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["mm, tau", "mm, valid_ratio", "bmm", "linear", "norm_map"])
@@ -273,6 +248,8 @@ def calls_beside_cases(device):
     residual = {"residual": make(16, 3, 4), "activation": "silu"}
     yield "dense_conv2d", (input, weight), residual
     yield "conv2d", (input, weight), {"threshold": 0.5, **residual}
+    for into, out in ((0, 3), (4, 0)):
+        yield "conv2d", (make(2, into, 5, 5), make(out, into, 3, 3)), {"threshold": 0.5}
 
 
 @pytest.mark.usefixtures("set_tf32")  # which cases change

@@ -20,7 +20,7 @@ def leaf(*shape, seed=0, device="cpu", dtype=torch.float64, requires_grad=True):
 
 
 def square(x, multiply=torch.mm, **options):
-    """Of a symmetric matrix."""
+    """Squares a symmetric matrix."""
     return multiply(x + x.mT, x + x.mT, **options)
 
 

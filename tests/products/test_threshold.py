@@ -227,7 +227,7 @@ def test_error_bound_neither_vanishes_nor_overflows(device, dtype, small, large)
     norm_a, norm_b = maps(device, [[small]], [[small]], dtype)
     exact = float(reference.error_bound(norm_a, norm_b, 1.0))
     assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() >= exact > 0
-    # What is never skipped is left out.
+    # Left out are products that are never skipped.
     norm_a, norm_b = maps(device, [[INF, NAN, large]], [[1], [1], [large]], dtype)
     bound = spamm_torch.error_bound(norm_a, norm_b, INF).item()
     assert bound == pytest.approx(large * large, rel=2e-5)
