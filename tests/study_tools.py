@@ -11,7 +11,7 @@ import torch
 import bench
 from common import results
 from common.console import exit_code
-from common.tables import KINDS
+from common.results import KINDS
 
 # ---- Kept texts: GOLDEN=write writes those of the tests that run ---------------------------------
 

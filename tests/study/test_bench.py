@@ -184,7 +184,7 @@ def test_convolutions(tmp_path):
         assert 0 < row["error"] <= TOLERANCE["float32"]
     text = (tmp_path / "small.md").read_text()
     for whole, half in zip(rows[::2], rows[1::2], strict=True):
-        assert f"| {whole['speedup']:.2f} | {half['speedup']:.2f} |" in text
+        assert f"| {whole['speedup']:.3g}x | {half['speedup']:.3g}x |" in text
 
 
 # ---- Several devices ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import plot_results
 from common import results
 from common.console import exit_code
 from common.journal import Journal, run_settings
-from common.tables import KINDS
+from common.results import KINDS
 from models.files import UserError, write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -75,18 +75,12 @@ def test_the_readme_has_the_figures_that_are_recorded():
     assert plot_results.with_figures(text, plot_results.figures(plot_results.load(RESULTS))) == text
 
 
-def test_the_summary_is_written_where_the_marks_are(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- figures: begin -->\nobsolete\n<!-- figures: end -->\nafter\n")
-    for path in FILES:
-        shutil.copy(path, tmp_path)
-    plot_results.write_summary(tmp_path, page)
-    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
-    assert page.read_text().startswith("before\n<!-- figures: begin -->\n| workload |")
-    assert page.read_text().endswith("|\n<!-- figures: end -->\nafter\n")
-    page.write_text("no marks")
+def test_the_table_is_written_where_the_marks_are():
+    text = "before\n<!-- figures: begin -->\nobsolete\n<!-- figures: end -->\nafter\n"
+    found = plot_results.with_figures(text, ["| a |"])
+    assert found == text.replace("obsolete", "| a |")
     with pytest.raises(UserError, match="expected a page with the lines"):
-        plot_results.write_summary(tmp_path, page)
+        plot_results.with_figures("no marks", [])
 
 
 def run(name, date, *rows, **header):
