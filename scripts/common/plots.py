@@ -30,8 +30,7 @@ def draw(picture, rows, device):
         line = panels.setdefault(row.get(picture.panel), {})
         line.setdefault(text(row[picture.line], picture.line), []).append(row)
     panels = dict(list(panels.items())[:_MOST_PANELS])
-    every = [name for lines in panels.values() for name in lines]
-    names = list(dict.fromkeys(name.partition(": ")[0] for name in every))  # behind it is a growth
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
     rest = {"layout": "constrained", "squeeze": False, "sharey": True}
     figure, (axes,) = pyplot.subplots(1, len(panels), figsize=(_WIDTH, _HEIGHT), **rest)
@@ -39,7 +38,7 @@ def draw(picture, rows, device):
         axis.set_title(textwrap.fill(text(name), 48 // len(panels)), fontsize=10)
         for line, of_line in lines.items():
             points = sorted((row[picture.x], row[picture.drawn]) for row in of_line)
-            place = names.index(line.partition(": ")[0])
+            place = names.index(line)
             style = {"color": f"C{place % _COLORS}", "ls": "--" if place >= _COLORS else "-"}
             axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=line, **style)
         _scale(axis, picture)

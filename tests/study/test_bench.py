@@ -20,7 +20,7 @@ from study_tools import (
 
 import bench
 import spamm_torch
-from cases import mm, multi_gpu, shapes, shards
+from cases import mm, multi_gpu, shapes
 from cases.multi_gpu import LAYOUTS, PEERS
 from common import measuring
 from common.machine import TOLERANCE
@@ -32,12 +32,11 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True, scope="module")
 def fast():
-    """A copy of the usual size would take the most time, and ranks import torch anew."""
+    """Ranks would import torch anew."""
     start = functools.partial(
         torch.multiprocessing.start_processes, start_method=FORKS.get_start_method()
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mm, "copy_bandwidth", lambda device, repeats: 1e7)
         patch.setattr(torch.multiprocessing, "spawn", start)
         yield
 
@@ -87,8 +86,6 @@ def test_block_sparse_products_and_density_matrices(tmp_path):
     for row in tables["block-sparse density"]:
         assert abs(row["energy_error"]) < 1e-7
         assert row["stored_x"] <= -(-row["n"] // 64)
-    lines = {row["of"].partition(":")[0] for row in tables["block-sparse growth"]}
-    assert lines == {"SP2", "S^(-1/2)", "S", "SP2, dense storage", "all"}
 
 
 WRONG = "conv --device cpu --groups resnet50 --layers res7-reduce --batches 64 --ratios 1"
@@ -150,17 +147,11 @@ def test_products(tmp_path):
         *("--repeats", 2),
     )
     assert_golden("bench mm", outline(tables))
-    speeds = {"speedup": "dense_ms/mm_ms", "speedup_multiply": "dense_ms/multiply_ms"}
-    assert_consistent(tables["products"], **speeds)
+    assert_consistent(tables["products"], speedup="dense_ms/mm_ms")
     assert_consistent(tables["norm maps"])
     for row in tables["products"]:
         assert row["spread"] >= 0
-        assert row["backend"].startswith("cpu-")
         assert 0 <= row["error"] <= TOLERANCE[row["precision"]]
-        assert 0 < row["dense_error"] <= TOLERANCE[row["precision"]]
-        operands_ms = 2 * row["n"] ** 2 * {"float32": 4, "bfloat16": 2}[row["precision"]] / 1e7
-        floor = operands_ms + max(row["valid_ratio"] * row["dense_ms"], 1.5 * operands_ms)
-        assert row["share_of_floor"] == pytest.approx(floor / row["mm_ms"])
         if row["ratio"] == 1 or row["block"] == 32:  # else there are few products
             assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.15)
     header = json.loads((tmp_path / "small.json").read_text())["runs"][0]["header"]
@@ -205,24 +196,11 @@ def test_cells(tmp_path):
     for row in tables["several devices"]:
         if not row["absent"]:
             assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.1)
-            assert (row["search_ms"] is not None) == (row["layout"] == "R" and row["ratio"] < 1)
-            if row["layout"] in ("S", "ranks"):
-                assert row["work_imbalance"] >= 1
-                assert row["sent"] == 1 if row["ratio"] == 1 else 0 < row["sent"] < 1
 
 
-def test_the_plan_counts_what_the_definition_counts():
-    """The share of B that travels, by brute force over all block products."""
-    product = shards.Product("exponential", "float32", 512, [CPU] * 2)
-    tau, cuts = product.tau(0.3), product.cuts(0.3)
-    assert (cuts[0], cuts[-1]) == (0, 512)
-    half = cuts[1] // 64
-    valid = ~(product.norm_a[:, :, None] * product.norm_b < tau)  # of one stage
-    needed = valid[:half, half:].any(0).any(1).sum() + valid[half:, :half].any(0).any(1).sum()
-    sent = shards.sent(product.norm_a, product.norm_b, tau, cuts)["sent"]
-    assert sent == pytest.approx(needed.item() / 8)
-    assert shards.equal_cuts(300, 2) == [0, 128, 300]
-    assert shards.equal_cuts(64, 2) == [0, 0, 64]
+def test_equal_cuts():
+    assert multi_gpu.equal_cuts(300, 2) == [0, 128, 300]
+    assert multi_gpu.equal_cuts(64, 2) == [0, 0, 64]
 
 
 def test_ranks_with_block_sparse_matrices(tmp_path, monkeypatch):
@@ -233,7 +211,6 @@ def test_ranks_with_block_sparse_matrices(tmp_path, monkeypatch):
     [row] = tables["several devices"]
     assert row["precision"] == "float32"
     assert row["valid_ratio"] == pytest.approx(min(multi_gpu.RATIOS), abs=0.01)
-    assert 0 < row["sent"] < 1
     [density] = tables["block-sparse density, ranks"]
     assert abs(density["energy_error"]) < 1e-7
 

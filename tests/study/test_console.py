@@ -160,7 +160,7 @@ def test_help(name, monkeypatch, capsys):
 BAD = {  # options apart by "; ", of each of which the golden file has the line that refuses it
     "bench mm": "--device foo; --sizes 0; --sizes 64 x; --ratios 1.5; --ratios 0.5 0; --ratios nan;"
     " --ratios half; --blocks 48; --blocks 128x64",
-    "bench block_sparse": "--waters -1; --max-error 0",
+    "bench block_sparse": "--waters -1",
     "bench conv": "--block 64 48 64; --layers conv99",
     "bench multi_gpu": "--parts 1; --data noise",
     "bench vgg13": "--max-drop -1; --evaluations 5",

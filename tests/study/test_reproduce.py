@@ -25,7 +25,7 @@ from models.vgg13 import CONVOLUTIONS, VGG13
 from models.water import matrices
 from models.water.matrices import load
 from models.water.model import model_density, model_fock, overlap, water_cluster
-from tables import paper, table_1, table_2, table_3, table_4, table_5
+from tables import paper, table_1, table_3, table_4, table_5
 from tables.table_5 import LAYOUTS, Group, HeldRatio, im2col_conv, im2col_operands
 
 WHOLE_GROUPS = dict(table_5.GROUPS)
@@ -58,9 +58,8 @@ def arguments(mnist):
 
 @pytest.fixture(autouse=True, scope="module")
 def small():
-    """Shrinks what options do not: bandwidth's copy, a model cluster, and VGG13's groups."""
+    """Shrinks what options do not: a model cluster, and VGG13's groups."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_2, "copy_bandwidth", lambda device, repeats: 1e7)
         patch.setattr(table_4, "MODELS", dict.fromkeys(("cpu", "cuda"), (8, "STO-3G")))
         patch.setattr(table_5, "GROUPS", GROUPS)
         patch.delenv(ROOT_VARIABLE, raising=False)
