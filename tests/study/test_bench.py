@@ -191,7 +191,7 @@ def test_convolutions(tmp_path):
     )
     assert_golden("bench conv", outline(tables))
     rows = tables["convolutions"]
-    assert_consistent(rows, speedup="dense_ms/conv2d_ms")
+    assert_consistent(rows, speedup="dense_ms/ms")
     for row in rows:
         assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.02)
         assert 0 < row["error"] <= TOLERANCE["float32"]
@@ -311,10 +311,7 @@ def test_every_candidate_is_there_once_and_right(tmp_path):
         assert row["mode"] == "eager"
         assert row["ms"] > 0
         assert row["speedup"] == pytest.approx(dense[row["batch"]] / row["ms"])
-        assert row["prepare_s"] > 0
         assert row["error"] < 1e-5
-        converted = row["candidate"] in ("ours", "ours-compiled", "held-tau")
-        assert (row["actions"] is not None) == converted
 
 
 def fails(*_, **__):
@@ -346,11 +343,12 @@ def test_a_candidate_that_fails_or_is_wrong_is_a_row(tmp_path, monkeypatch, comp
 @pytest.mark.inductor
 def test_freezing_folds_batch_norms():
     """Inductor reads a global setting: without it the code would be that of max-autotune."""
-    of = networks.Candidates(networks.settled_model(TINY, CPU), networks.pictures_for(TINY, 2, CPU))
+    given = networks.settled_model(TINY, CPU), networks.pictures_for(TINY, 2, CPU)
     with torch.no_grad():
         for candidate in ("freezing", "max-autotune"):
             torch._dynamo.reset()
-            _, (code,) = torch._inductor.utils.run_and_get_code(of.prepare, candidate)
+            run = torch._inductor.utils.run_and_get_code
+            _, (code,) = run(networks.prepared, candidate, *given)
             # Weights that are part of the code.
             assert ("constant" in code) == (candidate == "freezing")
             assert not torch._inductor.config.freezing
