@@ -181,7 +181,6 @@ KINDS: dict[str, Kind] = {
                         -12.0)),
     "study, dense": Kind("images title precision", "The dense layers, ms:",
         "dense_accuracy, conv_ms, im2col_gemm_ms, gemm_ms", title=("conv12 to conv52",)),
-    "study, layers": Kind("images title precision layer candidate"),
     "study, several GPUs": Kind("gpus images title precision ratio",
         "By position on several GPUs, over torch's convolution on one:",
         ">paper_2, >paper_4, speedup", "precision gpus", title=("conv31",)),

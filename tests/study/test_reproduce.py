@@ -191,73 +191,46 @@ def test_truncation_keeps_the_nearest_share():
 
 
 MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried 9. GPU 0 has 5 GiB")
-REFUSED = RuntimeError("CUDA error: insufficient resources when calling `cusparseF( handle)`")
 FOR_PRODUCTS = "(for 64 products of entries)"
 
 
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (MemoryError("no memory for 9 TiB"), "no memory for 9 TiB"),
-        (MEMORY, f"does not fit in memory: CUDA out of memory. Tried 9 {FOR_PRODUCTS}"),
-        (REFUSED, f"cusparseF has insufficient resources {FOR_PRODUCTS}"),
+        (MemoryError("no memory for 9 TiB"), f"no memory for 9 TiB {FOR_PRODUCTS}"),
+        (MEMORY, f"CUDA out of memory. Tried 9 {FOR_PRODUCTS}"),
         (None, "wrong result: expected an error of at most 1e-05; got 0.5"),
     ],
 )
 def test_a_sparse_product_that_fails_says_why(monkeypatch, error, why):
-    a, peer = torch.eye(64), table_3.PEERS["cpu"]
+    a = torch.eye(64)
 
-    def fails():
+    def fails(*_):
         if error:
             raise error
-        return 0.5 * a.to_sparse_csr()
+        return [0.5 * a.to_sparse_csr()]
 
-    monkeypatch.setattr(table_3, "ways", lambda csr: {"": fails})
+    monkeypatch.setattr(table_3, "_product", fails)
     found, absent = table_3.calls(a, a.double(), a.device)
     assert not found
-    assert absent[peer].startswith(why)
-    if error:
-        ways = {"": fails, ", in parts": lambda: a.to_sparse_csr()}
-        monkeypatch.setattr(table_3, "ways", lambda csr: ways)
-        [(name, (call, ms))] = table_3.calls(a, a.double(), a.device)[0].items()
-        assert name == peer + ", in parts"
-        assert ms > 0
-        assert torch.equal(call().to_dense(), a)
+    assert absent[table_3.PEERS["cpu"]].startswith(why)
 
 
-@pytest.fixture
-def sparse(device):
-    """A matrix in which some rows hold nothing."""
-    generator = torch.Generator().manual_seed(0)
-    a = torch.rand(100, 100, generator=generator)
+def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
+    """Of a matrix in which some rows hold nothing."""
+    a = torch.rand(100, 100, generator=torch.Generator().manual_seed(0))
     a[a < 0.7] = 0
     a[:3] = a[50:60] = 0
-    return a.to(device)
-
-
-@pytest.mark.parametrize("products", [1, 3000, 10**9])
-def test_slices_of_rows_make_the_whole_product(sparse, products):
-    csr, nonzero = table_3.to_csr(sparse), (sparse != 0).double()
-    assert table_3.count_products(csr) == (nonzero @ nonzero).sum()
-    parts = table_3.slices(csr, products)
-    assert len(parts) == 1 if products == 10**9 else len(parts) > 5
-    assert sum(len(part) for part in parts) == len(sparse)
-    whole = table_3.stacked([part @ csr for part in parts])
-    torch.testing.assert_close(whole.to_dense(), (csr @ csr).to_dense())
-    row = nonzero.sum()  # more products than any row has
-    for part in parts:
-        assert ((part.to_dense() != 0).double() @ nonzero).sum() <= products + row
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("device", ["cuda"])
-def test_what_cusparse_gets_where_its_default_refuses(monkeypatch, sparse):
-    assert list(table_3.ways(table_3.to_csr(sparse))) == [""]
+    a, peer = a.to(device), table_3.PEERS[torch.device(device).type]
+    nonzero = (a != 0).double()
+    assert table_3.count_products(table_3.to_csr(a)) == (nonzero @ nonzero).sum()
+    assert list(table_3.calls(a, a.double() @ a.double(), a.device)[0]) == [peer]
     monkeypatch.setattr(table_3, "_MOST_PRODUCTS", 100)
-    ways = table_3.ways(table_3.to_csr(sparse))
-    assert list(ways) == ["", ", A in 1 slices of rows"]
-    product = ways[", A in 1 slices of rows"]()
-    torch.testing.assert_close(product.to_dense(), sparse @ sparse)
+    monkeypatch.setattr(table_3, "_SLICE", (nonzero @ nonzero).sum().item() / 4)
+    [(name, (call, ms))] = table_3.calls(a, a.double() @ a.double(), a.device)[0].items()
+    assert (name, ms > 0) == (f"{peer}, A in 4 slices of rows", True)
+    whole = torch.cat([part.to_dense() for part in call()])
+    torch.testing.assert_close(whole, a @ a)
 
 
 # ---- Going on -----------------------------------------------------------------------------------
