@@ -139,8 +139,8 @@ def test_states_that_have_no_gap():
         for options in ({"max_error": 1e-8}, {"schedule": linalg.loose_then_tight(1e-7)}):
             with pytest.raises(linalg.NotConverged, match=f"a gap above the {N // 2} occ"):
                 linalg.purify(h, N, **options)
+    of = Problem("ring", ring(8), 8, 8), methods([1e-9], None, 4)
     with pytest.raises(UserError, match=r"a gap above the 4 occupied states; got"):
-        of = Problem("ring", ring(8), 8, 8), methods([1e-9], None, 4)
         measure(ring(8), *of, repeats=1, block=32, progress=print)
 
 
