@@ -10,7 +10,7 @@ from support import (
     refuses,
 )
 
-from density import basis, sources
+from density import sources
 from spamm_torch import linalg, sparse
 from spamm_torch.linalg import Budget, Schedule, constant, loose_then_tight
 
@@ -199,7 +199,8 @@ def chain():
 def waters():
     """The embedded cluster, and its F in an orthogonal basis."""
     problem = sources.embedded("default")
-    return problem, basis.transformed(problem.fock, basis.inverse_factor(problem.overlap))
+    z = linalg.inverse_factor(problem.overlap, max_error=1e-11, block=32).matrix
+    return problem, linalg.in_basis(problem.fock, z, max_error=1e-13, block=32).matrix
 
 
 def purify(fock, occupied, schedule):
@@ -298,7 +299,7 @@ def _initial_of(fock):
 
 def test_the_basis_of_an_overlap(waters, device):
     overlap = waters[0].overlap.to(device)
-    z = basis.inverse_factor(overlap)
+    z = linalg.inverse_factor(overlap, max_error=1e-11, block=32).matrix
     one = torch.eye(len(z), dtype=z.dtype, device=device)
     assert torch.linalg.vector_norm(z.mT @ overlap @ z - one) < 1e-9
 
