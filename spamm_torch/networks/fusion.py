@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 
-from ..nn import SpAMMConv2d
+from .._arguments import ACTIVATIONS
 
 _ops, _aten = torch.ops.spamm_torch, torch.ops.aten
 
@@ -29,7 +29,7 @@ _NAMES = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "pad", "max_pool2d"),
     *("constant_pad_nd", "alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
-    *("relu", "relu6", "hardswish", "silu", "leaky_relu", "linear"),
+    *("linear", *ACTIVATIONS),
 )
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 
@@ -177,7 +177,8 @@ class Site:
         scales: the maps of channels behind it, in order: (kind, operands).
         nodes: the convolution and what is computed with it, in order. ``folded``: how many of them
             are computed by other weights.
-        residual, activation, pool: as of the ops; ``pool`` is a node.
+        residual, activation, pool: as of the ops; ``pool`` is a node. then: the name of what
+            follows, and is a call of its own.
         is_last: whether its result has channels last in memory. packs: whether a weight may be
             replaced by a copy in the layout of oneDNN.
         reason: why it stays as it is; empty if it need not.
@@ -197,6 +198,7 @@ class Site:
     activation: str = "none"
     pool: fx.Node | None = None
     absorbed: tuple[str, ...] = ()
+    then: str = ""
     is_last: bool = False
     packs: bool = False
     reason: str = ""
@@ -319,6 +321,7 @@ class _Finder:
         while len(site.nodes) > site.folded and _is_identity(site.last):
             site.nodes.pop()
         self._taken.update(site.nodes)
+        site.then = _name_behind(site.last)
         if site.activation == "relu" and site.residual is None and not site.skips:
             node = self._next(site)
             is_pair = node is not None and name_of(node) == "max_pool2d"
@@ -441,6 +444,19 @@ class _Finder:
                     return
 
 
+def _name_behind(node: fx.Node) -> str:
+    """The name of what alone reads a value, with the slope of a leaky ReLU; else how many do."""
+    user = next(iter(node.users), node)
+    if len(node.users) != 1:
+        return f"{len(node.users)} calls" if node.users else ""
+    if user.op in ("call_module", "output"):
+        module = attribute(node.graph.owning_module, str(user.target))
+        return "" if user.op == "output" else type(module).__name__
+    name = name_of(user) or str(getattr(user.target, "__name__", user.target))
+    slope = arguments_of(user).get("negative_slope", 0.01) if name == "leaky_relu" else 0.01
+    return name if slope == 0.01 else f"{name} {slope}"
+
+
 _BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
 
@@ -481,13 +497,11 @@ def _is_pool_of_pairs(node: fx.Node) -> bool:
 def activation_of(node: fx.Node) -> str | None:
     """The name of the activation that a node computes, if the ops compute it."""
     name = name_of(node)
-    if name in ("relu", "relu6", "silu", "hardswish"):
-        return name
-    if name not in ("leaky_relu", "hardtanh", "clamp", "clamp_min"):
+    if name in ACTIVATIONS:
+        return name if arguments_of(node).get("negative_slope", 0.01) == 0.01 else None
+    if name not in ("hardtanh", "clamp", "clamp_min"):
         return None
     given = arguments_of(node)
-    if name == "leaky_relu":
-        return name if given.get("negative_slope", 0.01) == 0.01 else None
     least = given.get("min_val", given.get("min", -1.0))
     most = given.get("max_val", given.get("max", 1.0 if name == "hardtanh" else None))
     if isinstance(least, fx.Node) or isinstance(most, fx.Node) or least != 0:
@@ -500,57 +514,46 @@ def activation_of(node: fx.Node) -> str | None:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _does_more(module: nn.Module) -> bool:
-    """Tells whether a call of a module does more than its class's ``forward``."""
+class _Tracer(fx.Tracer):
+    """Traces one layer, down to functions of tensors."""
+
+    def to_bool(self, obj: Any) -> bool:
+        """Passes over checks of a number of dimensions; as of the base for other values."""
+        compared = obj.node.args[:1]
+        if obj.node.target is operator.ne and getattr(compared[0], "target", "") == "dim":
+            return False
+        return super().to_bool(obj)
+
+
+def _functions_of(module: Any) -> fx.Graph | None:
+    """The graph of one of torch's own layers; None where it has none, or a call does more."""
     own = vars(module)
-    return any(own[name] for name in _HOOKS) or bool({"forward", "_conv_forward"} & own.keys())
+    does_more = any(own[name] for name in _HOOKS) or {"forward", "_conv_forward"} & own.keys()
+    counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+    if does_more or counts or not is_torchs or module._modules:
+        return None
+    try:
+        found = _Tracer().trace(module)
+    except Exception:  # whatever a layer does with what has no value yet
+        return None
+    found.eliminate_dead_code()
+    return found
 
 
 def lower_modules(graph: fx.Graph) -> None:
     """Puts functions of tensors in the place of torch's own layers that a graph calls."""
-    root: Any = graph.owning_module
-    for node in list(graph.nodes):
-        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+    for node in graph.find_nodes(op="call_module"):
+        module = attribute(graph.owning_module, str(node.target))
+        layer = _functions_of(module)
+        inputs = [] if layer is None else layer.find_nodes(op="placeholder")
+        if layer is None or len(inputs) != len(node.args) or node.kwargs:
             continue
-        module = attribute(root, str(node.target))
-        if not isinstance(module, nn.Module) or _does_more(module):
-            continue
+        for read in layer.find_nodes(op="get_attr"):
+            read.target = f"{node.target}.{read.target}"
+        for each in layer.nodes:
+            each.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
         with graph.inserting_before(node):
-            new = _lowered(graph, node, module)
-        if new is not None:
-            new.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
-            node.replace_all_uses_with(new)
-            graph.erase_node(node)
-
-
-def _lowered(graph: fx.Graph, node: fx.Node, module: Any) -> fx.Node | None:
-    x, kind = node.args[0], type(module)
-
-    def tensor(name: str) -> fx.Node | None:
-        return None if getattr(module, name) is None else graph.get_attr(f"{node.target}.{name}")
-
-    if kind is nn.Conv2d and module.padding_mode == "zeros":
-        edges = (module.stride, module.padding, module.dilation, module.groups)
-        return graph.call_function(F.conv2d, (x, tensor("weight"), tensor("bias"), *edges))
-    if kind is nn.BatchNorm2d and not module.training and module.running_mean is not None:
-        tensors = [tensor(name) for name in _BATCH_NORM]
-        return graph.call_function(F.batch_norm, (x, *tensors, False, 0.0, module.eps))
-    if kind is nn.MaxPool2d:
-        return graph.call_function(
-            F.max_pool2d, (x,), {key: getattr(module, key) for key in _POOLING}
-        )
-    simple = {
-        nn.ReLU: F.relu,
-        nn.SiLU: F.silu,
-        nn.Hardswish: F.hardswish,
-        nn.Sigmoid: torch.sigmoid,
-    }
-    if kind in simple:
-        return graph.call_function(simple[kind], (x,))
-    if kind is nn.LeakyReLU:
-        return graph.call_function(F.leaky_relu, (x, module.negative_slope))
-    if kind in (nn.ReLU6, nn.Hardtanh):
-        return graph.call_function(F.hardtanh, (x, module.min_val, module.max_val))
-    if kind is SpAMMConv2d:
-        return None
-    return graph.call_function(_aten.alias.default, (x,)) if kind is nn.Identity else None
+            new: Any = graph.graph_copy(layer, dict(zip(inputs, node.args, strict=True)))
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)

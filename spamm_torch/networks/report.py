@@ -21,7 +21,7 @@ FORMAT = 3  # of settings files
 
 _WIDTH = 99  # of a table
 # The last ones are left out where there is no room for all.
-_COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us")
+_COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us", "then")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Row:
         action: by :func:`convert_`, "spamm" (a :class:`SpAMMConv2d` now) or "left" (as it was). By
             the backend, its engine, or "left". reason: why.
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
-            "pool").
+            "pool"). then: what follows it, by a call of its own, as in "prelu" or "2 calls".
         setting: what is skipped, if anything. band: the lowest and highest valid ratio of a batch
             when it was calibrated.
         times: measured microseconds of the engines, by name; empty where none were measured.
@@ -50,6 +50,7 @@ class Row:
     times: tuple[tuple[str, Timing], ...] = ()
     band: Band | None = None
     geometry: str = ""
+    then: str = ""
 
 
 class ConvertReport(tuple[Row, ...]):
@@ -144,7 +145,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     us = " / ".join(str(time).replace(" us", "") for time in (dense, spamm) if time is not None)
     return (
         *(row.name or "(root)", row.action, row.shape, _short(row.setting)),
-        *(" ".join(row.absorbed), us),
+        *(" ".join(row.absorbed), us, row.then),
     )
 
 
