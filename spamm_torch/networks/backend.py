@@ -47,12 +47,12 @@ from .fusion import (
     is_plain,
     lower_modules,
     name_of,
-    pair_of,
     sizes_of,
     value_of,
     values_written,
+    windows_of,
 )
-from .report import ConvertReport, Row
+from .report import ConvertReport, Row, shape_text
 
 _ops = torch.ops.spamm_torch
 
@@ -526,13 +526,10 @@ class _Rewriting:
     def _replace_pool(self, node: fx.Node, leaves_norms: bool, compiles: bool) -> None:
         """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or where
         no compiler makes a kernel as fast."""
-        given = arguments_of(node)
+        given, windows = arguments_of(node), windows_of(node)
         has_own = not compiles and has_own_pool(value_of(given["input"]))
-        if given.get("return_indices") or not (leaves_norms or has_own):
+        if windows is None or not (leaves_norms or has_own):
             return
-        kernel, stride = given["kernel_size"], given.get("stride") or given["kernel_size"]
-        edges = (kernel, stride, given.get("padding", 0), given.get("dilation", 1))
-        windows = [list(pair_of(edge)) for edge in edges]
         args = (given["input"], *windows, bool(given.get("ceil_mode", False)))
         with self.graph.inserting_before(node):
             new = self._first_of(_ops.max_pool2d.default, args, {"norms": leaves_norms})
@@ -621,10 +618,7 @@ def _row(site: Site, choice: Choice | None) -> Row:
     if weight is not None and site.geometry:
         stride, _, dilation, groups = site.geometry
         outer, inner, *kernel = weight.shape
-        shape = f"{inner * groups} > {outer}, {'x'.join(map(str, kernel))}"
-        shape += f", /{stride[0]}" if max(stride) > 1 else ""
-        shape += f", dilated {dilation[0]}" if max(dilation) > 1 else ""
-        shape += f", {groups} groups" if groups > 1 else ""
+        shape = shape_text(inner * groups, outer, kernel, stride, dilation, groups)
     row = Row(site.name, shape, "left", reason=site.reason)
     if choice is None:
         return row

@@ -241,10 +241,7 @@ def _site_of(node: fx.Node, constants: Constants) -> Site | None:
     site.is_last = value is not None and suggest_memory_format(value) == torch.channels_last
     site.reason = _reason(site, name, given, constants)
     if not site.reason:
-        padding = given.get("padding", 0)
-        if isinstance(padding, str):
-            padding = _padding_of(padding, value_of(site.weight), given)
-        edges = (given.get("stride", 1), padding, given.get("dilation", 1))
+        edges = (given.get("stride", 1), _padding_of(site, given), given.get("dilation", 1))
         site.geometry = (*(list(pair_of(edge)) for edge in edges), given.get("groups", 1))
     if name == "spamm":
         known = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -259,14 +256,12 @@ def pair_of(value: Any) -> Any:
 
 
 def _layer_name(node: fx.Node, weight: Any) -> str:
-    """The name of the module that calls it, or of the weight, or of the node."""
-    stack = node.meta.get("nn_module_stack")
-    if stack:
-        path = str(list(stack.values())[-1][0])
-        path = re.sub(r"\['?(\w+)'?\]", r".\1", path)
-        return re.sub(r"\b_modules\.|^L\.(self|fn)\.?|^self\.", "", path).strip(".") or node.name
-    is_attribute = isinstance(weight, fx.Node) and weight.op == "get_attr"
-    return str(weight.target).removesuffix(".weight") if is_attribute else node.name
+    """The name of the weight, or of the module that calls it, or of the node."""
+    if isinstance(weight, fx.Node) and weight.op == "get_attr":
+        return str(weight.target).removesuffix("weight").rstrip(".")
+    path = [str(path) for path, *_ in node.meta.get("nn_module_stack", {}).values()][-1:]
+    words = [word for word in re.findall(r"\w+", "".join(path)) if word != "_modules"]
+    return ".".join(words[2:]) or node.name  # behind "L['self']"
 
 
 def _reason(site: Site, name: str, given: dict[str, Any], constants: Constants) -> str:
@@ -282,19 +277,19 @@ def _reason(site: Site, name: str, given: dict[str, Any], constants: Constants) 
         return "its weight is of another type than its input"
     if not is_plain(weight):
         return f"its weight is a {type(weight).__name__}"
-    padding = given.get("padding", 0)
-    if isinstance(padding, str) and _padding_of(padding, weight, given) is None:
-        return f"padding {padding!r} that differs between sides"
+    if _padding_of(site, given) is None:
+        return f"padding {given['padding']!r} that differs between sides"
     return ""
 
 
-def _padding_of(padding: str, weight: Any, given: dict[str, Any]) -> tuple[int, int] | None:
-    """The padding that a word means; None where sides differ."""
-    if padding == "valid":
-        return (0, 0)
-    dilation = pair_of(given.get("dilation", 1))
-    both = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    return None if any(total % 2 for total in both) else (both[0] // 2, both[1] // 2)
+def _padding_of(site: Site, given: dict[str, Any]) -> Any:
+    """The padding, in numbers where it is a word; None where sides differ."""
+    padding = given.get("padding", 0)
+    if padding == "valid" or not isinstance(padding, str):
+        return 0 if padding == "valid" else padding
+    edges = zip(pair_of(given.get("dilation", 1)), value_of(site.weight).shape[2:], strict=True)
+    both = [d * (k - 1) for d, k in edges]
+    return None if any(total % 2 for total in both) else [total // 2 for total in both]
 
 
 class _Finder:
@@ -368,29 +363,21 @@ class _Finder:
     def _take_scale(self, site: Site) -> bool:
         """Takes a batch norm, or a product or sum with a constant of each channel."""
         node = self._next(site)
-        name = "" if node is None else name_of(node)
-        if node is None or name not in ("batch_norm", "mul", "add"):
+        kind = None if node is None else _SCALES.get(name_of(node))
+        if node is None or kind is None:
             return False
-        if name == "batch_norm":
+        operands: tuple[Any, ...] = (_other_operand(node, site.last),)
+        is_taken = operands[0] is not None and self._is_of_channels(site, operands[0])
+        if kind == "bn":
             given = arguments_of(node)
-            tensors = tuple(given.get(key) for key in _BATCH_NORM)
-            if given.get("training") or tensors[0] is None or given["input"] is not site.last:
-                return False
-            if not all(tensor in self._constants for tensor in tensors):
-                return False
-            site.scales.append(("bn", (*tensors, given.get("eps", 1e-5))))
-        else:
-            other = _other_operand(node, site.last)
-            if (
-                other is None
-                or other not in self._constants
-                or not self._is_of_channels(site, other)
-            ):
-                return False
-            site.scales.append((name, (other,)))
-        self._take(
-            site, node, "bn" if name == "batch_norm" else "scale" if name == "mul" else "shift"
-        )
+            operands = tuple(given.get(key) for key in _BATCH_NORM)
+            has_statistics = not given.get("training") and operands[0] is not None
+            is_taken = has_statistics and given["input"] is site.last
+        if not is_taken or not all(operand in self._constants for operand in operands):
+            return False
+        more = (given.get("eps", 1e-5),) if kind == "bn" else ()
+        site.scales.append((kind, (*operands, *more)))
+        self._take(site, node, kind)
         site.folded = len(site.nodes)
         return True
 
@@ -457,6 +444,7 @@ def _name_behind(node: fx.Node) -> str:
     return name if slope == 0.01 else f"{name} {slope}"
 
 
+_SCALES = {"batch_norm": "bn", "mul": "scale", "add": "shift"}
 _BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
 
@@ -481,17 +469,22 @@ def _is_identity(node: fx.Node) -> bool:
     return not given.get("training", given.get("train", True))
 
 
-def _is_pool_of_pairs(node: fx.Node) -> bool:
+def windows_of(node: fx.Node) -> list[list[Any]] | None:
+    """Kernel, stride, padding and dilation of a max pool, each a pair; None with indices."""
     given = arguments_of(node)
-    kernel, stride, padding, dilation, ceil_mode, indices = (given.get(key) for key in _POOLING)
+    kernel = given["kernel_size"]
     edges = (
-        pair_of(kernel),
-        pair_of(stride or kernel),
-        pair_of(padding or 0),
-        pair_of(dilation or 1),
+        kernel,
+        given.get("stride") or kernel,
+        given.get("padding", 0),
+        given.get("dilation", 1),
     )
-    is_of_pairs = edges == ((2, 2), (2, 2), (0, 0), (1, 1)) and not ceil_mode
-    return not indices and is_of_pairs
+    return None if given.get("return_indices") else [list(pair_of(edge)) for edge in edges]
+
+
+def _is_pool_of_pairs(node: fx.Node) -> bool:
+    is_whole = not arguments_of(node).get("ceil_mode")
+    return is_whole and windows_of(node) == [[2, 2], [2, 2], [0, 0], [1, 1]]
 
 
 def activation_of(node: fx.Node) -> str | None:

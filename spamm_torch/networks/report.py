@@ -168,13 +168,21 @@ def shape_of(layer: nn.Module) -> str:
         return f"{layer.in_features} > {layer.out_features}"
     if not isinstance(layer, nn.modules.conv._ConvNd):
         return ""
-    parts = [f"{layer.in_channels} > {layer.out_channels}", "x".join(map(str, layer.kernel_size))]
-    if set(layer.stride) != {1}:
-        parts.append("/" + "x".join(map(str, dict.fromkeys(layer.stride))))
-    if set(layer.dilation) != {1}:
-        parts.append(f"dilation {'x'.join(map(str, dict.fromkeys(layer.dilation)))}")
-    if layer.groups > 1:
-        parts.append(f"groups {layer.groups}")
+    channels = layer.in_channels, layer.out_channels
+    edges = layer.kernel_size, layer.stride, layer.dilation
+    return shape_text(*channels, *edges, layer.groups)
+
+
+def shape_text(
+    inputs: int, outputs: int, kernel: Any, stride: Any, dilation: Any, groups: int
+) -> str:
+    """The shape of a convolution, as of :func:`shape_of`."""
+    parts = [f"{inputs} > {outputs}", "x".join(map(str, kernel))]
+    for word, edges in (("/", stride), ("dilation ", dilation)):
+        if set(edges) != {1}:
+            parts.append(word + "x".join(map(str, dict.fromkeys(edges))))
+    if groups > 1:
+        parts.append(f"groups {groups}")
     return ", ".join(parts)
 
 
