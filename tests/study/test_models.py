@@ -30,7 +30,7 @@ from models.training import (
     train,
     with_skipping,
 )
-from models.unet import UPSAMPLINGS, UNet
+from models.unet import UNet
 from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
 from spamm_torch import SpAMMConv2d
 
@@ -222,9 +222,8 @@ def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
 # ---- U-Net ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
-def test_shapes_at_every_level(upsampling):
-    model = UNet(in_channels=2, classes=5, width=4, depth=3, upsampling=upsampling).eval()
+def test_shapes_at_every_level():
+    model = UNet(in_channels=2, classes=5, width=4, depth=3).eval()
     shapes = {}
 
     def note(name):
@@ -244,9 +243,6 @@ def test_shapes_at_every_level(upsampling):
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 0, name
     assert UNet().head.weight.shape == (11, 64, 1, 1)
-    line = r"^upsampling must be one of nearest, transposed; got 'b'"
-    with pytest.raises(ValueError, match=line):
-        UNet(upsampling="b")
 
 
 # ---- Fine-tuning with skipping on ----------------------------------------------------------------
