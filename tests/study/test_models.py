@@ -32,7 +32,7 @@ from models.training import (
     train,
     with_skipping,
 )
-from models.unet import UPSAMPLINGS, UNet
+from models.unet import UNet
 from models.vgg13 import CONVOLUTIONS, VGG13
 from spamm_torch import SpAMMConv2d
 
@@ -213,9 +213,8 @@ def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, wo
 # ---- U-Net ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
-def test_shapes_at_every_level(upsampling):
-    model = UNet(in_channels=2, classes=5, width=4, depth=3, upsampling=upsampling).eval()
+def test_shapes_at_every_level():
+    model = UNet(in_channels=2, classes=5, width=4, depth=3).eval()
     shapes = {}
 
     def note(name):
@@ -235,8 +234,6 @@ def test_shapes_at_every_level(upsampling):
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 0, name
     assert UNet().head.weight.shape == (11, 64, 1, 1)
-    with pytest.raises(ValueError, match=r"^upsampling must be one of nearest, transposed; got"):
-        UNet(upsampling="b")
 
 
 # ---- Fine-tuning with skipping on ----------------------------------------------------------------
