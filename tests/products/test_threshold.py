@@ -457,6 +457,10 @@ def test_a_ratio_that_keeps_no_product_warns(device, recwarn):
             torch.stack([a, c]), torch.stack([b, d]), valid_ratio=ratio
         ),
         4: lambda ratio: spamm_torch.linear(a, b[:10], valid_ratio=ratio),
+        # 2 groups, 4 kernel positions, 9 blocks of 2 x 2 pixels of 16 images
+        72: lambda ratio: spamm_torch.conv2d(
+            a.view(16, 64, 4, 4), c.view(128, 32, 2, 2), padding=1, groups=2, valid_ratio=ratio
+        ),
     }
     for products, call in calls.items():
         line = f"of {products} block products is nearest to none of them: all are skipped"
