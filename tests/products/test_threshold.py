@@ -129,11 +129,17 @@ def test_maps_of_any_stride(device):
 
 
 def test_a_ratio_that_keeps_no_product_warns(device, recwarn):
+    x, weight = (
+        matrices.normal(*shape, dtype=torch.float64, device=device, seed=2)
+        for shape in ((16, 64, 4, 4), (128, 32, 2, 2))
+    )
     a, b = (matrices.normal(2, 128, 128, device=device, seed=seed).double() for seed in range(2))
     calls = {
         8: lambda ratio: spamm_torch.mm(a[0], b[0], valid_ratio=ratio),
         16: lambda ratio: spamm_torch.bmm(a, b, valid_ratio=ratio),
         4: lambda ratio: spamm_torch.linear(a[0], b[0, :10], valid_ratio=ratio),
+        # 2 groups, 4 kernel positions, 9 blocks of 2 x 2 pixels of 16 images
+        72: lambda ratio: spamm_torch.conv2d(x, weight, padding=1, groups=2, valid_ratio=ratio),
     }
     for products, call in calls.items():
         line = f"of {products} block products is nearest to none of them: all are skipped"
