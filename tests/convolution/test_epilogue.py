@@ -213,33 +213,24 @@ def test_no_host_tensor_in_a_compiled_graph(device):
     """A float tau is a number of the graph. A CPU tensor would cut CUDA graphs into parts."""
     input, weight, bias, residual = case(device, torch.float32)
     layer = SpAMMConv2d(48, 40, 3, tau=0.5, activation="hardswish", device=device)
-    linear = spamm_torch.SpAMMLinear(5, 3, tau=0.5, device=device)
-    graphs = []
+    linear, graphs = spamm_torch.SpAMMLinear(5, 3, tau=0.5, device=device), []
 
-    def function(input, weight, bias, residual):
-        first = spamm_torch.conv2d(
-            input, weight, bias, padding=1, tau=0.5, residual=residual, activation="relu"
-        )
+    def function(input):
+        more = {"padding": 1, "residual": residual, "activation": "relu"}
+        first = spamm_torch.conv2d(input, weight, bias, tau=0.5, **more)
         return linear(layer(first) + spamm_torch.conv2d(first, layer.weight, tau=0.0)[:, :1])
 
     def backend(graph, inputs):
-        graphs.append((graph, inputs))
+        graphs.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
     with torch.no_grad():
         traced = torch.compile(function, backend=backend, fullgraph=True)
-        expected = function(input[:, :, :, :9], weight, bias, residual)
-        got = traced(input[:, :, :, :9], weight, bias, residual)
-    assert torch.equal(got, expected)
-    ((graph, inputs),) = graphs
-    kinds = {torch.float32}
-    assert {x.dtype for x in inputs if isinstance(x, torch.Tensor)} == kinds
-    made = [
-        node.meta["example_value"]
-        for node in graph.graph.nodes
-        if isinstance(node.meta.get("example_value"), torch.Tensor)
-    ]
+        assert torch.equal(traced(input), function(input))
+    [graph] = graphs
+    values = [node.meta.get("example_value") for node in graph.graph.nodes]
+    made = [x for x in values if isinstance(x, torch.Tensor)]
     assert len(made) > 4
     assert {x.device.type for x in made} == {device.type}
     assert all(x.dim() > 0 for x in made)

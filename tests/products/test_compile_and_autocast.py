@@ -64,26 +64,8 @@ def _stages(norm_a, norm_b):
 
 
 @all_functions
-def test_compiled_is_eager(device, name):
-    """Results and, where there are any, gradients."""
-    function = FUNCTIONS[name]
-
-    def result_and_gradients(f):
-        a, b = (x.requires_grad_() for x in operands(device))
-        result = f(a, b)
-        assert result.requires_grad == (name not in ("norm_map", "stages"))
-        if not result.requires_grad:
-            return (result,)
-        return result, *torch.autograd.grad(result.square().sum(), (a, b))
-
-    (result, *found), (eager, *expected) = map(result_and_gradients, (compiled(function), function))
-    assert torch.equal(result, eager)
-    for gradient, of_eager in zip(found, expected, strict=True):
-        torch.testing.assert_close(gradient, of_eager)
-
-
-@all_functions
 def test_one_graph_serves_all_shapes(device, name):
+    """With the results and the gradients of a call."""
     function = FUNCTIONS[name]
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
@@ -91,9 +73,17 @@ def test_one_graph_serves_all_shapes(device, name):
     frames = set()
     # At least two blocks in each dimension: torch specialises on sizes of 0 and 1.
     for m, k, n in ((100, 150, 70), (65, 180, 130), (257, 129, 99)):
-        a, b = matrices.normal(m, k, device=device), matrices.normal(k, n, device=device)
-        assert torch.equal(traced(a, b), function(a, b))
+        operands = matrices.normal(m, k, device=device), matrices.normal(k, n, device=device)
+        a, b = (x.requires_grad_() for x in operands)
+        found, expected = traced(a, b), function(a, b)
+        assert torch.equal(found, expected)
         frames.add(counter.frame_count)
+        assert found.requires_grad == expected.requires_grad
+        assert found.requires_grad == (name not in ("norm_map", "stages"))
+        if found.requires_grad:
+            gradients = (torch.autograd.grad(x.square().sum(), (a, b)) for x in (found, expected))
+            for gradient, of_eager in zip(*gradients, strict=True):
+                torch.testing.assert_close(gradient, of_eager)
     assert len(frames) == 1
 
 
