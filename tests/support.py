@@ -124,18 +124,6 @@ def uneven(*shape, seed, dtype, least=0.1):
     return values.to(dtype)
 
 
-def norms_of_pixels(images):
-    """(images, rows, columns, blocks of 64 channels), in float64."""
-    padded = F.pad(images.double(), (0, 0, 0, 0, 0, -images.shape[1] % 64))
-    return padded.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
-
-
-def norms_of_layer(images):
-    """(blocks of 64 images, rows, columns, blocks of 64 channels), in float64."""
-    by_pixel = norms_of_pixels(F.pad(images, (0,) * 7 + (-len(images) % 64,)))
-    return by_pixel.unflatten(0, (-1, 64)).norm(dim=1)
-
-
 def operands(dtype=torch.float32, seed=0, m=300, k=400, n=200, device="cuda"):
     a = matrices.normal(m, k, dtype=dtype, device=device, seed=seed)
     return a, matrices.normal(k, n, dtype=dtype, device=device, seed=seed + 1)

@@ -98,7 +98,7 @@ def test_a_partial_block_is_skipped_as_if_it_were_full(device, dtype, images):
 @pytest.mark.parametrize("images", [1, 3, 33, 70])
 @pytest.mark.parametrize("segments", [None, 2, 4])
 def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segments, force):
-    force(segments)
+    force(segments if dtype in (torch.float16, torch.bfloat16) else None)
     input = uneven(images, 136, 9, 8, seed=1, dtype=dtype)
     weight = uneven(72, 136, 3, 3, seed=2, dtype=dtype).to(device)
     tau, _ = Im2col(input, weight.cpu(), padding=1).decide(0.5)

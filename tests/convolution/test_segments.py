@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import Im2col, gap_near, norm_products
-from support import ACTIVATIONS, assert_near, captured, hopper_kernels_run, norms_of_layer
+from support import ACTIVATIONS, assert_near, captured, hopper_kernels_run
 from support import uneven as plain_uneven
 
 import spamm_torch
+from fuzzing import convolutions, space
 
 pytestmark = pytest.mark.cuda
 
@@ -90,7 +91,7 @@ def test_the_epilogue_follows_the_whole_sum(segments, dtype, activation, force):
             options = {"residual": residual, "activation": activation, "return_norms": True}
             got, norms = spamm_torch.conv2d(input, weight, bias, **geometry, tau=tau, **options)
             assert_near(got, ACTIVATIONS[activation](expected))
-            torch.testing.assert_close(norms.double(), norms_of_layer(got), rtol=1e-5, atol=0)
+            space.expect_norms(norms, convolutions.norms_of(got, 64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

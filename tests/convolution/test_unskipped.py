@@ -7,9 +7,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from support import ACTIVATIONS, assert_near, captured, norms_of_layer
+from support import ACTIVATIONS, assert_near, captured
 
 import spamm_torch
+from fuzzing import convolutions, space
 
 pytestmark = pytest.mark.cuda
 
@@ -148,7 +149,7 @@ def test_few_channels(dtype, layer):
         near = near if "residual" in parts else {"rtol": 4 * eps, "atol": 4 * eps}
         for found in (actual, case(**parts)):
             torch.testing.assert_close(found.double(), case.expected(**parts), **near)
-        torch.testing.assert_close(norms.double(), norms_of_layer(actual), rtol=1e-5, atol=1e-30)
+        space.expect_norms(norms, convolutions.norms_of(actual, 64))
 
 
 def test_the_rule_changes_no_bit(force_unskipped):
