@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import Im2col, norm_products
-from support import assert_near, captured, float32_precision, raises_line, uneven
+from support import TOLERANCE, assert_near, captured, float32_precision, raises_line, uneven
 
 import spamm_torch
 from spamm_torch import _arguments
@@ -105,7 +105,7 @@ KNOBS = [{"valid_ratio": x} for x in (0.05, 0.7)] + [{"max_error": x} for x in (
 )
 @pytest.mark.parametrize("knob", KNOBS, ids=str)
 def test_knobs_that_search(device, dtype, images, pixel_block, knob):
-    """Pixel blocks stick out of the grid. In half types the last bit of a norm may decide."""
+    """Pixel blocks stick out of the grid. The last bit of a norm may decide."""
     input, weight = decaying(images, 34, 7, 9, seed=5), decaying(40, 34, 3, 3, seed=6)
     setting = {"padding": 1, "block": (32, 32, 64), "pixel_block": pixel_block}
     input, weight = input.to(dtype), weight.to(dtype)
@@ -113,18 +113,18 @@ def test_knobs_that_search(device, dtype, images, pixel_block, knob):
     norm_a, norm_b, skip_norm = reference.norms(device)
     call = functools.partial(spamm_torch.conv2d, input.to(device), weight.to(device))
     got, info = call(**knob, **setting, return_info=True)
-    assert torch.equal(got, call(tau=info.tau, **setting))
-    skipped = norm_products(norm_a, skip_norm) < info.tau
+    products = norm_products(norm_a, skip_norm)
+    skipped = products < info.tau
     assert info.valid_ratio.item() == pytest.approx(1 - skipped.double().mean().item(), abs=5e-3)
     if "valid_ratio" in knob:
         assert info.valid_ratio.item() == pytest.approx(knob["valid_ratio"], abs=0.01)
     else:
         limit = knob["max_error"] * norm_a.double().norm() * norm_b.double().norm()
         assert info.error_bound <= limit * (1 + 1e-6)
-    if dtype == torch.float64:
-        assert_near(got, reference.product(~skipped))
-        lost = bool((norm_products(norm_a, norm_b)[skipped] > 0).any())
-        assert lost == (knob.get("max_error") != 0)
+        assert bool((norm_products(norm_a, norm_b)[skipped] > 0).any()) == (knob["max_error"] > 0)
+    either = [reference.product(~(products < info.tau * by)) for by in (1 - 1e-5, 1 + 1e-5)]
+    off = torch.stack([(got.cpu().double() - kept).abs() for kept in either]).amin(0).max()
+    assert off <= TOLERANCE[dtype] * either[0].abs().max()
 
 
 def test_groups_share_one_knob(device):
