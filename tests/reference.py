@@ -135,11 +135,6 @@ def multiply(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
         return product + beta * to_float64(input) if input is not None and beta != 0 else product
 
 
-def lost(a, b, norm_a, norm_b, tau, block):
-    """A @ B over the skipped block products: the error from skipping, with nothing else in it."""
-    return _sum_of_block_products(a, b, ~kept(norm_a, norm_b, tau), block)
-
-
 def _sum_of_block_products(a, b, chosen, block, product=lambda x, y, _: x @ y):
     """``product``: of two blocks, by what was chosen for them."""
     m, k, n = edges(block)
