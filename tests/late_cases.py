@@ -143,7 +143,7 @@ def search_cases(device):
             by_error = call_of(OPS.find_tau, max_error=0.3)
             yield Case(f"error search {edge}", faded, by_error, {"norm_a": torch.sqrt})
         change = dict.fromkeys(maps, torch.zeros_like) | {"tau": huge}
-        at_tau = {**maps, "tau": number(0.3, device)}
+        at_tau = {**maps, "tau": number(0.3 if edge > 1 else 0.005, device)}
         yield Case(f"valid_counts {edge}", at_tau, OPS.valid_counts, change)
         yield Case(f"row_work {edge}", at_tau, work, change)
         if edge > 1:
@@ -202,15 +202,16 @@ def convolution_cases(device, dtype, names=tuple(GEOMETRIES), allow_tf32=False):
         geometry = {"stride": (stride, stride), "padding": (padding, padding)}
         call = functools.partial(call_of, allow_tf32=allow_tf32, **geometry)
         calls = {
-            "nothing skipped": (every, call(OPS.conv2d, threshold=0.0)),
             "residual": (every, call(OPS.conv2d_with_norms, threshold=4.0, activation="relu")),
             "boxes": (
                 every,
                 call(OPS.conv2d, threshold=4.0, pixel_block=(1, 8, 8), activation="silu"),
             ),
         }
-        pinned = call(OPS.conv2d, threshold=0.0, **norms)
-        calls["nothing skipped, weight's norms"] = (both, pinned, {"weight": torch.neg})
+        if dtype in HALF_TYPES:  # of others torch's convolution serves
+            calls["nothing skipped"] = (every, call(OPS.conv2d, threshold=0.0))
+            pinned = call(OPS.conv2d, threshold=0.0, **norms)
+            calls["nothing skipped, weight's norms"] = (both, pinned, {"weight": torch.neg})
         if images == 128:
             skipping = functools.partial(call, OPS.conv2d_with_norms)
             calls["ratio"] = (both, skipping(valid_ratio=0.4))
