@@ -79,18 +79,6 @@ def test_whole_blocks_are_the_same_in_every_batch(device, dtype):
     assert torch.equal(together[64:], last)
 
 
-@pytest.mark.parametrize("images", BATCHES)
-def test_a_partial_block_is_skipped_as_if_it_were_full(device, dtype, images):
-    # At positions that are 1, 2 and 4 everywhere, a tau between their norms in full blocks keeps
-    # the last, whether the images fill a block or not.
-    input = torch.tensor([1.0, 2.0, 4.0]).expand(images, 64, 1, 3).to(device, dtype)
-    weight = torch.ones(64, 64, 1, 1, device=device, dtype=dtype)
-    tau = 64.0 * 64.0 * 3.0
-    got = spamm_torch.conv2d(input, weight, tau=tau)
-    expected = torch.tensor([0.0, 0.0, 256.0]).expand(images, 64, 1, 3)
-    assert torch.equal(got.cpu().float(), expected)
-
-
 # ---- Blocks of images that a batch does not fill ------------------------------------------------
 
 
@@ -134,29 +122,6 @@ def test_few_images_fill_the_blocks_of_a_tau_of_zero(device, images):
     if not is_torchs(input, weight, padding=1, tau=0.0):
         assert torch.equal(got, full)
     assert_near(got, F.conv2d(input.double(), weight.double(), padding=1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("images", [1, 5, 64])
-@pytest.mark.parametrize("tau", [0.0, 1e-6])
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-@pytest.mark.parametrize("pixel_block", [None, (1, 4, 8), (8, 2, 2)])
-def test_padding_times_infinity_is_no_number(device, dtype, images, tau, bad, pixel_block):
-    input = uneven(images, 72, 4, 5, seed=5, dtype=dtype)
-    weight = uneven(136, 72, 3, 3, seed=6, dtype=dtype)
-    weight[1, 70, 0, 0] = bad
-    weight[130, 2, 1, 2] = bad
-    padded = F.pad(input, (1, 1, 1, 1)).double()
-    expected = F.conv2d(padded, weight.double())
-    setting = {"padding": 1, "tau": tau, "pixel_block": pixel_block}
-    got = spamm_torch.conv2d(input.to(device), weight.to(device), **setting).cpu()
-    if is_torchs(input.to(device), weight.to(device), **setting):
-        with torch.backends.cudnn.flags(allow_tf32=False):
-            expected = F.conv2d(input.to(device), weight.to(device), padding=1).cpu().double()
-    assert torch.equal(got.isnan(), expected.isnan())
-    assert torch.equal(got.isinf(), expected.isinf())
-    finite = expected.isfinite()
-    assert_near(got[finite], expected[finite])
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,6 @@ def boxed_dtype(request):
         yield request.param
 
 
-KINDS = {
-    "float16": (torch.float16, False),
-    "bfloat16": (torch.bfloat16, False),
-    "float32": (torch.float32, False),
-    "tf32": (torch.float32, True),
-    "float64": (torch.float64, False),
-}
 BLOCKS = [
     ((64, 64, 64), (64, 1, 1)),
     ((128, 32, 128), (64, 2, 1)),
@@ -44,24 +37,21 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("block", "pixel_block"), BLOCKS)
 @pytest.mark.parametrize(("channels", "groups"), [(3, 1), (64, 1), (40, 2), (20, 3)])
-def test_equals_the_documented_matrices(kind, block, pixel_block, channels, groups, set_tf32):
-    """TF32, too, of which the fuzzer draws none."""
-    dtype, allow_tf32 = KINDS[kind]
-    set_tf32(allow_tf32)
-    # Operands that every type holds exactly.
+def test_tf32_on_the_documented_matrices(block, pixel_block, channels, groups, set_tf32):
+    """Operands hold what TF32 does; the fuzzer draws the other types."""
+    set_tf32(True)
     input = uneven(35, groups * channels, 4, 5, seed=1, dtype=torch.bfloat16).double()
     weight = uneven(groups * 72, channels, 3, 2, seed=2, dtype=torch.bfloat16).double()
-    bias = uneven(groups * 72, seed=3, dtype=dtype)
+    bias = uneven(groups * 72, seed=3, dtype=torch.float32)
     setting = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1), "groups": groups}
     setting |= {"block": block, "pixel_block": pixel_block}
     reference = Im2col(input, weight, **setting)
     tau, valid = reference.decide(0.5)
-    operands = (x.to("cuda", dtype) for x in (input, weight, bias))
+    operands = (x.float().cuda() for x in (input, weight, bias))
     got = spamm_torch.conv2d(*operands, **setting, tau=tau, relu=True)
-    assert_near(got, reference.product(valid, bias).relu(), 1e-3 if allow_tf32 else None)
+    assert_near(got, reference.product(valid, bias).relu(), 1e-3)
 
 
 @pytest.mark.parametrize("images", [65, 100, 128, 256])
