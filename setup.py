@@ -75,7 +75,7 @@ HOST_UNITS = {
     "api": r"(api|autocast|library|spamm)\.cpp",
     "convolutions": r"conv/",
     "shards": r"shards/",
-    "cpu": r"cpu/(norm_map|shards|threshold|sparse/[pt])",
+    "cpu": r"cpu/(norm_map|threshold|sparse/[pt])",
     "cuda_sm90": r"cuda/.*_sm90\.cpp",
     "cuda": r"cuda/.*\.cpp",
 }

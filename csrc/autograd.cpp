@@ -8,7 +8,7 @@
 #include "activation.h"
 #include "arguments.h"
 #include "checks.h"
-#include "conv/layers.h"
+#include "conv/backend.h"
 
 namespace spamm {
 namespace {

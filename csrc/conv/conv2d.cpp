@@ -10,7 +10,6 @@
 #include "checks.h"
 #include "conv/backend.h"
 #include "conv/im2col.h"
-#include "conv/layers.h"
 #include "conv/pixel_blocks.h"
 #include "conv/shape.h"
 #include "environment.h"

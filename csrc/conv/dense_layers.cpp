@@ -7,7 +7,7 @@
 #include <c10/util/accumulate.h>
 
 #include "checks.h"
-#include "conv/layers.h"
+#include "conv/backend.h"
 #include "threshold.h"
 
 namespace spamm {

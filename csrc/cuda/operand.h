@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "checks.h"
-#include "cuda/matrices.h"
+#include "cuda/norm_map/norm_map.h"
 #include "kernels/common/tau.h"
 #include "kernels/multiply/params.h"
 #include "threshold.h"

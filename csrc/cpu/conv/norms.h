@@ -15,7 +15,7 @@
 #include "conv/backend.h"
 #include "conv/shape.h"
 #include "cpu/conv/pixels.h"
-#include "cpu/multiply/valid_masks.h"
+#include "cpu/multiply/slice_kernel.h"
 #include "cpu/norm_map/strip_norms.h"
 
 namespace spamm::cpu {
@@ -76,10 +76,6 @@ class ColumnNormWriter {
   void write(int64_t group, int64_t image_block, int64_t block_row, int64_t kernel_position,
              N* norms, int64_t stride) const {
     const int64_t columns = blocks_.count()[2];
-    if (blocks_.edge[1] == 1 && blocks_.edge[2] == 1) {
-      look_up(group, image_block, block_row, kernel_position, norms, stride);
-      return;
-    }
     for (int64_t c = 0; c < columns; ++c, ++norms) {
       const Box block = {image_block, block_row, c};
       const N scale = scale_of(block);
@@ -89,24 +85,6 @@ class ColumnNormWriter {
   }
 
  private:
-  // Blocks of one pixel of several images: each reads one norm.
-  void look_up(int64_t group, int64_t image_block, int64_t row, int64_t kernel_position, N* norms,
-               int64_t stride) const {
-    const N scale = scale_of({image_block, 0, 0});
-    const int64_t channel_blocks = pixels_.channel_blocks();
-    const Seen seen(shape_, kernel_position);
-    const Range inside = seen.columns();
-    const auto y = seen.row(row);
-    for (int64_t b = 0; b < channel_blocks; ++b, norms += stride) {
-      std::fill_n(norms, shape_.output.width, N(0));
-      if (!y) continue;
-      for (int64_t column = inside.begin; column < inside.end(); ++column) {
-        const N* norm = pixels_.at(image_block, *y, seen.column(column), group);
-        norms[column] = scale * norm[b];
-      }
-    }
-  }
-
   N scale_of(const Box& block) const {
     return kind_ == ColumnNorms::kSkip ? partial_block_scale<N>(blocks_.grid, blocks_.edge, block)
                                        : N(1);
@@ -118,6 +96,7 @@ class ColumnNormWriter {
       const N x = seen[channel_block];
       if (x > largest || std::isnan(x)) largest = x;
     });
+    if (blocks_.edge[1] * blocks_.edge[2] == 1) return largest;  // that of one pixel
     return static_cast<N>(scaled_norm(largest, [&](const auto& visit) {
       each(group, block, kernel_position, [&](const N* seen) { visit(seen[channel_block]); });
     }));

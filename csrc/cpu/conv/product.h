@@ -30,7 +30,7 @@
 #include "cpu/conv/pixels.h"
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/microkernel.h"
-#include "cpu/multiply/valid_masks.h"
+#include "cpu/multiply/slice_kernel.h"
 
 namespace spamm::cpu {
 

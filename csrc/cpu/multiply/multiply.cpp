@@ -19,7 +19,6 @@
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/slice_kernel.h"
-#include "cpu/multiply/valid_masks.h"
 #include "cpu/norm_map/strip_norms.h"
 #include "spamm.h"
 #include "stage_range.h"

@@ -136,19 +136,19 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
       at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
   p.output = output.mutable_data_ptr();
 
-  const ConvKernel kernel =
-      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/false);
+  const Kernel kernel =
+      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const auto convolve = [&]() -> Convolve<Norm>* {
     if constexpr (std::is_same_v<Norm, double>) {
       return conv_sm80_f64;
     } else {
       switch (kernel) {
-        case ConvKernel::kSm80F16:
+        case Kernel::kSm80F16:
           return conv_sm80_f16;
-        case ConvKernel::kSm80Bf16:
+        case Kernel::kSm80Bf16:
           return conv_sm80_bf16;
-        case ConvKernel::kSm80Tf32:
+        case Kernel::kSm80Tf32:
           return conv_sm80_tf32;
         default:
           return conv_sm80_f32;

@@ -7,7 +7,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
-#include "kernels/norm_map/split_params.h"
+#include "kernels/norm_map/params.h"
 
 namespace spamm::cuda {
 

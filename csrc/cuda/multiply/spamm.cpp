@@ -196,7 +196,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   const ProductSize size = size_of_product(x.a, x.b);
   const Choice choice =
       choose_product(dtype, block, allow_tf32(), size, chip_of(device), x.symmetric);
-  const TileRow<Kernel>& row = *find_tile(choice.kernel, choice.tile);
+  const TileRow& row = *find_tile(choice.kernel, choice.tile);
   const int split_parts = split_parts_of(choice.kernel);
   const bool split_norms = split_parts > 0 && splits_with_norms(x.a, x.b, block);
   const bool shared = !split_norms && !x.norm_a && !x.norm_b && share_norm_map(x.a, x.b, block);

@@ -1,4 +1,5 @@
-// 32-bit sizes, and fast division by a number that is known before the launch.
+// 32-bit sizes, fast division by a number that is known before the launch, and the upper triangle
+// of a square grid, numbered without gaps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,5 +34,23 @@ struct Divisor {
   }
 #endif
 };
+
+struct GridPlace {
+  int row, column;
+};
+
+// The places on and above the diagonal of a square grid, folded into a rectangle: beside those of
+// each row in the upper half of the grid stand those of a row in the lower half. A grid of T rows
+// gives a rectangle of ceil(T / 2) rows and T columns, or T + 1 if T is even.
+__host__ __device__ constexpr int folded_rows(int edge) { return (edge + 1) / 2; }
+__host__ __device__ constexpr int folded_columns(int edge) { return edge | 1; }
+
+// Finds where a place of the rectangle lies in the grid. The diagonal of the grid is that of the
+// rectangle, and what it cuts off. The places of a column lie in one or two columns of the grid.
+__device__ inline GridPlace unfold(GridPlace folded, int edge) {
+  const int gap = folded_columns(edge) - edge;
+  if (folded.column >= folded.row + gap) return {folded.row, folded.column - gap};
+  return {edge - gap - folded.row, edge - 1 - folded.column};
+}
 
 }  // namespace spamm::kernels

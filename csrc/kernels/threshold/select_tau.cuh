@@ -11,8 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/common/meeting.cuh"
 #include "kernels/common/overlap.cuh"
+#include "kernels/threshold/norm_products.cuh"
 #include "kernels/threshold/staircases.cuh"
 
 namespace spamm::kernels {

@@ -13,7 +13,7 @@
 #include "activation.h"
 #include "kernels/common/integers.h"
 #include "kernels/common/tau.h"
-#include "kernels/norm_map/split_params.h"
+#include "kernels/norm_map/params.h"
 
 namespace spamm::kernels::conv::sm90 {
 

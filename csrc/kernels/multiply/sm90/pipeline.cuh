@@ -53,7 +53,7 @@ struct Config {
 };
 
 // The place of a tile. Row and column count 64 x 64 blocks of C. With kSegmented, `batch` also
-// holds the segment (segments.cuh), because multiplying threads have no register to spare.
+// holds the segment (list.cuh), because multiplying threads have no register to spare.
 struct Tile {
   int batch, row, column;
 };
