@@ -159,6 +159,17 @@ struct SliceKernel {
       }
     }
   }
+  // The same with B where it lies, in rows, as many columns as panels have.
+  void multiply_in_place(const P* a, int64_t lda, int64_t rows, const View<P>& b, Sum* sums,
+                         bool add) const {
+    for (int64_t c = 0; c < b.columns; c += kPanelWidth) {
+      for (int64_t d = 0; d < b.rows; d += kPiece) {
+        Microkernel<P>::multiply(rows, width(b.columns - c), std::min(kPiece, b.rows - d), a + d,
+                                 lda, b.data + d * b.row_stride + c, b.row_stride, sums + c,
+                                 block.n, add || d > 0);
+      }
+    }
+  }
 };
 
 // Writes some rows and columns of C. `sums` is null if no product was valid; `input` may be null,
