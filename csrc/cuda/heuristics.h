@@ -368,13 +368,16 @@ inline TileSize choose_conv_tile_sm90(Kernel kernel, int64_t out_channels, int64
   return pick_tile(kernel, pays, forced, kConvTiles);
 }
 
-// The same where each pixel of a box is judged by itself. The list warp sets the pace there, and a
-// small tile gives it half as many boxes as a narrow one. So small tiles pay while all run at once,
-// though few output channels fill half of each.
-inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int multiprocessors) {
-  constexpr int64_t kBoxesOfSmall = 2;
-  const bool fits = blocks_of(boxes, kBoxesOfSmall) <= multiprocessors;
-  return out_channels <= kNarrowOutput && !fits ? TileSize::kNarrow : TileSize::kSmall;
+// The same where each pixel of a box is judged by itself. Medium tiles have one row of 64 channels,
+// so that pixels that do not count are cleared, which costs less than to put their sums back. They
+// pay while all run at once. Two on a multiprocessor hide each other's latencies, but share its
+// loads, so that they lose where each has many steps.
+inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int64_t steps,
+                                     int multiprocessors) {
+  constexpr int64_t kBoxesOfMedium = 2, kManySteps = 64;
+  const int64_t tiles = blocks_of(boxes, kBoxesOfMedium) * blocks_of(out_channels, kNarrowOutput);
+  const bool fits = tiles <= (steps < kManySteps ? 2 : 1) * int64_t{multiprocessors};
+  return out_channels <= kNarrowOutput || fits ? TileSize::kMedium : TileSize::kSmall;
 }
 
 // Clusters of 8 never won: 16 of them do not find room on an H200 at once.
@@ -487,10 +490,13 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
                        ? 1
                        : choose_conv_segments(work.out_channels, work.pixels, work.steps,
                                               multiprocessors, forced_segments);
-  found.tile = work.by_pixel ? choose_by_pixel_tile(work.out_channels, work.boxes, multiprocessors)
-                             : choose_conv_tile_sm90(
-                                   work.kernel, work.out_channels, work.boxes, multiprocessors,
-                                   work.skips_nothing && found.segments == 1, forced_tile);
+  const bool is_one = found.segments == 1;
+  found.tile =
+      !work.by_pixel
+          ? choose_conv_tile_sm90(work.kernel, work.out_channels, work.boxes, multiprocessors,
+                                  work.skips_nothing && is_one, forced_tile)
+      : is_one ? choose_by_pixel_tile(work.out_channels, work.boxes, work.steps, multiprocessors)
+               : TileSize::kSmall;
   found.claims_tiles = !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms);
   return found;
 }

@@ -78,6 +78,7 @@ inline constexpr TileRow kConvTiles[] = {
     {Kernel::kSm90F16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
     {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
     {Kernel::kSm90F16, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
+    {Kernel::kSm90F16, TileSize::kMedium, {64, 128, 64, 128, 4, 2}, 0},
     {Kernel::kSm90F32x1, TileSize::kSmall, {128, 128, 64, 128, 5, 1}, 0},
     {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 3, 1}, 2},
     {Kernel::kSm90F32x1, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},

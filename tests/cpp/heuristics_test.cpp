@@ -264,13 +264,15 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   EXPECT_EQ(sm80(1, 1'000'000, 64), TileSize::kSmall);  // half of a large tile would be empty
 }
 
-TEST(Heuristics, SmallTilesOfPixelsWhileAllRunAtOnce) {
-  const auto tile = [](int64_t out_channels, int64_t boxes) {
-    return choose_by_pixel_tile(out_channels, boxes, kMultiprocessors);
+TEST(Heuristics, TilesOfOneRowOfPixelsWhileAllRunAtOnce) {
+  const auto tile = [](int64_t out_channels, int64_t boxes, int64_t steps) {
+    return choose_by_pixel_tile(out_channels, boxes, steps, kMultiprocessors);
   };
-  EXPECT_EQ(tile(64, 264), TileSize::kSmall);
-  EXPECT_EQ(tile(64, 265), TileSize::kNarrow);
-  EXPECT_EQ(tile(65, 1'000), TileSize::kSmall);
+  EXPECT_EQ(tile(128, 264, 9), TileSize::kMedium);  // two for each multiprocessor
+  EXPECT_EQ(tile(128, 265, 9), TileSize::kSmall);
+  EXPECT_EQ(tile(128, 132, 90), TileSize::kMedium);  // one for each, as they have many steps
+  EXPECT_EQ(tile(128, 133, 90), TileSize::kSmall);
+  EXPECT_EQ(tile(64, 10'000, 90), TileSize::kMedium);  // half of a small tile would be empty
 }
 
 TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
@@ -330,7 +332,10 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
   EXPECT_TRUE(chosen().claims_tiles);
   work.by_pixel = true;
   work.out_channels = 64;
-  EXPECT_EQ(chosen().tile, TileSize::kSmall);  // narrow where pixels share no box
+  EXPECT_EQ(chosen().tile, TileSize::kMedium);
+  work.has_segments = true;
+  work.out_channels = 512;
+  EXPECT_EQ(chosen().tile, TileSize::kSmall);
 }
 
 TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
