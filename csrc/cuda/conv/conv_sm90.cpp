@@ -21,7 +21,7 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+ConvolutionResult convolve_boxes(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const bool dense = skips_nothing(knob);
   const Convolution boxed = dense ? in_dense_mode(conv) : conv;
@@ -82,7 +82,7 @@ bool adds_residual(const Convolution& conv) {
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const bool is_float = conv.input.scalar_type() == at::kFloat;
-  return convolve(is_float && !skips_nothing(knob) ? with_norm_weight(conv) : conv, knob);
+  return convolve_boxes(is_float && !skips_nothing(knob) ? with_norm_weight(conv) : conv, knob);
 }
 
 // ---- With max pooling ---------------------------------------------------------------------------
