@@ -12,7 +12,6 @@
 #include "activation.h"
 #include "arguments.h"
 #include "backends.h"
-#include "conv/pixel_blocks.h"
 #include "conv/shape.h"
 #include "spamm/spamm.h"
 
@@ -63,6 +62,9 @@ struct ConvolutionResult {
 // cover the output: they are no more than what is computed together.
 Convolution in_full_blocks(Convolution conv);
 
+// The weight matrix (groups, out_channels / groups, K), with K in the order of the im2col matrix.
+at::Tensor weight_matrix(const at::Tensor& weight, int64_t groups, int64_t block_k);
+
 // The norms of the weight matrix: the precomputed ones if there are any.
 at::Tensor weight_norms(const Convolution& conv);
 
@@ -108,7 +110,7 @@ struct DenseBackend {
 };
 
 // One layer as a plain function, for ops that are made of several. Arguments have been checked, but
-// for those of check_conv2d and check_pool.
+// for those of check_conv2d.
 
 // `x.knob` has been checked.
 Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms);
@@ -128,12 +130,5 @@ DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape,
 // is one, and applies the activation, in place. Each step rounds to the output's type. ReLU keeps
 // NaN, as torch's does.
 void apply_epilogue_(const Tensor& output, const OptTensor& residual, Activation activation);
-
-// Channels last if the input or the weight is, as in torch's convolutions.
-at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight);
-
-// Checks the arguments as torch does, and computes the output's size.
-MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
-                   IntArrayRef dilation, bool ceil_mode);
 
 }  // namespace spamm

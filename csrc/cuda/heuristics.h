@@ -457,13 +457,6 @@ bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, in
          padding_left_out() <= kMostPadding;
 }
 
-// Tells whether the thread blocks of Hopper's convolution claim their tiles from a counter. The
-// launch that computes norms also sets the counter to zero. If all norms are precomputed, the
-// counter costs a launch of its own, which pays only for large tiles.
-inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
-  return computes_norms || tile == TileSize::kLarge;
-}
-
 // A convolution of Hopper's kernel of boxes.
 struct ConvWork {
   Kernel kernel;
@@ -474,7 +467,7 @@ struct ConvWork {
   bool by_pixel;      // each pixel of a box is judged by itself
   bool has_segments;  // it may have several
   bool skips_nothing;
-  bool computes_norms;  // see claims_conv_tiles()
+  bool computes_norms;
 };
 
 struct ConvChoice {
@@ -498,7 +491,10 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
                                   work.skips_nothing && is_one, forced_tile)
       : is_one ? choose_by_pixel_tile(work.out_channels, work.boxes, work.steps, multiprocessors)
                : TileSize::kSmall;
-  found.claims_tiles = !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms);
+  // Tiles are claimed from a counter, which the launch that computes norms also sets to zero. If
+  // all norms are precomputed, it costs a launch of its own, which pays only for large tiles.
+  found.claims_tiles =
+      !work.skips_nothing && (work.computes_norms || found.tile == TileSize::kLarge);
   return found;
 }
 

@@ -174,10 +174,6 @@ TEST(Heuristics, TileRowsWalkedTogetherAndCountersOfTiles) {
   for (const Kernel kernel : kKernels) {
     EXPECT_EQ(claims_tiles(kernel), std::string(kernel_name(kernel)).starts_with("sm90"));
   }
-  EXPECT_TRUE(claims_conv_tiles(TileSize::kSmall, /*computes_norms=*/true));
-  EXPECT_TRUE(claims_conv_tiles(TileSize::kLarge, /*computes_norms=*/false));
-  EXPECT_FALSE(claims_conv_tiles(TileSize::kSmall, /*computes_norms=*/false));
-  EXPECT_FALSE(claims_conv_tiles(TileSize::kNarrow, /*computes_norms=*/false));
 }
 
 TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {

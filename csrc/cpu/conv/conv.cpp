@@ -14,7 +14,6 @@
 #include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
 #include "cpu/conv/norms.h"
-#include "cpu/conv/pixels.h"
 #include "cpu/conv/product.h"
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/microkernel.h"

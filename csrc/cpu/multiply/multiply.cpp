@@ -304,7 +304,8 @@ class Product {
     if constexpr (std::is_same_v<T, P>) {
       if (reads_b_) {
         const View<T> b = view<T>(arguments_.b, batch).block(first, j * block_.n, depth, columns);
-        return kernel_.multiply_in_place(a(batch, i, first), lda_, rows, b, sums, add);
+        const auto part = [&](int64_t c) { return std::pair(b.data + c, b.row_stride); };
+        return kernel_.multiply(a(batch, i, first), lda_, rows, depth, columns, part, sums, add);
       }
     }
     kernel_.multiply(a(batch, i, first), lda_, rows, depth, panel, run.begin, columns, sums, add);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "block.h"
 #include "cpu/common/convert.h"
@@ -146,29 +147,28 @@ struct SliceKernel {
     }
   }
 
-  // sums = or, with `add`, += rows of A (rows x depth) times the blocks of a panel from block
-  // `first` on.
-  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, const P* panel, int64_t first,
-                int64_t columns, Sum* sums, bool add) const {
+  // sums = or, with `add`, += rows of A (rows x depth) times `columns` columns of B. part(c): where
+  // those from column c on begin, and the distance of their rows.
+  template <class Part>
+  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, int64_t columns,
+                const Part& part, Sum* sums, bool add) const {
     for (int64_t c = 0; c < columns; c += kPanelWidth) {
-      const int64_t width = this->width(columns - c);
-      const P* b = panel + c * kSliceDepth + first * block.k * width;
+      const auto [b, ldb] = part(c);
       for (int64_t d = 0; d < depth; d += kPiece) {
-        Microkernel<P>::multiply(rows, width, std::min(kPiece, depth - d), a + d, lda,
-                                 b + d * width, width, sums + c, block.n, add || d > 0);
+        Microkernel<P>::multiply(rows, width(columns - c), std::min(kPiece, depth - d), a + d, lda,
+                                 b + d * ldb, ldb, sums + c, block.n, add || d > 0);
       }
     }
   }
-  // The same with B where it lies, in rows, as many columns as panels have.
-  void multiply_in_place(const P* a, int64_t lda, int64_t rows, const View<P>& b, Sum* sums,
-                         bool add) const {
-    for (int64_t c = 0; c < b.columns; c += kPanelWidth) {
-      for (int64_t d = 0; d < b.rows; d += kPiece) {
-        Microkernel<P>::multiply(rows, width(b.columns - c), std::min(kPiece, b.rows - d), a + d,
-                                 lda, b.data + d * b.row_stride + c, b.row_stride, sums + c,
-                                 block.n, add || d > 0);
-      }
-    }
+
+  // The same with the blocks of a panel from block `first` on.
+  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, const P* panel, int64_t first,
+                int64_t columns, Sum* sums, bool add) const {
+    const auto part = [&](int64_t c) {
+      const int64_t width = this->width(columns - c);
+      return std::pair(panel + c * kSliceDepth + first * block.k * width, width);
+    };
+    multiply(a, lda, rows, depth, columns, part, sums, add);
   }
 };
 

@@ -3,10 +3,8 @@
 
 #include <c10/cuda/CUDAException.h>
 
-#include "conv/pixel_blocks.h"
-#include "cuda/conv/sizes_sm90.h"
+#include "conv/shape.h"
 #include "cuda/device.h"
-#include "cuda/forced.h"
 #include "cuda/operand.h"
 #include "stage_range.h"
 #include "threshold.h"

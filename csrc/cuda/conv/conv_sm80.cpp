@@ -8,11 +8,9 @@
 #include <limits>
 
 #include "conv/backend.h"
-#include "conv/im2col.h"
+#include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch.h"
-#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
-#include "cuda/forced.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/multiply.h"
 #include "cuda/norm_map/norm_map.h"
@@ -143,16 +141,10 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
     if constexpr (std::is_same_v<Norm, double>) {
       return conv_sm80_f64;
     } else {
-      switch (kernel) {
-        case Kernel::kSm80F16:
-          return conv_sm80_f16;
-        case Kernel::kSm80Bf16:
-          return conv_sm80_bf16;
-        case Kernel::kSm80Tf32:
-          return conv_sm80_tf32;
-        default:
-          return conv_sm80_f32;
-      }
+      return kernel == Kernel::kSm80F16    ? conv_sm80_f16
+             : kernel == Kernel::kSm80Bf16 ? conv_sm80_bf16
+             : kernel == Kernel::kSm80Tf32 ? conv_sm80_tf32
+                                           : conv_sm80_f32;
     }
   }();
   const kernels::Launch how = {

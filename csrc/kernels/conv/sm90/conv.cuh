@@ -18,10 +18,8 @@
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
-#include "kernels/conv/sm90/epilogue_f32.cuh"
-#include "kernels/conv/sm90/list_by_pixel.cuh"
+#include "kernels/conv/sm90/list.cuh"
 #include "kernels/conv/sm90/load.cuh"
-#include "kernels/conv/sm90/residual.cuh"
 #include "kernels/conv/sm90/segments.cuh"
 
 namespace spamm::kernels::sm90 {

@@ -4,8 +4,8 @@
 // tiles of a thread block alternately.
 #pragma once
 
-#include "kernels/common/integers.h"
 #include "kernels/common/overlap.cuh"
+#include "kernels/common/parameters.h"
 #include "kernels/common/skip_test.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"

@@ -20,7 +20,6 @@
 #include "kernels/multiply/sm90/load.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
-#include "kernels/multiply/store_pair.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 

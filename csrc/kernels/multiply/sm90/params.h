@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "kernels/common/tile.h"
-#include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
 
 namespace spamm::kernels::multiply::sm90 {
@@ -17,7 +16,7 @@ struct TiledProduct {
   MultiplyParams<Norm> product;
   int tiles, tile_rows, tile_columns;  // tiles: of all batches and segments; the others: of one
   // Not 0: only tiles on and above the diagonal, so many along it, are computed. Rows and columns
-  // are then those of the folded grid (common/integers.h).
+  // are then those of the folded grid (common/parameters.h).
   int folded_edge;
   int inner_rows, inner_columns;  // of tiles that do not lie outside C for the most part
   int group_rows;                 // tile rows of a group, see tile_at() in list.cuh

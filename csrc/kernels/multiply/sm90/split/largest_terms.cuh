@@ -16,7 +16,6 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/common/skip_test.cuh"
-#include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
 #include "kernels/norm_map/params.h"
 

@@ -16,11 +16,11 @@
 #include "cutlass/arch/barrier.h"
 #include "kernels/multiply/sm90/launch.cuh"
 #include "kernels/multiply/sm90/load.cuh"
+#include "kernels/multiply/sm90/pipeline.cuh"
 #include "kernels/multiply/sm90/split/largest_terms.cuh"
 #include "kernels/multiply/sm90/split/promoted_granules.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
 #include "kernels/multiply/sm90/split/scaled_sums.cuh"
-#include "kernels/multiply/store_pair.cuh"
 
 namespace spamm::kernels::sm90 {
 

@@ -1,5 +1,5 @@
-// 32-bit sizes, fast division by a number that is known before the launch, and the upper triangle
-// of a square grid, numbered without gaps.
+// Parts of kernels' parameters: thresholds, 32-bit sizes, fast division by a number that is known
+// before the launch, and the upper triangle of a square grid, numbered without gaps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +8,16 @@
 #include <cstdint>
 
 namespace spamm::kernels {
+
+// A threshold, in the type of the norms. Either on the device, where the host never reads it, or by
+// value.
+template <class Norm>
+struct Tau {
+  const Norm* on_device;  // null: use `on_host`
+  Norm on_host;
+
+  __device__ Norm value() const { return on_device ? *on_device : on_host; }
+};
 
 struct Size2 {
   int rows, columns;
