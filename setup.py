@@ -72,10 +72,10 @@ PRECOMPILED = "csrc/precompiled.h"  # relative to this folder and to that of obj
 # Host files that are compiled as one, by their paths in csrc/; of two patterns the first counts.
 # A file costs 4 s by itself and 1 to 2 s in a unit. Files of no unit take 20 s and more.
 HOST_UNITS = {
-    "api": r"(api|autocast|library|spamm)\.cpp",
+    "api": r"(api|library|spamm)\.cpp",
     "convolutions": r"conv/",
     "shards": r"shards/",
-    "cpu": r"cpu/(norm_map|shards|threshold|sparse/[pt])",
+    "cpu": r"cpu/(norm_map|threshold|sparse/[pt])",
     "cuda_sm90": r"cuda/.*_sm90\.cpp",
     "cuda": r"cuda/.*\.cpp",
 }
