@@ -213,12 +213,14 @@ def _rows(network, batch, options):
     def timed(calls, mode, repeats=options.repeats):
         return interleaved(calls, device, repeats, eager=mode == "eager")
 
+    is_usual = options.precision == PRECISION[device.type]
+    label = network if is_usual else f"{network}, {options.precision}"
     most = _MOST_ERROR * max(error_of(dense), _LEAST_ERROR)
     calls, rows = {}, {}
     for name in options.candidates:
         if name == "held-tau" and batch > HELD_TAU_IMAGES:
             continue
-        row = rows[name] = {"network": network, "batch": batch, "candidate": name}
+        row = rows[name] = {"network": label, "batch": batch, "candidate": name}
         try:
             model = prepared(name, dense, pictures)
             call = functools.partial(model, pictures)
