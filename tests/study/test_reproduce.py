@@ -217,7 +217,7 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch, error, why):
 
 
 def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
-    """Of a matrix in which some rows hold nothing."""
+    """The matrix has rows that hold nothing."""
     a = torch.rand(100, 100, generator=torch.Generator().manual_seed(0))
     a[a < 0.7] = 0
     a[:3] = a[50:60] = 0
