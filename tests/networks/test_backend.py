@@ -527,7 +527,7 @@ def test_refresh_reaches_what_was_compiled():
 @torch.no_grad()
 def test_network_of_onnx2torch(tmp_path):
     onnx2torch = pytest.importorskip("onnx2torch")
-    model, images = resnet(), pictures()
+    model, images = network("resnet18"), pictures(size=32)
     torch.onnx.export(model, (images,), tmp_path / "net.onnx", dynamo=False)
     graph = onnx2torch.convert(str(tmp_path / "net.onnx")).eval()
     run = compiled(graph)
