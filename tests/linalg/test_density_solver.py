@@ -16,7 +16,7 @@ from models.water import matrices
 from spamm_torch import sparse
 from spamm_torch.linalg import DensitySolver, NotConverged, density
 from spamm_torch.linalg.density import BOLTZMANN
-from spamm_torch.linalg.expansion import Fermi, planned, wide
+from spamm_torch.linalg.expansion import Fermi, expansion_for, fermi_window
 
 SCF = Path(__file__).resolve().parents[2] / "data" / "scf"
 
@@ -294,7 +294,7 @@ def test_temperatures(waters, temperature, count):
 def test_polynomials_of_fermi_functions():
     """At points of the whole spectrum, wherever in its range the chemical potential is."""
     for width, mu in ((1.0, 0.3), (30.0, 21.0)):
-        made = planned(*wide(1e-3, (0.0, width), mu))
+        made = expansion_for(*fermi_window(1e-3, (0.0, width), mu))
         fermi = Fermi(made, 1e-3, 1e-9)
         energies = torch.linspace(0, width, 20001, dtype=torch.float64)
         energies = torch.cat((energies, torch.linspace(mu - 0.05, mu + 0.05, 20001).double()))

@@ -11,7 +11,7 @@ from support import (
     refuses,
 )
 
-from density import basis, sources
+from density import sources
 from density.measuring import measure, methods
 from density.sources import Problem
 from models.files import UserError
@@ -203,7 +203,8 @@ def chain():
 def waters():
     """The embedded cluster, and its F in an orthogonal basis."""
     problem = sources.embedded("default")
-    return problem, basis.transformed(problem.fock, basis.inverse_factor(problem.overlap))
+    z = linalg.inverse_factor(problem.overlap, max_error=1e-11, block=32).matrix
+    return problem, linalg.in_basis(problem.fock, z, max_error=1e-13, block=32).matrix
 
 
 def purify(fock, occupied, schedule):
@@ -295,26 +296,6 @@ def _initial_of(fock):
     """By Gershgorin's circles, of a chain: -gap/2 - 1 to gap/2 + 1."""
     edge = fock[0, 0].abs() + 1
     return (edge * torch.eye(len(fock)) - fock) / (2 * edge)
-
-
-# ---- The orthogonal basis -----------------------------------------------------------------------
-
-
-def test_the_basis_of_an_overlap(waters, device):
-    overlap = waters[0].overlap.to(device)
-    z = basis.inverse_factor(overlap)
-    one = torch.eye(len(z), dtype=z.dtype, device=device)
-    assert torch.linalg.vector_norm(z.mT @ overlap @ z - one) < 1e-9
-
-
-def test_the_energy_is_that_of_the_generalised_eigenproblem(waters):
-    """F C = S C e by Cholesky's factor of S: another basis, the same energies."""
-    problem, fock = waters
-    factor = torch.linalg.cholesky(problem.overlap)
-    half = torch.linalg.solve_triangular(factor, problem.fock, upper=False)
-    reduced = torch.linalg.solve_triangular(factor, half.mT, upper=False)
-    _, expected = exact((reduced + reduced.mT) / 2, problem.occupied)
-    assert exact(fock, problem.occupied)[1] == pytest.approx(expected, abs=1e-9)
 
 
 # ---- Arguments that are refused before the first product, and answers that are none -------------

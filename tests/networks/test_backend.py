@@ -188,6 +188,17 @@ def test_what_is_left_says_why():
         assert reasons == ["not a 2-d convolution", "no batch of images"]
 
 
+@torch.no_grad()
+def test_layers_of_one_name_have_a_row_each():
+    model = nn.ModuleList(function(lambda y, x: F.leaky_relu(y, 0.2)) for _ in range(2)).eval()
+    for images in (torch.randn(1, 32, 9, 9), torch.randn(2, 32, 9, 9)):
+        for block in model:
+            block.compile(backend="spamm_torch", options={"inner": "eager", "measure": False})
+            block(images)
+    rows = [(row.name, row.then) for row in explain(model)]
+    assert rows == [("0.conv", "leaky_relu 0.2"), ("1.conv", "leaky_relu 0.2")]
+
+
 def test_arguments_are_refused():
     model, images = conv().eval(), torch.randn(1, 32, 5, 5)
     for options, text in (({"inner": "xla"}, "xla"), ({"measure": 1}, "measure")):

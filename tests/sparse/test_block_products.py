@@ -65,6 +65,27 @@ def test_the_bits_of_dense_storage(
     assert torch.equal(mirrored.to_dense(), mirrored.to_dense().mT)
 
 
+def test_a_ratio_that_keeps_no_stored_product_warns(device, recwarn):
+    """No block may be stored, and none of several equal products be nearest."""
+    x = patterns.matrix("banded", 4, 4, 32, torch.float64, device=device)
+    calls = [
+        lambda: spamm_torch.mm(x, x, valid_ratio=0.01).values(),
+        lambda: spamm_torch.addmm(x, x, x, beta=0, valid_ratio=0.01).values(),
+        lambda: sparse.plan(x, x, valid_ratio=0.01).slots_a,
+        lambda: spamm_torch.mm(*[sparse.identity(96, 32, like=x)] * 2, valid_ratio=0.3).values(),
+    ]
+    line = r"valid_ratio 0\.01 of \d+ products of stored blocks is nearest to none of them|of 3 "
+    for call in calls:
+        with pytest.warns(UserWarning, match=line) as found:
+            assert not call().any()
+        assert found[0].filename == __file__
+    recwarn.clear()
+    none = sparse.from_dense(torch.zeros(96, 96, dtype=torch.float64, device=device), drop=1.0)
+    spamm_torch.mm(none, none, valid_ratio=0.01)
+    assert spamm_torch.mm(x, x, valid_ratio=0.3).values().any()
+    assert not recwarn.list
+
+
 def test_a_given_norm_map_decides():
     a = patterns.matrix("full", 3, 3, 32)
     norms = spamm_torch.norm_map(a)
