@@ -184,10 +184,8 @@ class Fermi:
         self.energies, images = (torch.cat(x) for x in zip(*parts, strict=True))
         angle = torch.acos((2 * images - 1).clamp(-1, 1))[:, None]
         for degree in _DEGREES:
-            self.degree, self.values = (
-                degree,
-                torch.cos(angle * torch.arange(degree + 1, device="cpu")),
-            )
+            self.degree = degree
+            self.values = torch.cos(angle * torch.arange(degree + 1, device="cpu"))
             self.fit = torch.linalg.pinv(self.values, rtol=1e-14)
             if self.polynomial((low + high) / 2)[1] <= tolerance:
                 break
@@ -210,17 +208,17 @@ class Fermi:
 
     def potential(self, moments: Tensor, count: float) -> float:
         """The chemical potential of so many electrons; in a gap its middle."""
-        found = []
-        for wanted in (count - 1e-9, count + 1e-9):
+        ends = []
+        for electrons in (count - 1e-9, count + 1e-9):
             low, high = self.range
             for _ in range(80):
                 middle = (low + high) / 2
-                if self.electrons(moments, middle) < wanted:
+                if self.electrons(moments, middle) < electrons:
                     low = middle
                 else:
                     high = middle
-            found.append(low)
-        return sum(found) / 2
+            ends.append(low)
+        return sum(ends) / 2
 
 
 def in_factors(coefficients: Sequence[float]) -> list[list[float]]:

@@ -303,23 +303,19 @@ def check_plan(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be one of spamm_torch.sparse.plan; got {type(plan).__name__}")
-    pairs = {"a": (plan.norm_a, a), "b": (plan.norm_b, b), "input": (plan.input, input)}
-    for made, got in pairs.values():
-        if (made is None) != (got is None):
-            raise RuntimeError(
-                f"plan must be one of {'addmm, with its input' if got else 'mm, without input'}; "
-                "got another"
-            )
+    if (plan.input is None) != (input is None):
+        what = "addmm, with its input" if input else "mm, without input"
+        raise RuntimeError(f"plan must be one of {what}; got another")
     if plan.symmetric != symmetric:
         raise RuntimeError(f"plan must have the call's symmetric, {symmetric}; got the other")
     if a.values.is_cuda and _places_of(a, b, input) == plan.places:
         return (torch.cat(_indices_of(a, b, input)) != plan.indices).any()
-    for name, (made, got) in pairs.items():
-        if made is not None and got is not None and not made.has_pattern_of(got):
+    for name, of, got in zip(("a", "b", "input"), plan[:3], (a, b, input), strict=True):
+        if of is not None and got is not None and not of.has_pattern_of(got):
             raise RuntimeError(
-                f"plan must be of the pattern of {name}: expected {len(made.col)} stored blocks in "
-                f"{made.rows} x {made.columns}; got {len(got.col)} in {got.rows} x {got.columns}"
-                + (", in other places" if len(made.col) == len(got.col) else "")
+                f"plan must be of the pattern of {name}: expected {len(of.col)} stored blocks in "
+                f"{of.rows} x {of.columns}; got {len(got.col)} in {got.rows} x {got.columns}"
+                + (", in other places" if len(of.col) == len(got.col) else "")
             )
     return None
 
