@@ -159,8 +159,9 @@ def explain(model: nn.Module) -> ConvertReport:
             since, or the result of :func:`fuse`.
 
     Returns:
-        A report: a row for each convolution, with what its call computes, the times of its
-        candidates, and the reason of the choice, or why it was left.
+        A report: a row for each convolution by the name of its weight, with what its call computes
+        and what follows, the times of its candidates, and the reason of the choice, or why it was
+        left.
 
     Raises:
         TypeError: a model that is no module.
@@ -175,7 +176,7 @@ def explain(model: nn.Module) -> ConvertReport:
     """
     check_module(model, "explain")
     rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))
-    calls = sorted(_calls_of(model), key=lambda call: call.number)
+    calls = [] if rows else sorted(_calls_of(model), key=lambda call: call.number)
     if not rows and not calls:
         raise ValueError(
             "explain expects a model that the backend spamm_torch compiled, called since; got "
