@@ -492,7 +492,8 @@ class _Rewriting:
                     nodes.append(own if is_own else None)
                     continue
                 self.kept.append((place, which))
-                self.buffers.append(_apart(value, memories))
+                is_shared = not value.is_mkldnn and value.untyped_storage().data_ptr() in memories
+                self.buffers.append(value.clone() if is_shared else value)  # in memory of its own
                 nodes.append(self._attribute(site.node))
             self._replace(site, choice.engine, nodes, readers)
         # Others than constants may have effects, which nothing tells.
@@ -586,12 +587,6 @@ class _Rewriting:
         self._now[end] = new
         for node in reversed(nodes):
             self.graph.erase_node(node)
-
-
-def _apart(value: Tensor, memories: set[int]) -> Tensor:
-    """The tensor, in memory that no source has."""
-    is_shared = not value.is_mkldnn and value.untyped_storage().data_ptr() in memories
-    return value.clone() if is_shared else value
 
 
 def _fills_block(node: fx.Node) -> bool:

@@ -319,8 +319,10 @@ class _Finder:
         site.then = _name_behind(site.last)
         if site.activation == "relu" and site.residual is None and not site.skips:
             node = self._next(site)
-            is_pair = node is not None and name_of(node) == "max_pool2d"
-            site.pool = node if is_pair and _is_pool_of_pairs(node) else None
+            if node is not None and name_of(node) == "max_pool2d":
+                is_of_pairs = windows_of(node) == [[2, 2], [2, 2], [0, 0], [1, 1]]
+                is_whole = not arguments_of(node).get("ceil_mode")
+                site.pool = node if is_of_pairs and is_whole else None
 
     def _next(self, site: Site) -> fx.Node | None:
         """The only user of what the site computes so far, if it can be computed with it."""
@@ -480,11 +482,6 @@ def windows_of(node: fx.Node) -> list[list[Any]] | None:
         given.get("dilation", 1),
     )
     return None if given.get("return_indices") else [list(pair_of(edge)) for edge in edges]
-
-
-def _is_pool_of_pairs(node: fx.Node) -> bool:
-    is_whole = not arguments_of(node).get("ceil_mode")
-    return is_whole and windows_of(node) == [[2, 2], [2, 2], [0, 0], [1, 1]]
 
 
 def activation_of(node: fx.Node) -> str | None:
