@@ -15,8 +15,6 @@ layer that can skip asks of each block, in batches of up to 32.
 import copy
 import functools
 import gc
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,14 +57,17 @@ class Network:
 
 
 _TORCHVISION = (
-    *("resnet18", "resnet50", "vgg11", "vgg13_bn", "densenet121", "mobilenet_v3_large"),
-    *("convnext_tiny", "efficientnet_b0"),
+    *("resnet18", "resnet50", "vgg11", "vgg13_bn", "densenet121", "squeezenet1_1"),
+    *("convnext_tiny", "efficientnet_b0", "mobilenet_v2", "mobilenet_v3_large"),
     *("regnet_y_3_2gf", "resnext50_32x4d"),  # grouped
 )
 NETWORKS = {
     name: Network(functools.partial(torchvision.models.get_model, name, weights=None))
     for name in _TORCHVISION
 } | {
+    "inception_v3": Network(
+        functools.partial(torchvision.models.inception_v3, init_weights=False), 299
+    ),
     "vgg13_32": Network(VGG13, size=32, batches=(1, 8, 32, 128, 512)),
     "unet": Network(UNet, size=512, batches=(1, 8)),
 }
@@ -89,18 +90,13 @@ def settled_model(network, device):
         torch.manual_seed(0)
         model = network.build()
     model = model.to(device, memory_format=torch.channels_last).eval()
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the average of all batches, here of one
-        norm.train()
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.reset_running_stats()
+            norm.train().momentum = None  # the average of all batches, here of one
     with torch.no_grad():
         model(pictures_for(network, _SETTLING_IMAGES, device))
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-        norm.eval()
-    return model
+    return model.eval()
 
 
 # ---- Options ------------------------------------------------------------------------------------
@@ -126,21 +122,20 @@ PRECISION = {"cpu": "float32", "cuda": "float16"}
 
 def add_options(parser):
     cli.add_device_option(parser)
-    cli.add_choices(parser, "--networks", "some of them", DEFAULTS, NETWORKS, metavar="NETWORK")
-    cli.add_choices(
-        parser, "--candidates", "some of them", DEFAULTS, CANDIDATES, metavar="CANDIDATE"
-    )
-    cli.add_choices(parser, "--modes", "some of them", DEFAULTS, MODES, metavar="MODE")
+    for name, choices in (("network", NETWORKS), ("candidate", CANDIDATES), ("mode", MODES)):
+        shown = {"metavar": name.upper()}
+        cli.add_choices(parser, f"--{name}s", "some of them", DEFAULTS, choices, **shown)
     what = "images a batch; None: each network's own, 1 to 128"
     cli.add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
+    what = "of all candidates; by default float16 on CUDA, float32 on a CPU"
+    parser.add_argument("--precision", choices=PRECISIONS, help=what)
     cli.add_repeats_option(parser, DEFAULTS)
 
 
 def choose(options):
     options.candidates = [name for name in CANDIDATES if name in options.candidates]
     options.modes = [mode for mode in MODES if mode in options.modes]
-    options.precision = PRECISION[options.device.type]
-    use_precision(options.precision)
+    options.precision = options.precision or PRECISION[options.device.type]
     if options.device.type == "cpu" and options.modes != ["eager"]:
         raise UserError("expected --modes eager on a CPU; got CUDA graph")
 
@@ -161,49 +156,27 @@ def cells(options):
 # ---- Candidates ---------------------------------------------------------------------------------
 
 
-class Candidates:
-    """One network's candidates at one batch of pictures, in the dtype to measure."""
-
-    def __init__(self, dense, pictures):
-        self._dense, self._pictures, self._made = dense, pictures, {}
-
-    def prepare(self, name):
-        """The candidate as a call, compiled, and the seconds that took."""
-        start = time.perf_counter()
-        made = {
-            "dense": lambda: self._dense,
-            "compiled": lambda: _compiled(self._dense),
-            "max-autotune": lambda: _compiled(self._dense, mode=_MAX_AUTOTUNE),
-            "freezing": self._frozen,
-            "ours": lambda: self._by_backend(name, "eager"),
-            "ours-compiled": lambda: self._by_backend(name, "inductor"),
-            "held-tau": lambda: self._by_backend(name, "eager"),
-        }
-        model = made[name]()
-        model(self._pictures)
-        return model, time.perf_counter() - start
-
-    def actions(self, name):
-        """{engine: number of layers} that the backend reports of a candidate, or None."""
-        if name not in self._made:
-            return None
-        return dict(Counter(row.action for row in spamm_torch.explain(self._made[name])))
-
-    def _frozen(self):
-        """Dynamo and Inductor read the global setting; the option tells this call's code apart
-        from that of max-autotune, whose options are equal otherwise."""
-        options = torch._inductor.list_mode_options(_MAX_AUTOTUNE) | {"freezing": True}
-        compiled = _compiled(self._dense, options=options)
-        with torch._inductor.config.patch(freezing=True):
-            compiled(self._pictures)
-        return compiled
-
-    def _by_backend(self, name, inner):
-        """The network compiled by the backend, a copy of its own."""
-        model = self._made[name] = copy.deepcopy(self._dense)
+def prepared(name, dense, pictures):
+    """A candidate of a dense network, compiled for these pictures."""
+    if name == "dense":
+        return dense
+    if name in ("ours", "ours-compiled", "held-tau"):
+        own = copy.deepcopy(dense)
         if name == "held-tau":
-            spamm_torch.convert_(model, HELD)
-        return _compiled(model, backend="spamm_torch", options={"inner": inner})
+            spamm_torch.convert_(own, HELD)
+        inner = "inductor" if name == "ours-compiled" else "eager"
+        model = _compiled(own, backend="spamm_torch", options={"inner": inner})
+    elif name == "freezing":
+        # Dynamo and Inductor read the global setting; the option tells this call's code apart
+        # from that of max-autotune, whose options are equal otherwise.
+        options = torch._inductor.list_mode_options(_MAX_AUTOTUNE) | {"freezing": True}
+        model = _compiled(dense, options=options)
+    else:
+        settings = {"mode": _MAX_AUTOTUNE} if name == "max-autotune" else {}
+        model = _compiled(dense, **settings)
+    with torch._inductor.config.patch(freezing=name == "freezing"):
+        model(pictures)
+    return model
 
 
 def _compiled(model, **settings):
@@ -228,8 +201,10 @@ def measure_network(name, batch, options):
 def _rows(network, batch, options):
     device, dtype = options.device, PRECISIONS[options.precision][0]
     pictures = pictures_for(NETWORKS[network], batch, device)
+    use_precision("float32")
     dense = settled_model(NETWORKS[network], device)
     expected = dense(pictures)
+    use_precision(options.precision)
     pictures, dense = pictures.to(dtype), dense.to(dtype)
 
     def error_of(model):
@@ -238,28 +213,27 @@ def _rows(network, batch, options):
     def timed(calls, mode, repeats=options.repeats):
         return interleaved(calls, device, repeats, eager=mode == "eager")
 
+    is_usual = options.precision == PRECISION[device.type]
+    label = network if is_usual else f"{network}, {options.precision}"
     most = _MOST_ERROR * max(error_of(dense), _LEAST_ERROR)
-    candidates, calls, rows = Candidates(dense, pictures), {}, {}
+    calls, rows = {}, {}
     for name in options.candidates:
         if name == "held-tau" and batch > HELD_TAU_IMAGES:
             continue
-        row = rows[name] = {"network": network, "batch": batch, "candidate": name}
+        row = rows[name] = {"network": label, "batch": batch, "candidate": name}
         try:
-            model, seconds = candidates.prepare(name)
+            model = prepared(name, dense, pictures)
             call = functools.partial(model, pictures)
             for mode in options.modes:  # what cannot be captured fails here, and alone
                 timed({name: call}, mode, repeats=1)
+            error = row["error"] = error_of(model)
+            if not error <= most:
+                raise RuntimeError(
+                    f"WRONG RESULT: expected an error of at most {most:.2g}; got {error:.2g}"
+                )
+            calls[name] = call
         except Exception as error:
             row["absent"] = first_line(error)
-            continue
-        row["error"] = error_of(model)
-        if row["error"] <= most:
-            calls[name] = call
-            row |= {"prepare_s": seconds, "actions": candidates.actions(name)}
-        else:
-            row["absent"] = (
-                f"WRONG RESULT: expected an error of at most {most:.2g}; got {row['error']:.2g}"
-            )
     found = []
     for mode in options.modes:
         times = timed(calls, mode)
