@@ -6,7 +6,7 @@ All come from norm maps, by tensor operations on the operands' device. Nothing w
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -143,6 +143,27 @@ def default_pixel_block(has_tau: bool, images: int, n: int) -> tuple[int, int, i
     return together, 1 << (rest // 2), 1 << (rest - rest // 2)
 
 
+def _blocks(
+    weight: Tensor, groups: int, images: int, has_tau: bool, block: Any, pixel_block: Any
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The blocks (m, k, n) and the pixel block of a convolution of checked arguments."""
+    edges = conv_block(weight.shape[0] // groups, weight.shape[1], block, pixel_block)
+    images, rows, columns = pixel_block or default_pixel_block(has_tau, images, edges[2])
+    return edges, (images, rows, columns)
+
+
+def conv2d_grid(
+    weight: Tensor, groups: int, output: Sequence[int], block: Any, pixel_block: Any
+) -> list[int]:
+    """The numbers of groups and of blocks along M, K and N, for a threshold that is searched for.
+    ``output``: the shape of the result.
+    """
+    images, channels, *sides = (1, *output)[-4:]
+    (m, k, _), pixels = _blocks(weight, groups, images, False, block, pixel_block)
+    edges = zip((channels // groups, weight.shape[1], images, *sides), (m, k, *pixels), strict=True)
+    return [groups, *weight.shape[2:], *(-(-size // edge) for size, edge in edges)]
+
+
 def conv2d_norm_maps(
     input: Tensor,
     weight: Tensor,
@@ -154,10 +175,8 @@ def conv2d_norm_maps(
 ) -> NormMaps:
     """The norm maps (groups, MB, KB) and (groups, KB, NB) of a convolution of checked arguments."""
     batch = input if input.dim() == 4 else input.unsqueeze(0)
-    groups, (out_channels, in_channels) = geometry[3], weight.shape[:2]
-    edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
-    images, rows, columns = pixel_block or default_pixel_block(has_tau, batch.shape[0], edges[2])
-    pixels = (images, rows, columns)
+    groups = geometry[3]
+    edges, pixels = _blocks(weight, groups, batch.shape[0], has_tau, block, pixel_block)
     if norm_weight is None:
         norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
     norms = _im2col_norms(batch, weight, geometry, edges[1], pixels)

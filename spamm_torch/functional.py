@@ -22,9 +22,8 @@ Common to all functions:
       float; in a tensor, whose value is not looked at, it skips nothing.
   ``valid_ratio``
       Share of block products to keep, in (0, 1], met as nearly as whole block products and ties
-      allow: with few blocks the nearest may be none of them, and the result zero (products of dense
-      matrices and :func:`find_tau` warn then). The threshold is searched for in each call, on the
-      device.
+      allow: with few blocks the nearest may be none of them, and the result zero (a warning says
+      so). The threshold is searched for in each call, on the device.
   ``max_error``
       Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B);
       inf skips all. Searched for likewise. For an absolute bound e,
@@ -89,6 +88,7 @@ from ._info import (
     NormMaps,
     SkipInfo,
     as_multiplied,
+    conv2d_grid,
     conv2d_norm_maps,
     multiplied_dtype,
     share_of_valid,
@@ -879,13 +879,16 @@ def conv2d(
         check_integers(padding, "padding")
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
     result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name)
+    output = result[0] if return_norms else result
+    if valid_ratio is not None:
+        grid = conv2d_grid(weight, groups, output.shape, block, pixel_block)
+        _warn_where_none_stays(valid_ratio, grid, 4)
     if not return_info:
         return result
     x, w = (as_multiplied(operand) for operand in (input, weight))
     geometry = (_both(stride), _both(padding), _both(dilation), groups)
     maps = conv2d_norm_maps(x, w, geometry, has_tau(knobs), block, pixel_block, norm_weight)
     with torch.no_grad():
-        output = result[0] if return_norms else result
         is_torchs = _skips_nothing(knobs) and (
             torch.compiler.is_compiling()
             or _ops.conv2d_backend(x, w, *given[2:]) in ("cudnn", "onednn")

@@ -1,6 +1,7 @@
 """Norm maps of block-sparse matrices, which are ``torch.sparse_csr``, and plans of products."""
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -265,6 +266,20 @@ def make_plan(
     return Plan(norm_a, norm_b, input, tau, symmetric, crow, col, first, *slots)
 
 
+def warn_where_none_stays(valid_ratio: float | None, made: Plan, level: int) -> None:
+    """Warns where a ratio has left none of the products that there are; waits only then.
+    ``level``: of the caller's caller, as of ``warnings.warn``.
+    """
+    if valid_ratio is None or made.products or not made.has_lists:
+        return
+    if stored := int(lost(made.norm_a, made.norm_b, made.tau)[1][1]):
+        warnings.warn(
+            f"valid_ratio {valid_ratio:g} of {stored} products of stored blocks is nearest to none "
+            "of them: all are skipped",
+            stacklevel=level,
+        )
+
+
 def _indices_of(*of: Blocks | None) -> list[Tensor]:
     return [index for x in of if x is not None for index in (x.crow, x.col)]
 
@@ -440,6 +455,7 @@ def plan(
         made = Plan(*maps, None, held, False, *_lists_of(*maps, held, *capacity))
     else:
         made = make_plan("plan", *maps, added, held, symmetric, left.block_bytes())
+        warn_where_none_stays(valid_ratio, made, 3)
         remember(a, b, input)
     return _kept(made)._replace(max_error=max_error, drops=bool(drop))
 

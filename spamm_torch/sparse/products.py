@@ -127,6 +127,7 @@ def multiplied(
         tau = tau if below == 1 else tau * below
         rest: tuple[Any, ...] = added, tau, symmetric, left.block_bytes() * (2 if drop else 1)
         plan = maps.make_plan(function, *pair, *rest, may_lack_lists=bool(drop))
+        maps.warn_where_none_stays(knob["valid_ratio"], plan, 6)
         remember(a, b, None if added is None else input)
     else:
         if given := [name for name, value in knob.items() if value is not None]:

@@ -203,7 +203,7 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
                          const Sizes& cudnns) {
     for (const bool is_ours : {true, false}) {
       for (const UnskippedConv& x : is_ours ? ours : cudnns) {
-        EXPECT_EQ(own_unskipped_conv_pays(dtype, false, hopper, x), is_ours)
+        EXPECT_EQ(own_unskipped_conv_pays(dtype, tf32, hopper, kMultiprocessors, x), is_ours)
             << c10::toString(dtype) << ", " << x.images << " images, " << x.in_channels
             << " channels of " << x.in_pixels << " pixels";
       }
@@ -226,7 +226,10 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
   }
   expect(at::kFloat, false, {}, {large});
   expect(at::kHalf, false, {}, {large});
-  EXPECT_FALSE(own_unskipped_conv_pays(at::kFloat, /*allow_tf32=*/true, true, large));
+  // In TF32: few tiles, padding, and channels that are not aligned.
+  expect(at::kFloat, true, {large, {8, 512, 128, 1, 784, 784}},
+         {{8, 256, 256, 9, 196, 196}, {32, 36, 72, 9, 2500, 2500}, {128, 258, 256, 9, 3136, 3136}},
+         /*tf32=*/true);
 }
 
 TEST(Heuristics, Float32ConvolutionsByChannels) {
@@ -329,7 +332,7 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
 
 TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
   const auto choose = [](int64_t out_channels, int64_t pixels, int64_t steps) {
-    return choose_unskipped_tile(out_channels, pixels, steps, kMultiprocessors);
+    return choose_unskipped_tile(2, out_channels, pixels, steps, kMultiprocessors);
   };
   // ResNet-50 at batch 64: one wave of 66 clusters.
   EXPECT_EQ(choose(256, 64 * 14 * 14, 36).tile, (UnskippedTile{128, 192}));
@@ -343,14 +346,14 @@ TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
   EXPECT_EQ(choose(64, 64 * 56 * 56, 9).tile.channels, 64);
   for (const int multiprocessors : {1, 2, 114, 132}) {
     for (const int64_t pixels : {1, 1000, 1 << 30}) {
-      const UnskippedTile found = choose_unskipped_tile(8, pixels, 1, multiprocessors).tile;
+      const UnskippedTile found = choose_unskipped_tile(2, 8, pixels, 1, multiprocessors).tile;
       EXPECT_TRUE(std::ranges::find(kUnskippedTiles, found) != std::end(kUnskippedTiles));
     }
   }
   // Shared memory, which the model of time counts too.
-  EXPECT_EQ((UnskippedTile{128, 96}.stages()), 7);
-  EXPECT_EQ((UnskippedTile{128, 192}.stages()), 5);
-  EXPECT_EQ((UnskippedTile{64, 384}.stages()), 3);
+  EXPECT_EQ((UnskippedTile{128, 96}.stages(2)), 7);
+  EXPECT_EQ((UnskippedTile{128, 192}.stages(2)), 5);
+  EXPECT_EQ((UnskippedTile{64, 384}.stages(2)), 3);
 }
 
 TEST(Heuristics, ConsecutivePixelsPayWithoutSegments) {

@@ -63,7 +63,8 @@ def fast():
 
 def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
     """Stopped in its second cell it leaves the first; the same command measures the others."""
-    given = f"mm --device cpu --sizes 64 100 128 --precisions float32 --out {tmp_path} --name small"
+    given = ("mm", "--device", "cpu", "--sizes", 64, 100, 128, "--precisions", "float32")
+    given += ("--out", tmp_path, "--name", "small")
     whole, calls, journal = mm.bench_operands, [], tmp_path / "small.partial.json"
 
     def run(interrupted_at, *more):
@@ -75,7 +76,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
 
         calls.clear()
         monkeypatch.setattr(mm, "bench_operands", measure)
-        return run_script(bench.main, capsys, *given.split(), *more)
+        return run_script(bench.main, capsys, *given, *more)
 
     code, _, lines = run(1, "--repeats", 1)
     assert code == 130
