@@ -25,7 +25,7 @@ from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
-from common.machine import describe_machine, peer_libraries
+from common.machine import describe_machine
 from common.measuring import tables_of
 from common.training import add_training_options
 from models.files import UserError, require_writable
@@ -102,8 +102,7 @@ def main(arguments=None):
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     options.gpus = tuple(torch.device("cuda", index) for index in range(count))
     options.console = console
-    machine = describe_machine(device) | {"libraries": peer_libraries(device)}
-    header = results.run_header(machine, "reproduce.py", arguments)
+    header = results.run_header(describe_machine(device), "reproduce.py", arguments)
     settings = {number: TABLES[number].settings(options) for number in options.tables}
     tables = {f"table {number}": of for number, of in settings.items()}
     decided = run_settings(header, repeats=options.repeats, gpus=count, **tables)
