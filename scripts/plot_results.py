@@ -1,9 +1,7 @@
 """Makes the pages and pictures of results again from their JSON files; measures nothing.
 
 Needs neither the library nor a GPU. Without arguments: all of docs/results, their index, and the
-table and the picture of README.md. Left of that picture: speedup of products over cuBLAS by the
-share of block products kept. Right: the speedup of VGG13 over cuDNN where at most a point of
-accuracy is lost.
+table of README.md.
 
     python scripts/plot_results.py docs/results/products.json --add results/mm.json
 """
@@ -11,7 +9,7 @@ accuracy is lost.
 import sys
 from pathlib import Path
 
-from common import REPOSITORY, plots, results
+from common import REPOSITORY, results
 from common.console import exit_code
 from common.options import add, make_parser
 from models.files import UserError
@@ -20,8 +18,6 @@ _FOLDER = REPOSITORY / "docs" / "results"
 _BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"
 _PAGES = ("products", "block_sparse", "density_matrix", "vgg13", "networks")
 _PRODUCTS = {"kind": "products", "data": "decay", "block": 64, "cold": False}
-_MOST_LOST = 1.0  # points of accuracy
-_SIZE = 15  # of texts
 
 
 def load(folder):
@@ -114,79 +110,6 @@ def with_figures(text, lines):
     return before + begin + "\n".join(lines) + "\n" + end + after
 
 
-# ---- Picture ------------------------------------------------------------------------------------
-
-
-def picture(rows):
-    """The PNG as bytes."""
-    figure, [[left, right]] = plots.panels(1, 2, 5.4, width=12)
-    products = rows_with(rows, n=8192, **_PRODUCTS)
-    _draw_products(left, products)
-    _draw_networks(right, rows)
-    for axis in (left, right):
-        axis.tick_params(labelsize=_SIZE)
-        axis.xaxis.label.set_size(_SIZE)
-    return plots.png(figure, products[0], device_size=_SIZE - 3)
-
-
-def _draw_products(axis, rows):
-    """Decay matrices of one size, a line for each type."""
-    curves = {}
-    for precision in ("float32", "float64", "float16"):
-        chosen = rows_with(rows, precision=precision)
-        curve = [(100 * row["valid_ratio"], row["speedup"]) for row in chosen]
-        curves[precision] = sorted(curve, reverse=True)
-    kept, speedups = zip(*(point for curve in curves.values() for point in curve), strict=True)
-    plots.ratio_axis(axis, min(kept))
-    plots.factor_axis(axis, speedups)
-    for precision, curve in curves.items():
-        axis.plot(*zip(*curve, strict=True), "o-", color=plots.color(precision), lw=3, ms=8)
-        words = f"  {precision}: {factor(curve[-1][1])}"
-        style = {"color": plots.color(precision), "fontsize": _SIZE, "fontweight": "bold"}
-        axis.text(*curve[-1], words, va="center", **style)
-    title = "Decay matrices, N = 8192:\nspeedup over cuBLAS (higher is faster)"
-    axis.set_title(title, fontsize=_SIZE)
-
-
-def _draw_networks(axis, rows):
-    """VGG13's convolutions but the first by type, that network as served, and ResNet-50."""
-    bars = []
-    for precision in ("float32", "float16"):
-        at = {"title": "conv12 to conv52", "layout": "by position", "precision": precision}
-        found = rows_with(rows, kind="study", **at)
-        near = [row for row in found if row["accuracy_change"] >= -_MOST_LOST]
-        best = max(near, key=lambda r: r["over_conv"])
-        name = f"VGG13's\nconvolutions,\n{precision}, {best['valid_ratio']:.0%} kept"
-        bars.append((name, best["over_conv"], f" ({best['accuracy_change']:+.2f})", precision))
-    _, speedup, change = served(rows)
-    bars.append(("VGG13 as\nserved, float16", speedup, f" ({change:+.2f})", "float16"))
-    name = "ResNet-50,\nfloat16, nothing\nskipped"
-    bars.append((name, resnet(rows)["speedup"], "", "float16"))
-    for place, (_, length, lost, precision) in enumerate(bars):
-        color = plots.color(precision)
-        axis.barh(place, length, color=color, height=0.6)
-        style = {"fontsize": _SIZE, "fontweight": "bold", "color": color}
-        axis.text(length, place, f" {factor(length)}{lost}", va="center", **style)
-    axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1.6 * max(length for _, length, *_ in bars))
-    axis.set_xticks([1, 2, 3, 4], ["1x", "2x", "3x", "4x"])
-    axis.axvline(1, color="black", linewidth=1)
-    axis.set_xlabel("speedup (longer is faster)")
-    title = "VGG13 over cuDNN (accuracy),\nResNet-50 over torch.compile"
-    axis.set_title(title, fontsize=_SIZE)
-
-
-def write_summary(folder, readme):
-    """Writes the picture beside the JSON files of a folder, and README's table; UserError: it has
-    no place for it.
-    """
-    rows = load(folder)
-    text = with_figures(readme.read_text(), figures(rows))
-    results.write_bytes(folder / "summary.png", picture(rows))
-    results.write_bytes(readme, text.encode())
-
-
 # ---- The command --------------------------------------------------------------------------------
 
 
@@ -212,7 +135,9 @@ def main(arguments=None):
     if not options.files:
         index = results.index({path.stem: page for path, page in found.items()})
         results.write_bytes(_FOLDER / "README.md", index.encode())
-        write_summary(_FOLDER, REPOSITORY / "README.md")
+        readme = REPOSITORY / "README.md"
+        text = with_figures(readme.read_text(), figures(load(_FOLDER)))
+        results.write_bytes(readme, text.encode())
 
 
 if __name__ == "__main__":

@@ -11,21 +11,26 @@ import torch
 import bench
 from common import results
 from common.console import exit_code
-from common.tables import KINDS
+from common.results import KINDS
 
 # ---- Kept texts: GOLDEN=write writes those of the tests that run ---------------------------------
 
 GOLDEN = Path(__file__).parent / "study" / "golden.json"
 
 
+def golden(name):
+    """What is kept under a name."""
+    return json.loads(GOLDEN.read_text())[name]
+
+
 def assert_golden(name, found):
     """Holds plain data against what is kept under a name; read the difference before you commit."""
-    kept, found = json.loads(GOLDEN.read_text()), json.loads(json.dumps(found))
+    found = json.loads(json.dumps(found))
     if os.environ.get("GOLDEN") == "write":
-        content = json.dumps(dict(sorted((kept | {name: found}).items())), indent=1)
-        GOLDEN.write_text(content + "\n")
+        kept = json.loads(GOLDEN.read_text()) | {name: found}
+        GOLDEN.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
     else:
-        assert found == kept[name]
+        assert found == golden(name)
 
 
 def outline(tables):
@@ -34,19 +39,28 @@ def outline(tables):
     """
     found = {}
     for kind, rows in tables.items():
-        at = [" ".join(str(row.get(name)) for name in KINDS[kind].key) for row in rows]
-        at = [
-            f"{x}: {row['absent']}" if row.get("absent") else x
-            for x, row in zip(at, rows, strict=True)
-        ]
-        names = sorted({name for row in rows for name in row} - {"absent", *KINDS[kind].key})
+        key = KINDS[kind].key
+        at = [tuple(str(row.get(name)) for name in (*key, "absent")) for row in rows]
         measured = [row for row in rows if not row.get("absent")]
-        held = [{name for name in names if row.get(name) is not None} for row in measured] or [
-            set()
-        ]
-        every, some = set.intersection(*held), set.union(*held)
-        found[kind] = {"rows": at, "in all": sorted(every), "in some": sorted(some - every)}
+        names = {name for row in rows for name in row} - {"absent", *key}
+        held = [{name for name in names if row.get(name) is not None} for row in measured]
+        every, some = set.intersection(*held or [set()]), set().union(*held)
+        found[kind] = {"rows": folded(at), "in all": " ".join(sorted(every))}
+        found[kind] |= {"in some": " ".join(sorted(some - every))} if some - every else {}
     return found
+
+
+def folded(rows):
+    """Rows that follow each other and differ in one column as one, from the last column on."""
+    for column in reversed(range(len(rows[0]))):
+        joined = []
+        for *row, of in ((*row[:column], *row[column + 1 :], row[column]) for row in rows):
+            if joined and joined[-1][0] == row:
+                joined[-1][1].append(of)
+            else:
+                joined.append((row, [of]))
+        rows = [(*row[:column], "|".join(of), *row[column:]) for row, of in joined]
+    return [" ".join(row).removesuffix(" None") for row in rows]
 
 
 def assert_consistent(rows, **ratios):
@@ -123,9 +137,9 @@ def assert_three_files(folder):
     assert not drawn or (folder / "small.png").read_bytes().startswith(b"\x89PNG")
 
 
-def run_bench(case, folder, *arguments):
-    """The tables of a benchmark's run on the CPU."""
-    options = (case, "--device", "cpu", "--out", folder, "--name", "small", *arguments)
+def run_bench(case, folder, *arguments, device="cpu"):
+    """The tables of a benchmark's run."""
+    options = (case, "--device", device, "--out", folder, "--name", "small", *arguments)
     bench.main([str(option) for option in options])
     assert_three_files(folder)
     return tables_of(folder / "small.json")

@@ -425,9 +425,9 @@ struct UnskippedChoice {
 // The one with the least time by a model of waves: every cluster computes as many pairs of tiles,
 // a step takes as long as its products or its loads, and few stages hide less of their latency.
 // The constants are fitted to the times of all tiles in ResNet-50's layers. No choice changes a bit
-// of the result. `steps`: 64 deep. `pixels`: of the output.
-inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixels, int64_t steps,
-                                             int multiprocessors) {
+// of the result. `bytes`: of an entry. `steps`: 128 bytes deep. `pixels`: of the output.
+inline UnskippedChoice choose_unskipped_tile(int bytes, int64_t out_channels, int64_t pixels,
+                                             int64_t steps, int multiprocessors) {
   constexpr double kProducts = 2048 / 64;  // channels x pixels of a step in a cycle
   constexpr double kLoaded = 51;           // bytes a cycle from the L2 cache
   constexpr double kLine = 128;            // bytes of a step's channel or pixel
@@ -438,6 +438,7 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
   UnskippedChoice best{};
   double least = std::numeric_limits<double>::infinity();
   for (const UnskippedTile& tile : kUnskippedTiles) {
+    if (!tile.exists(bytes)) continue;
     for (const bool shares_weights : {true, false}) {
       const int64_t pairs = blocks_of(out_channels, tile.channels * (shares_weights ? 1 : 2)) *
                             blocks_of(pixels, tile.pixels * (shares_weights ? 2 : 1));
@@ -446,9 +447,9 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
       const double loaded = shares_weights ? channels / 2 + columns : channels + columns / 2;
       const double products = channels * columns / kProducts, loads = loaded * kLine / kLoaded;
       const double step = std::max(products, loads) + kOverlap * std::min(products, loads);
-      const double time = waves * (static_cast<double>(steps) * step *
-                                       (1 + kLatency / static_cast<double>(tile.stages())) +
-                                   kEnd + kEndOfPixel * tile.width());
+      const double time =
+          waves * (static_cast<double>(steps) * step * (1 + kLatency / tile.stages(bytes)) + kEnd +
+                   kEndOfPixel * bytes / 2 * tile.width());
       if (time < least) {
         least = time;
         best = {tile, shares_weights};
@@ -566,18 +567,29 @@ inline bool own_f64_conv_pays(const UnskippedConv& x) {
   return own < cudnn + bytes / 1e6;
 }
 
+// The same of TF32, which reads channels in units of 16 bytes: unless the long steps of few tiles
+// would be cut into segments, which it does not have, or most of the products are padding.
+inline bool own_tf32_conv_pays(const UnskippedConv& x, int multiprocessors) {
+  const int64_t in = blocks_of(x.in_channels, 32) * 32, out = blocks_of(x.out_channels, 64) * 64;
+  return x.in_channels % 4 == 0 && x.out_channels % 4 == 0 &&
+         2 * x.in_channels * x.out_channels >= in * out &&
+         choose_conv_segments(x.out_channels, x.images * x.out_pixels,
+                              x.positions * blocks_of(x.in_channels, 64), multiprocessors) == 1;
+}
+
 // Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels
 // of half types read channels in units of 16 bytes, or few.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
-                                    const UnskippedConv& x) {
+                                    int multiprocessors, const UnskippedConv& x) {
   if (dtype == c10::ScalarType::Double) return own_f64_conv_pays(x);
   if (!hopper) return false;
   if (dtype != c10::ScalarType::Float) {
     return x.out_channels % 8 == 0 && (x.in_channels % 8 == 0 || x.in_channels < 8);
   }
+  if (allow_tf32) return own_tf32_conv_pays(x, multiprocessors);
   constexpr double kMargin = 1.1;
   const UnskippedConvTimes times = unskipped_f32_times(x);
-  return !allow_tf32 && split_conv_pays(x.in_channels) &&
+  return split_conv_pays(x.in_channels) &&
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 

@@ -13,7 +13,6 @@ compared with that of a budget a hundred times smaller.
 
 import functools
 import itertools
-import math
 import resource
 import time
 
@@ -34,6 +33,7 @@ from tables import table_3
 TITLE = "Block-sparse products and density matrices"
 MODE = torch.inference_mode
 BASIS, BLOCK, DROP = "STO-3G", 64, 1e-8
+MAX_ERROR = 5e-8  # of the purification
 DEFAULTS = {
     "cpu": {"waters": (300, 2000), "density": (300, 2000), "precisions": ("float64",)},
     "cuda": {"waters": (2000, 10_000, 142_857), "density": (2000, 10_000, 40_000, 142_857)},
@@ -47,15 +47,11 @@ _PRODUCTS, _DENSITY = "stored products", "block-sparse density"
 
 def add_options(parser):
     cli.add_device_option(parser)
-    what = "waters of the clusters whose S is squared; 0: none"
     kind = {"metavar": "COUNT", "type": cli.natural_number, "nargs": "+"}
-    cli.add(parser, "--waters", what, DEFAULTS, **kind)
+    cli.add(parser, "--waters", "waters of clusters whose S is squared; 0: none", DEFAULTS, **kind)
     cli.add(parser, "--density", "waters of those that are purified; 0: none", DEFAULTS, **kind)
     cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
     cli.add_numbers(parser, "--valid", "valid products a block row", (50, 200), "COUNT")
-    positive = cli.number(float, lambda value: 0 < value < 1, "a number above 0 and below 1")
-    what = "max_error of the purification"
-    cli.add(parser, "--max-error", what, 5e-8, metavar="ERROR", type=positive)
     cli.add_repeats_option(parser, 3)
 
 
@@ -73,27 +69,9 @@ def cells(options):
                 call = functools.partial(square, **rest)
                 found[f"{waters} waters, {precision}, {valid}"] = cell(_PRODUCTS, call, **place)
     for waters in filter(None, options.density):
-        call = functools.partial(density, waters=waters, max_error=options.max_error, **rest)
+        call = functools.partial(density, waters=waters, **rest)
         found[f"density of {waters} waters"] = cell(_DENSITY, lambda n, of=call: of(), n=7 * waters)
     return found
-
-
-def joined(tables):
-    grown = list(growth(tables.get(_DENSITY, ())))
-    return {"block-sparse growth": grown} if grown else {}
-
-
-def growth(rows):
-    """Times and memory by size, each with its slope: the exponent of N between the ends."""
-    names = {"sp2_ms": "SP2", "z_ms": "S^(-1/2)", "s_ms": "S", "dense_ms": "SP2, dense storage"}
-    for column, name in (names | {"peak_gb": "all"}).items():
-        points = sorted((row["n"], row[column]) for row in rows if column in row)
-        if len(points) > 1:
-            (n, first), *_, (m, last) = points
-            name += f": N^{math.log(last / first) / math.log(m / n):.2f}"
-        quantity = "memory, GB" if column == "peak_gb" else "time, ms"
-        for n, value in points:
-            yield {"quantity": quantity, "of": name, "functions": n, "value": value}
 
 
 # ---- Products -----------------------------------------------------------------------------------
@@ -131,12 +109,10 @@ def square(n, precision, valid, device, repeats):
         if n <= 14_000 and precision != "float16" and (device.type == "cuda" or n <= 2100):
             peers = by_entries(dense, c, device)
     ms = medians(by_clock(candidates, repeats, [device]))
-    flops = 2 * BLOCK**3 * plan.products
     row = {f"{name}_ms": of for name, of in ms.items()} | {
         "stored": len(norms.values()) / rows,
-        "blocks": plan.blocks / rows,
         "products": plan.products / rows,
-        "tflops": flops / ms["multiply"] / 1e9,
+        "tflops": 2 * BLOCK**3 * plan.products / ms["multiply"] / 1e9,
         "share_before": 1 - ms["multiply"] / ms["mm"],
         "speedup": ms["rival"] / ms["mm"],
         "error": error,
@@ -173,13 +149,14 @@ def expanded(a, tau):
 def distance(c, keys, values):
     """The relative distance of a matrix from one of such blocks; blocks of one count whole."""
     place = places_of(read(c, "c", "distance").keys(), keys)
-    both, off, whole = place >= 0, 0.0, 0.0
+    missing = torch.ones(len(keys), dtype=torch.bool, device=keys.device)
+    missing[place[place >= 0]] = False
+    off = values[missing].double().square().sum()
     for part in torch.arange(len(place), device=place.device).split(_EXPANDED):
-        expected = values[place[part]].double() * both[part, None, None]
+        at = place[part]
+        expected = torch.where((at >= 0)[:, None, None], values[at].double(), 0)
         off += (c.values()[part] - expected).square().sum()
-        whole += expected.square().sum()
-    missing = values.double().square().sum() - whole if len(keys) > int(both.sum()) else 0.0
-    return ((off + missing) / whole).sqrt().item()
+    return (off.sqrt() / torch.linalg.vector_norm(values, dtype=torch.float64)).item()
 
 
 def dense_fits(a):
@@ -214,7 +191,7 @@ def by_entries(dense, c, device):
 # ---- Density matrices ---------------------------------------------------------------------------
 
 
-def density(waters, max_error, device, repeats, group=None):
+def density(waters, device, repeats, group=None):
     """The row of a cluster: F in the basis S^(-1/2), and SP2.
 
     Args:
@@ -229,21 +206,19 @@ def density(waters, max_error, device, repeats, group=None):
     if device.type == "cuda":
         torch.cuda.empty_cache()  # dense storage before left memory in pieces
         torch.cuda.reset_peak_memory_stats()
-    clock, fine = [now(device)], max_error / 100
+    clock, fine = [now(device)], MAX_ERROR / 100
     # Lists give their matrices to calls, which let them go when they are done with them.
     s = block_sparse(cluster, BASIS, **made, matrices=("overlap",))
     one = block_rows(sparse.identity(size, like=s[0]), 7 * first // BLOCK, -(-7 * last // BLOCK))
-    rows = one.shape[0] // BLOCK
     clock.append(now(device))
     short = s.pop().float()  # a million functions leave no room for both beside Z
-    z = linalg.inverse_factor(short, max_error=max(max_error / 10, 1e-8) * size, **alike)
+    z = linalg.inverse_factor(short, max_error=max(MAX_ERROR / 10, 1e-8) * size, **alike)
     z = z.matrix.double()
     del short
     s = block_sparse(cluster, BASIS, **made, matrices=("overlap",))
     # 1 + V mends what Z lacks in float32 and with a tenth of the budget.
     zsz = linalg.in_basis(s.pop(), z, max_error=fine, **alike).matrix
-    v = sparse.add(zsz, one, alpha=-0.5, beta=0.5, drop=max_error / 10).float()
-    stored = {f"stored_{name}": len(x.col_indices()) / rows for name, x in (("z", z), ("v", v))}
+    v = sparse.add(zsz, one, alpha=-0.5, beta=0.5, drop=MAX_ERROR / 10).float()
     del zsz
     clock.append(now(device))
     fock = block_sparse(cluster, BASIS, **made, matrices=("fock",))
@@ -254,34 +229,29 @@ def density(waters, max_error, device, repeats, group=None):
     fock = linalg.in_basis(fock.pop(), basis, max_error=fine, **alike).matrix
     del basis
     clock.append(now(device))
-    stored["stored_f"] = len(fock.col_indices()) / rows
     purify = functools.partial(linalg.purify, fock, electrons, **alike)
-    schedule = linalg.loose_then_tight(max_error, states=electrons // 2)
+    schedule = linalg.loose_then_tight(MAX_ERROR, states=electrons // 2)
     runs = [purify(schedule=schedule) for _ in range(repeats if waters < _SMALL else 1)]
     found = min(runs, key=lambda run: run.seconds)
     energy = energy_of(found.matrix, fock, group)
     took = [1e3 * (end - start) for start, end in itertools.pairwise(clock)]
-    row = dict(zip(("s_ms", "z_ms", "f_ms", "zfz_ms"), took, strict=True))
-    row |= stored | {
+    row = dict(zip(("s_ms", "z_ms", "f_ms", "zfz_ms"), took, strict=True)) | {
         "peak_gb": peak_bytes(device) / 1e9,
         "waters": waters,
-        "max_error": max_error,
         "sp2_ms": 1e3 * found.seconds,
         "iterations": len(found.iterations),
-        "stored_x": len(found.matrix.col_indices()) / rows,
+        "stored_x": len(found.matrix.col_indices()) * BLOCK / found.matrix.shape[0],
         "energy": energy / atoms,
     }
-    row["sp2_us_a_water"] = 1e3 * row["sp2_ms"] / waters
     if waters < _SMALL:
-        fine = linalg.loose_then_tight(max_error / 100, states=electrons // 2)
+        fine = linalg.loose_then_tight(MAX_ERROR / 100, states=electrons // 2)
         right = energy_of(purify(schedule=fine).matrix, fock, group)
         row["energy_error"] = (energy - right) / atoms
     if group is None and dense_fits(fock) and waters <= 2000:
         dense = sparse.to_dense(fock, (size, size))
         options = {"block": BLOCK, "schedule": schedule}
         runs = [linalg.purify(dense, electrons, **options) for _ in range(repeats)]
-        row["dense_ms"] = 1e3 * min(run.seconds for run in runs)
-        row["over_dense"] = row["dense_ms"] / row["sp2_ms"]
+        row["over_dense"] = min(run.seconds for run in runs) / found.seconds
     return [row]
 
 

@@ -3,8 +3,8 @@
 Layers: the ten convolutions of VGG13 on 32 x 32 pictures, the 3 x 3 and 1 x 1 convolutions of
 ResNet-50 on 224 x 224, and two large ones. The weight's norms are pinned and tau is held, as in
 serving. Times are medians, all candidates in turns; the share of block products kept is of those
-that reach a pixel of the input. The JSON file has the peak of memory above input, weight and
-output, over the size of these, and relative errors against float64 with the same products skipped.
+that reach a pixel of the input. The JSON file has relative errors against float64 with the same
+products skipped.
 """
 
 import functools
@@ -38,14 +38,6 @@ class Layer:
     kernel: int = 3
     stride: int = 1
 
-    @property
-    def padding(self):
-        return self.kernel // 2
-
-    @property
-    def output_size(self):
-        return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
-
 
 def _vgg13():
     channels = 3
@@ -76,6 +68,7 @@ DEFAULTS = {
     "cpu": {"groups": ("vgg13",), "batches": (128,), "precisions": ("float32",), "repeats": 5},
     "cuda": _ON_GPU | {"repeats": 15},
 }
+_BLOCKS = {"block": (64, 64, 64), "pixel_block": (64, 1, 1)}
 LARGE_BATCHES = (64,)  # of the group of large layers
 
 
@@ -89,8 +82,6 @@ def add_options(parser):
     cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
     what = "inputs: even in size at random, or falling off from the middle"
     cli.add_choices(parser, "--data", what, ["even"], ("even", "centred"))
-    edges = {"type": int, "nargs": 3, "choices": (32, 64, 128), "metavar": ("M", "K", "N")}
-    cli.add(parser, "--block", "edges of the blocks, each 32, 64 or 128", [64, 64, 64], **edges)
     cli.add_ratios_option(parser, RATIOS)
     cli.add_repeats_option(parser, DEFAULTS)
     cli.add_cold_option(parser)
@@ -102,10 +93,6 @@ def choose(options):
             f"expected layers of --groups {' '.join(options.groups)}; got "
             f"{' '.join(options.layers)}"
         )
-
-
-def header(options):
-    return {"block": " x ".join(map(str, options.block))}
 
 
 def cells(options):
@@ -132,41 +119,34 @@ def cases_of(options):
 class Case:
     """A layer's operands, the norms of their blocks and what is skipped under a threshold."""
 
-    def __init__(self, layer, batch, dtype, data, block, device):
-        self.layer, self.block = layer, block
+    def __init__(self, layer, batch, dtype, data, device):
         generator = torch.Generator(device).manual_seed(0)
 
         def randn(*shape):
             return torch.randn(shape, generator=generator, device=device)
 
         input = randn(batch, layer.in_channels, layer.size, layer.size).relu_()
-        input *= self.scale(data, batch, generator, device)
+        if data == "even":  # sizes differ at random
+            shape = (-(-batch // 64), -(-layer.in_channels // 64), layer.size, layer.size)
+            scale = torch.rand(shape, generator=generator, device=device) + 0.5
+            blocks = scale.repeat_interleave(64, 0).repeat_interleave(64, 1)
+            input *= blocks[:batch, : layer.in_channels]
+        else:  # they fall off from the middle
+            along = torch.linspace(-1, 1, layer.size, device=device).square()
+            input *= torch.exp(-3 * (along[:, None] + along).sqrt())
         weight = randn(layer.out_channels, layer.in_channels, layer.kernel, layer.kernel)
         weight /= (layer.in_channels * layer.kernel**2) ** 0.5
         self.input = input.to(dtype).to(memory_format=torch.channels_last)
         self.weight = weight.to(dtype).to(memory_format=torch.channels_last)
-        self.shape = {"stride": layer.stride, "padding": layer.padding}
-        self.setting = {"block": block, "pixel_block": (block[2], 1, 1)}
-        geometry = (layer.stride,) * 2, (layer.padding,) * 2, (1, 1), 1
-        blocks = block, self.setting["pixel_block"], None
-        maps = conv2d_norm_maps(self.input, self.weight, geometry, True, *blocks)
-        self.norm_weight, self.norm_columns = maps.norm_a, maps.skip_norm_b[0]
-
-    def scale(self, data, batch, generator, device):
-        """Sizes by place: "even" differs at random, "centred" falls off from the middle."""
-        layer = self.layer
-        if data == "even":
-            shape = (-(-batch // 64), -(-layer.in_channels // 64), layer.size, layer.size)
-            scale = torch.rand(shape, generator=generator, device=device) + 0.5
-            blocks = scale.repeat_interleave(64, 0).repeat_interleave(64, 1)
-            return blocks[:batch, : layer.in_channels]
-        along = torch.linspace(-1, 1, layer.size, device=device)
-        return torch.exp(-3 * (along[:, None].square() + along.square()).sqrt())
+        self.shape = {"stride": layer.stride, "padding": layer.kernel // 2}
+        geometry = (layer.stride,) * 2, (layer.kernel // 2,) * 2, (1, 1), 1
+        maps = conv2d_norm_maps(self.input, self.weight, geometry, True, *_BLOCKS.values(), None)
+        self.norm_weight, self._norm_columns = maps.norm_a, maps.skip_norm_b[0]
 
     def threshold(self, ratio):
         """A tau that keeps this share of the products in the picture, and the share it keeps."""
-        inside = self.norm_columns > 0
-        products = (self.norm_weight[0][:, :, None] * self.norm_columns)[:, inside]
+        inside = self._norm_columns > 0
+        products = (self.norm_weight[0][:, :, None] * self._norm_columns)[:, inside]
         ordered = products.flatten().sort().values
         skipped = round((1 - ratio) * len(ordered))
         # Away from the product itself, for norms are right to a few last bits.
@@ -174,93 +154,39 @@ class Case:
         return tau, (ordered >= tau).double().mean().item()
 
     def error(self, output, tau):
-        """The error of one row of the picture in the first block of images, against float64."""
-        layer, (m, k, n) = self.layer, self.block
-        row = layer.output_size // 2
-        images = min(n, len(self.input))
-        padding = (layer.padding,) * 4
-        padded = F.pad(self.input[:images], padding).double()
-        columns = self.norm_columns.view(len(self.norm_columns), -1, *output.shape[2:])[:, 0, row]
-        valid = ~(self.norm_weight[0][:, :, None] * columns < tau)
-        expected = torch.zeros_like(output[:images, :, row], dtype=torch.float64)
-        steps = itertools.product(
-            range(layer.kernel), range(layer.kernel), range(0, layer.in_channels, k)
+        """The error of the first block of images against float64 with the same skips."""
+        images = self.input[: _BLOCKS["block"][2]].double()
+        expected = spamm_torch.conv2d(
+            images, self.weight.double(), tau=tau, **self.shape, **_BLOCKS
         )
-        reach = (layer.output_size - 1) * layer.stride + 1
-        for step, (y, x, c) in enumerate(steps):
-            pixels = padded[:, c : c + k, row * layer.stride + y, x : x + reach : layer.stride]
-            product = torch.einsum("oc,ncw->now", self.weight[:, c : c + k, y, x].double(), pixels)
-            kept = valid[:, step].repeat_interleave(m, 0)[: layer.out_channels]
-            expected += product * kept
-        error = (output[:images, :, row].double() - expected).norm()
+        error = (output[: len(images)].double() - expected).norm()
         return (error / expected.norm().clamp(min=1e-30)).item()
-
-
-def extra_memory(call, *tensors):
-    """Peak memory of a call above its tensors and its result, over the size of these. As asked for:
-    what the allocator hands out may be up to 1 MiB more, by chance.
-    """
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    requested = lambda kind: torch.cuda.memory_stats()[f"requested_bytes.all.{kind}"]  # noqa: E731
-    before = requested("current")
-    result = call()
-    peak = requested("peak") - before
-    size = lambda tensor: tensor.numel() * tensor.element_size()  # noqa: E731
-    return (peak - size(result)) / sum(map(size, (*tensors, result)))
 
 
 def bench_case(layer, batch, precision, data, options):
     """A row for each ratio; the dense convolution takes turns with all of them."""
     device = options.device
-    dtype = use_precision(precision)
-    case = Case(layer, batch, dtype, data, tuple(options.block), device)
+    case = Case(layer, batch, use_precision(precision), data, device)
     input, weight = case.input, case.weight
-    candidates = {"dense": lambda: F.conv2d(input, weight, **case.shape)}
-    found = {}
-    chained = device.type == "cuda" and case.block[1:] == (64, 64)
-    norm_input = None
-    if chained:
-        _, norm_input = torch.ops.spamm_torch.max_pool2d(input, 1, norms=True)
+    calls, found = {"dense": functools.partial(F.conv2d, input, weight, **case.shape)}, {}
+    _, norms = torch.ops.spamm_torch.max_pool2d(input, 1, norms=True)
     for ratio in options.ratios:
         tau, valid = case.threshold(ratio)
-
-        given = case.shape | case.setting | {"tau": tau, "norm_weight": case.norm_weight}
-        call = functools.partial(spamm_torch.conv2d, input, weight, **given)
+        given = case.shape | _BLOCKS | {"tau": tau, "norm_weight": case.norm_weight}
+        call = calls[ratio] = functools.partial(spamm_torch.conv2d, input, weight, **given)
         error = case.error(call(), tau)
         of = f"for {layer.name}, batch {batch}, at ratio {ratio}"
         require_near(error, TOLERANCE[precision], of)
-        memory = extra_memory(call, input, weight) if device.type == "cuda" else None
-        found[ratio] = valid, error, memory
-        candidates[f"conv2d {ratio}"] = call
-        if chained:
-            more = {"norm_input": norm_input, "return_norms": True}
-            candidates[f"chained {ratio}"] = functools.partial(call, **more)
-    times = interleaved(candidates, device, options.repeats, cold=options.cold)
-    dense = times["dense"].median
-
-    def row(ratio):
-        valid, error, memory = found[ratio]
-        own = times[f"conv2d {ratio}"]
-        chained_ms = times[f"chained {ratio}"].median if chained else None
-        return {
-            "layer": layer.name,
-            "batch": batch,
-            "precision": precision,
-            "data": data,
-            "block": list(case.block),
-            "ratio": ratio,
-            "cold": options.cold,
-            "valid_ratio": valid,
-            "dense_ms": dense,
-            "conv2d_ms": own.median,
-            "chained_ms": chained_ms,
-            "spread": own.spread / own.median,
-            "speedup": dense / own.median,
-            "speedup_chained": dense / chained_ms if chained else None,
-            "extra_memory": memory,
-            "error": error,
-        }
-
-    return {"convolutions": [row(ratio) for ratio in options.ratios]}
+        found[ratio] = {"ratio": ratio, "valid_ratio": valid, "error": error}
+        if device.type == "cuda":
+            chained = functools.partial(call, norm_input=norms, return_norms=True)
+            calls[f"chained {ratio}"] = chained
+    times = interleaved(calls, device, options.repeats, cold=options.cold)
+    dense = times["dense"]
+    place = {"layer": layer.name, "batch": batch, "precision": precision, "data": data}
+    place |= {"block": list(_BLOCKS["block"]), "cold": options.cold, "dense_ms": dense.median}
+    for ratio, row in found.items():
+        row |= place | times[ratio].over(dense)
+        if chained := times.get(f"chained {ratio}"):
+            row["speedup_chained"] = chained.over(dense)["speedup"]
+    return {"convolutions": list(found.values())}

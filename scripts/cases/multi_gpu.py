@@ -11,6 +11,7 @@ import functools
 import itertools
 import multiprocessing
 import tempfile
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -18,12 +19,13 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import spamm_torch
-from cases import block_sparse, shards
+from cases import block_sparse
 from cases.block_sparse import BLOCK
 from common import options as cli
+from common.machine import use_precision
 from common.measuring import cell
-from common.operands import DATA
-from common.timing import by_clock
+from common.operands import DATA, operands
+from common.timing import by_clock, host_time
 from models.files import UserError
 
 LAYOUTS = ("R", "S", "0", "H", "ranks")
@@ -37,12 +39,10 @@ MODE = torch.inference_mode
 RATIOS = (0.05, 0.3, 1.0)
 _SWEEP = (1024, 2048, 3072, 4096, 6144, 12288)  # at the smallest ratio only
 DEFAULTS = {
-    "cpu": {"sizes": (256, 512), "sweep": (), "data": ("decay", "normal")},
-    "cuda": {"sizes": (8192, 16384, 32768), "sweep": _SWEEP, "data": DATA},
+    "cpu": {"sizes": (256, 512), "sweep": (), "data": ("decay", "normal"), "repeats": 3},
+    "cuda": {"sizes": (8192, 16384, 32768), "sweep": _SWEEP, "data": DATA, "repeats": 5},
 }
-DEFAULTS["cpu"]["repeats"] = 3
-DEFAULTS["cuda"]["repeats"] = 5
-_TINY = {"data": "decay", "precision": "float16"}  # of 256 rows it takes next to no time by itself
+_OVERHEAD_ROUNDS = 51
 
 
 def add_options(parser):
@@ -51,16 +51,12 @@ def add_options(parser):
     several = cli.number(int, lambda value: value >= 2, "an integer of 2 or more")
     cli.add(parser, "--parts", what, 2, type=several)
     what = "edges of the square matrices; layouts H and ranks at the largest only"
-    cli.add_sizes_option(parser, DEFAULTS, what)
+    cli.add_numbers(parser, "--sizes", what, DEFAULTS, "N")
     what = "more sizes, in R and S at the smallest ratio, to see from where on it pays"
     cli.add_numbers(parser, "--sweep", what, DEFAULTS, "N", nargs="*")
-    what = (
-        "the paper's decay matrices, exponential decay, N(0, 1), N(0, 1) with heavy rows; all "
-        "layouts with the first"
-    )
+    what = "as of common/operands.py; all layouts with the first"
     cli.add_choices(parser, "--data", what, DEFAULTS, DATA)
-    some = {"nargs": "*"}
-    cli.add_choices(parser, "--layouts", "where operands lie", LAYOUTS, LAYOUTS, **some)
+    cli.add_choices(parser, "--layouts", "where operands lie", LAYOUTS, LAYOUTS, nargs="*")
     cli.add_ratios_option(parser, RATIOS)
     kind = {"metavar": "COUNT", "type": cli.natural_number, "nargs": "+"}
     what = "waters of clusters whose block-sparse S is squared by ranks; 0: none"
@@ -69,97 +65,177 @@ def add_options(parser):
     cli.add_repeats_option(parser, DEFAULTS)
 
 
-# ---- Measuring ----------------------------------------------------------------------------------
+# ---- Cells --------------------------------------------------------------------------------------
 
 
 def cells(options):
     """The largest products first; those of one follow each other."""
-    bench, found = _Bench(options.devices, options.repeats), {}
-    everywhere = _EVERYWHERE[options.device.type]
+    devices, repeats, found = options.devices, options.repeats, {}
+    product_of = functools.lru_cache(maxsize=1)(partial(Product, devices=devices))
+    everywhere = _EVERYWHERE[devices[0].type]
     slabs = [layout for layout in options.layouts if layout in everywhere]
 
     def add(layouts, data, precision, n, ratios=options.ratios, peers=True):
         place = {"data": data, "precision": precision, "n": n}
         name = f"{data} {precision} {n}"
         for layout in layouts:
-            rows = functools.partial(bench.rows, ratios)
-            found[f"{layout} {name}"] = cell("several devices", rows, layout=layout, **place)
-        for layout in layouts if peers else ():
-            if peer := PEERS.get(layout):
-                found[f"{peer} {name}"] = cell(
-                    "several devices, peers", bench.peer, peer=peer, **place
-                )
+            call = partial(rows, product_of, devices, ratios, repeats)
+            found[f"{layout} {name}"] = cell("several devices", call, layout=layout, **place)
+        for other in [PEERS[layout] for layout in layouts if layout in PEERS and peers]:
+            call = partial(dense_peer, product_of, devices, repeats)
+            found[f"{other} {name}"] = cell("several devices, peers", call, peer=other, **place)
 
     first, sizes = options.data[0], sorted(options.sizes, reverse=True)
     for n, data in itertools.product(sizes, options.data):
         add(options.layouts if (n, data) == (sizes[0], first) else slabs, data, "float16", n)
-    if options.device.type == "cuda":
+    if devices[0].type == "cuda":
         n = sizes[:2][-1]
         add(slabs, first, "float32", n)
         add([layout for layout in options.layouts if layout == "H"], first, "float64", n)
     for waters, precision in itertools.product(filter(None, options.waters), STORED_PRECISIONS):
-        place = {"layout": "ranks", "data": "water", "precision": precision, "n": 7 * waters}
-        call = functools.partial(bench.rows, [min(options.ratios)])
-        found[f"S of {waters} waters, {precision}"] = cell("several devices", call, **place)
+        add(["ranks"], "water", precision, 7 * waters, [min(options.ratios)], peers=False)
     for waters in filter(None, options.density):
-        call = functools.partial(bench.density, waters)
-        found[f"density of {waters} waters"] = cell(
-            "block-sparse density, ranks", lambda n, of=call: of(), n=7 * waters
-        )
+        call = partial(run_ranks, density, devices, waters)
+        kind = "block-sparse density, ranks"
+        found[f"density of {waters} waters"] = cell(kind, lambda n, of=call: of(), n=7 * waters)
     for n in sorted(set(options.sweep) - set(sizes), reverse=True):
         add(slabs, first, "float16", n, [min(options.ratios)], peers=False)
     for layout in [layout for layout in slabs if layout != "0"]:
-        call = cell("several devices, overheads", bench.overhead, layout=layout, n=256)
+        call = cell("several devices, overheads", partial(overhead, devices), layout=layout, n=256)
         found[f"overhead {layout}"] = call
     return found
 
 
-def same_as_one(rows):
-    """The rows, whose results were compared with one device's; UserError: one has other bits."""
-    rows = list(rows)
-    for row in rows:
+def rows(product_of, devices, ratios, repeats, layout, **product):
+    """A row for each ratio; RuntimeError: the layout needs GPUs and there are none; UserError: a
+    result has other bits than one device's.
+    """
+    if layout in NEED_CUDA and devices[0].type != "cuda":
+        raise RuntimeError(f"{layout} needs CUDA devices; got {devices[0].type}")
+    if layout == "ranks":
+        found = run_ranks(multiply, devices, product, ratios, repeats)
+    else:
+        of = product_of(**product)
+        found = [measure(of, layout, ratio, repeats) for ratio in ratios]
+    for row in found:
         if not row.pop("equal"):
             raise UserError(f"wrong result on several devices: expected the bits of one; got {row}")
-    return rows
+    return found
 
 
-class _Bench:
-    """Measures cells on some devices; keeps the operands of the last product."""
+def measure(product, layout, ratio, repeats):
+    """The row of a layout at a ratio."""
+    calls = product.calls(layout, ratio)
+    equal = product.is_same(ratio, calls["all"]())
+    return figures(product, ratio, by_clock(calls, repeats, product.devices), equal)
 
-    def __init__(self, devices, repeats):
-        self._devices, self._repeats = devices, repeats
-        make = functools.partial(shards.Product, devices=devices)
-        self._product = functools.lru_cache(maxsize=1)(make)
-        self._bandwidth = functools.cache(lambda: shards.host_bandwidth(devices, repeats))
 
-    def rows(self, ratios, layout, **product):
-        """A row for each ratio; RuntimeError: the layout needs GPUs and there are none."""
-        kind = self._devices[0].type
-        if layout in NEED_CUDA and kind != "cuda":
-            raise RuntimeError(f"{layout} needs CUDA devices; got {kind}")
-        if layout == "ranks":
-            rows = run_ranks(multiply, self._devices, product, ratios, self._repeats)
-            return same_as_one(rows)
-        bandwidth = self._bandwidth() if layout == "H" else None
-        given = layout, self._product(**product)
-        return same_as_one(
-            {"ratio": ratio} | shards.measure(*given, ratio, self._repeats, bandwidth)
-            for ratio in ratios
-        )
+def figures(product, ratio, times, equal):
+    """A row from the Timings "one" and "all"."""
+    one, every = times["one"], times["all"]
+    return {
+        "ratio": ratio,
+        "valid_ratio": product.valid_ratio(ratio),
+        "one_ms": one.median,
+        "all_ms": every.median,
+        "spread": every.spread / every.median,
+        "speedup": one.median / every.median,
+        "equal": equal,
+    }
 
-    def density(self, waters):
-        return run_ranks(density, self._devices, waters, 5e-8)
 
-    def peer(self, peer, **product):
-        if peer == "DTensor":
-            timing = run_ranks(dtensor, self._devices, product, self._repeats)
+def dense_peer(product_of, devices, repeats, peer, **product):
+    """The row of another library's dense product on all devices."""
+    if peer == "DTensor":
+        timing = run_ranks(dtensor, devices, product, repeats)
+    else:
+        of = product_of(**product)
+        cuts = equal_cuts(len(of.a), len(devices))
+        pairs = list(zip(split(of.a, cuts, devices), of.b_everywhere, strict=True))
+        calls = {"call": lambda: [torch.mm(*pair) for pair in pairs]}
+        timing = by_clock(calls, repeats, devices)["call"]
+    return [{"ms": timing.median, "spread": timing.spread / timing.median}]
+
+
+def overhead(devices, layout, n):
+    """The host's microseconds for a product that is next to none."""
+    calls = Product("decay", "float16", n, devices).calls(layout, 1.0)
+    times = {name: host_time(call, _OVERHEAD_ROUNDS, devices) for name, call in calls.items()}
+    return [{f"{name}_us": 1e3 * ms for name, ms in times.items()}]
+
+
+# ---- Products with operands on several devices --------------------------------------------------
+
+
+def equal_cuts(rows, parts, block=BLOCK):
+    """parts + 1 numbers of rows, or of images, of parts equal to a block."""
+    blocks = -(-rows // block)
+    return [min(rows, block * (blocks * part // parts)) for part in range(parts + 1)]
+
+
+def split(matrix, cuts, devices):
+    """The rows between the cuts, each on its part's device."""
+    pairs = zip(itertools.pairwise(cuts), devices, strict=True)
+    return [matrix[first:last].to(device) for (first, last), device in pairs]
+
+
+class Product:
+    """A @ B of operands, or S S for "water"; a layout makes what it needs at its first use."""
+
+    def __init__(self, data, precision, n, devices):
+        self.devices = devices
+        dtype = use_precision(precision)
+        if data == "water":  # block-sparse
+            self.a = self.b = block_sparse.overlap_of(n, dtype, devices[0])
         else:
-            timing = shards.torch_mm(self._product(**product), self._repeats)
-        return [{"ms": timing.median, "spread": timing.spread / timing.median}]
+            self.a, self.b = operands(data, n, dtype, devices[0])
+        self.norm_a = self.norm_b = spamm_torch.norm_map(self.a)
+        if self.b is not self.a:
+            self.norm_b = spamm_torch.norm_map(self.b)
+        self.tau = functools.cache(self._tau)
 
-    def overhead(self, layout, n):
-        """The host's time for a product that is next to none."""
-        return [shards.overhead(layout, self._product(**_TINY, n=n))]
+    def _tau(self, ratio):
+        """The threshold of a valid ratio as a number, which calls take on any device."""
+        return spamm_torch.find_tau(self.norm_a, self.norm_b, ratio).item() if ratio < 1 else 0.0
+
+    def valid_ratio(self, ratio):
+        """The valid ratio that the threshold found for ``ratio`` gives."""
+        return spamm_torch.valid_ratio(self.norm_a, self.norm_b, self.tau(ratio)).item()
+
+    @cached_property
+    def b_everywhere(self):
+        """The whole of B on each device."""
+        return [self.b.to(device) for device in self.devices]
+
+    @cached_property
+    def on_host(self):
+        """A and B in pinned host memory."""
+        pinned = {"device": "cpu", "pin_memory": True}
+        return [torch.empty_like(x, **pinned).copy_(x) for x in (self.a, self.b)]
+
+    def calls(self, layout, ratio):
+        """The product on one device and on all, as C or its rows: {"one": call, "all": call}."""
+        tau, devices = self.tau(ratio), self.devices
+        mm = partial(spamm_torch.mm, tau=tau)
+        one = partial(mm, self.a, self.b)
+        if layout in ("R", "S"):  # A is cut by work, B at the same rows
+            cuts = spamm_torch.row_cuts(self.norm_a, self.norm_b, tau, len(devices))
+            of_a = split(self.a, cuts, devices)
+            of_b = self.b_everywhere if layout == "R" else split(self.b, cuts, devices)
+            return {"one": one, "all": partial(spamm_torch.mm_shards, of_a, of_b, tau=tau)}
+        if layout == "0":
+            return {"one": one, "all": partial(one, devices=devices)}
+        from_host = partial(mm, *self.on_host)
+        counts = {"one": devices[:1], "all": devices}
+        return {name: partial(from_host, devices=some) for name, some in counts.items()}
+
+    def is_same(self, ratio, result):
+        """Tells whether C, or its rows in shards, are what one device gives, bit for bit."""
+        shards = result if isinstance(result, (list, tuple)) else [result]
+        expected = spamm_torch.mm(self.a, self.b, tau=self.tau(ratio))
+        expected = expected.split([len(shard) for shard in shards])
+        pairs = zip(shards, expected, strict=True)
+        return all(torch.equal(shard.to(rows.device), rows) for shard, rows in pairs)
 
 
 # ---- Processes that own a part each -------------------------------------------------------------
@@ -197,7 +273,7 @@ class _Place(NamedTuple):
 
     def own(self, matrix):
         """This rank's rows of a matrix, in memory of their own."""
-        first, last = shards.equal_cuts(len(matrix), len(self.devices))[self.rank : self.rank + 2]
+        first, last = equal_cuts(len(matrix), len(self.devices))[self.rank : self.rank + 2]
         if matrix.layout == torch.strided:
             return matrix[first:last].contiguous()
         return block_sparse.block_rows(matrix, first // BLOCK, last // BLOCK)
@@ -208,9 +284,9 @@ class _Place(NamedTuple):
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
         return numbers.tolist()
 
-    def time(self, candidates, repeats, product):
+    def time(self, candidates, repeats):
         """Timings of candidates that all ranks call."""
-        return by_clock(candidates, repeats, product.devices, agree=self.slowest)
+        return by_clock(candidates, repeats, [self.device], agree=self.slowest)
 
 
 def _rank(rank, job, devices, store, answers, arguments):
@@ -233,26 +309,19 @@ def _rank(rank, job, devices, store, answers, arguments):
 
 def multiply(place, of_product, ratios, repeats):
     """Rows of spamm_torch.distributed.mm; one device is the first rank's."""
-    from spamm_torch import distributed
-
-    product, rows = shards.Product(**of_product, devices=[place.device]), []
+    product, found = Product(**of_product, devices=[place.device]), []
     a = place.own(product.a)
     b = a if product.b is product.a else place.own(product.b)
-    cuts = shards.equal_cuts(len(product.a), len(place.devices))
     for ratio in ratios:
         tau = product.tau(ratio)
-        call = functools.partial(distributed.mm, a, b, tau=tau)
-        one = functools.partial(spamm_torch.mm, product.a, product.b, tau=tau)
+        call = partial(spamm_torch.distributed.mm, a, b, tau=tau)
+        one = partial(spamm_torch.mm, product.a, product.b, tau=tau)
         differ = 0.0 if _equal(call(), place.own(one())) else 1.0
         # The other ranks do nothing while the first measures by itself.
         candidates = {"one": one if place.rank == 0 else lambda: None, "all": call}
-        times = place.time(candidates, repeats, product)
-        equal = place.slowest([differ]) == [0.0]
-        traffic = shards.sent(product.norm_a, product.norm_b, tau, cuts)
-        rows.append(
-            {"ratio": ratio} | shards.figures(product.valid_ratio(ratio), times, equal, **traffic)
-        )
-    return rows
+        times = place.time(candidates, repeats)
+        found.append(figures(product, ratio, times, place.slowest([differ]) == [0.0]))
+    return found
 
 
 def _equal(x, y):
@@ -262,9 +331,9 @@ def _equal(x, y):
     return all(torch.equal(of(x), of(y)) for of in parts)
 
 
-def density(place, waters, max_error):
+def density(place, waters):
     """The row of a density matrix whose block rows lie on the ranks; memory is the first's."""
-    return block_sparse.density(waters, max_error, place.device, 1, dist.group.WORLD)
+    return block_sparse.density(waters, place.device, 1, dist.group.WORLD)
 
 
 def dtensor(place, of_product, repeats):
@@ -273,7 +342,7 @@ def dtensor(place, of_product, repeats):
     """
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
-    product = shards.Product(**of_product, devices=[place.device])
+    product = Product(**of_product, devices=[place.device])
     mesh = init_device_mesh(place.device.type, (len(place.devices),))
     a, b = (
         distribute_tensor(matrix, mesh, [Shard(0)], src_data_rank=None)
@@ -283,4 +352,4 @@ def dtensor(place, of_product, repeats):
         "by itself": lambda: (a @ b).redistribute(placements=[Shard(0)]),
         "gathered": lambda: a @ b.redistribute(placements=[Replicate()]),
     }
-    return min(place.time(calls, repeats, product).values(), key=lambda timing: timing.median)
+    return min(place.time(calls, repeats).values(), key=lambda timing: timing.median)

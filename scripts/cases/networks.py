@@ -15,8 +15,6 @@ layer that can skip asks of each block, in batches of up to 32.
 import copy
 import functools
 import gc
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -89,18 +87,13 @@ def settled_model(network, device):
         torch.manual_seed(0)
         model = network.build()
     model = model.to(device, memory_format=torch.channels_last).eval()
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the average of all batches, here of one
-        norm.train()
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.reset_running_stats()
+            norm.train().momentum = None  # the average of all batches, here of one
     with torch.no_grad():
         model(pictures_for(network, _SETTLING_IMAGES, device))
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-        norm.eval()
-    return model
+    return model.eval()
 
 
 # ---- Options ------------------------------------------------------------------------------------
@@ -126,11 +119,9 @@ PRECISION = {"cpu": "float32", "cuda": "float16"}
 
 def add_options(parser):
     cli.add_device_option(parser)
-    cli.add_choices(parser, "--networks", "some of them", DEFAULTS, NETWORKS, metavar="NETWORK")
-    cli.add_choices(
-        parser, "--candidates", "some of them", DEFAULTS, CANDIDATES, metavar="CANDIDATE"
-    )
-    cli.add_choices(parser, "--modes", "some of them", DEFAULTS, MODES, metavar="MODE")
+    for name, choices in (("network", NETWORKS), ("candidate", CANDIDATES), ("mode", MODES)):
+        shown = {"metavar": name.upper()}
+        cli.add_choices(parser, f"--{name}s", "some of them", DEFAULTS, choices, **shown)
     what = "images a batch; None: each network's own, 1 to 128"
     cli.add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
     cli.add_repeats_option(parser, DEFAULTS)
@@ -161,49 +152,27 @@ def cells(options):
 # ---- Candidates ---------------------------------------------------------------------------------
 
 
-class Candidates:
-    """One network's candidates at one batch of pictures, in the dtype to measure."""
-
-    def __init__(self, dense, pictures):
-        self._dense, self._pictures, self._made = dense, pictures, {}
-
-    def prepare(self, name):
-        """The candidate as a call, compiled, and the seconds that took."""
-        start = time.perf_counter()
-        made = {
-            "dense": lambda: self._dense,
-            "compiled": lambda: _compiled(self._dense),
-            "max-autotune": lambda: _compiled(self._dense, mode=_MAX_AUTOTUNE),
-            "freezing": self._frozen,
-            "ours": lambda: self._by_backend(name, "eager"),
-            "ours-compiled": lambda: self._by_backend(name, "inductor"),
-            "held-tau": lambda: self._by_backend(name, "eager"),
-        }
-        model = made[name]()
-        model(self._pictures)
-        return model, time.perf_counter() - start
-
-    def actions(self, name):
-        """{engine: number of layers} that the backend reports of a candidate, or None."""
-        if name not in self._made:
-            return None
-        return dict(Counter(row.action for row in spamm_torch.explain(self._made[name])))
-
-    def _frozen(self):
-        """Dynamo and Inductor read the global setting; the option tells this call's code apart
-        from that of max-autotune, whose options are equal otherwise."""
-        options = torch._inductor.list_mode_options(_MAX_AUTOTUNE) | {"freezing": True}
-        compiled = _compiled(self._dense, options=options)
-        with torch._inductor.config.patch(freezing=True):
-            compiled(self._pictures)
-        return compiled
-
-    def _by_backend(self, name, inner):
-        """The network compiled by the backend, a copy of its own."""
-        model = self._made[name] = copy.deepcopy(self._dense)
+def prepared(name, dense, pictures):
+    """A candidate of a dense network, compiled for these pictures."""
+    if name == "dense":
+        return dense
+    if name in ("ours", "ours-compiled", "held-tau"):
+        own = copy.deepcopy(dense)
         if name == "held-tau":
-            spamm_torch.convert_(model, HELD)
-        return _compiled(model, backend="spamm_torch", options={"inner": inner})
+            spamm_torch.convert_(own, HELD)
+        inner = "inductor" if name == "ours-compiled" else "eager"
+        model = _compiled(own, backend="spamm_torch", options={"inner": inner})
+    elif name == "freezing":
+        # Dynamo and Inductor read the global setting; the option tells this call's code apart
+        # from that of max-autotune, whose options are equal otherwise.
+        options = torch._inductor.list_mode_options(_MAX_AUTOTUNE) | {"freezing": True}
+        model = _compiled(dense, options=options)
+    else:
+        settings = {"mode": _MAX_AUTOTUNE} if name == "max-autotune" else {}
+        model = _compiled(dense, **settings)
+    with torch._inductor.config.patch(freezing=name == "freezing"):
+        model(pictures)
+    return model
 
 
 def _compiled(model, **settings):
@@ -239,27 +208,24 @@ def _rows(network, batch, options):
         return interleaved(calls, device, repeats, eager=mode == "eager")
 
     most = _MOST_ERROR * max(error_of(dense), _LEAST_ERROR)
-    candidates, calls, rows = Candidates(dense, pictures), {}, {}
+    calls, rows = {}, {}
     for name in options.candidates:
         if name == "held-tau" and batch > HELD_TAU_IMAGES:
             continue
         row = rows[name] = {"network": network, "batch": batch, "candidate": name}
         try:
-            model, seconds = candidates.prepare(name)
+            model = prepared(name, dense, pictures)
             call = functools.partial(model, pictures)
             for mode in options.modes:  # what cannot be captured fails here, and alone
                 timed({name: call}, mode, repeats=1)
+            error = row["error"] = error_of(model)
+            if not error <= most:
+                raise RuntimeError(
+                    f"WRONG RESULT: expected an error of at most {most:.2g}; got {error:.2g}"
+                )
+            calls[name] = call
         except Exception as error:
             row["absent"] = first_line(error)
-            continue
-        row["error"] = error_of(model)
-        if row["error"] <= most:
-            calls[name] = call
-            row |= {"prepare_s": seconds, "actions": candidates.actions(name)}
-        else:
-            row["absent"] = (
-                f"WRONG RESULT: expected an error of at most {most:.2g}; got {row['error']:.2g}"
-            )
     found = []
     for mode in options.modes:
         times = timed(calls, mode)

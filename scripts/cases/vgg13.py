@@ -48,18 +48,9 @@ def add_options(parser):
     cli.add_choices(parser, "--dtype", "number format of the network", DEFAULTS, dtypes, nargs=None)
     what = "percentage points of accuracy that may be lost"
     cli.add(parser, "--max-drop", what, 0.5, metavar="POINTS", type=_points)
-    what = "the most evaluations, each on half of the images"
-    least = cli.number(int, lambda value: value >= 6, "an integer of 6 or more")
-    cli.add(parser, "--evaluations", what, 12, metavar="COUNT", type=least)
     what = f"validation images are shifted at random by up to {MAX_SHIFT} pixels"
     cli.add(parser, "--shifted", what, False, "as they are", action="store_true")
-    what = "leave torch.compile out"
-    cli.add(parser, "--no-compile", what, False, "it is measured", action="store_true")
     cli.add_repeats_option(parser, 15)
-
-
-def choose(options):
-    options.modes = ["eager", "CUDA graph"] if options.device.type == "cuda" else ["eager"]
 
 
 def prepare(options):
@@ -99,9 +90,8 @@ def measure(options):
     pictures = validation_pictures(validation.to(options.device), options.images, shifts)
     batches = [(batch.to(dtype), labels) for batch, labels in pictures]
     path = options.out / f"calibrated_{options.device.type}.json"
-    given = model, batches, score_and_answers, options.max_drop
     try:
-        report = spamm_torch.calibrate(*given, evaluations=options.evaluations)
+        report = spamm_torch.calibrate(model, batches, score_and_answers, options.max_drop)
     except ValueError as error:
         raise UserError(first_line(error)) from error
     report.save(path)
@@ -110,26 +100,15 @@ def measure(options):
 
     found, place = report.outcome, {"model": options.config.model}
     dense_accuracy, _ = score_and_answers(model, batches)
-    quality = {
-        "dense_accuracy": dense_accuracy,
-        "accuracy": dense_accuracy - found.drop,
-        "changed": found.changed,
-        "valid_ratio": found.valid_ratio,
-        "max_drop": found.max_drop,
-    }
+    quality = {"dense_accuracy": dense_accuracy, "accuracy": dense_accuracy - found.drop}
+    quality |= {name: getattr(found, name) for name in ("changed", "valid_ratio", "max_drop")}
     case = f"{options.config.model}, {options.dtype}, batch {options.images}"
     case += ", shifted" if options.shifted else ""
-    layers = [
-        {"case": case}
-        | (row.pop("setting") or {})
-        | row
-        | {"speedup": row["dense_us"] / row["chosen_us"] if row["dense_us"] else None}
-        for row in map(asdict, report)
-    ]
-    networks = networks_of(model, batches[0][0], path, options, console)
-    served = []
-    for mode in options.modes:
-        calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}
+    layers = [{"case": case} | (row.pop("setting") or {}) | row for row in map(asdict, report)]
+    networks, served = networks_of(model, batches[0][0], path, options, console), []
+    calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}
+    on_gpu = options.device.type == "cuda"
+    for mode in ("eager", "CUDA graph") if on_gpu else ("eager",):
         times = interleaved(calls, options.device, options.repeats, eager=mode == "eager")
         served += [
             place | {"mode": mode, "network": name} | of.over(times["dense"])
@@ -180,7 +159,7 @@ def networks_of(model, pictures, settings, options, console):
         network.compile(backend="spamm_torch", options={"inner": "eager"}, dynamic=False)
     dense = dense_network(options.trained, options.device.type == "cuda")
     found = {"dense": dense.to(pictures.dtype)}
-    peer = None if options.no_compile else compiled(model, pictures, console)
+    peer = compiled(model, pictures, console)
     if peer is not None:
         found["torch.compile"] = peer
     return found | {"nothing skipped": skipping_nothing, "SpAMM": skipping}

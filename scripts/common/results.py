@@ -3,8 +3,8 @@
 A file is a page: {"title", "headline", "notes", "brief", "runs"}; "brief" names runs of which the
 page has one line, and the JSON file the tables. A run is what one command measured:
 {"name", "said", "header", "tables"}. A table is a list of rows, dicts with the same keys, under
-its kind; common.tables says how a page shows a kind. In the file a table is {"columns", "rows"},
-one row a line.
+its kind; KINDS says how a page shows a kind. In the file a table is {"columns", "rows"}, one row a
+line. Kinds that no script measures any more are in the file alone.
 
 A measurement that is made again supersedes the old one: `add` marks old rows that have the key of a
 new one, on the same device, with the date of the new one. Pages show the rows that hold.
@@ -15,18 +15,210 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import shlex
 import statistics
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
-from common.tables import KINDS, text
 from models.files import UserError, write_atomically
 
 _MARK = "superseded"  # a column: the date, or None
 _WIDTH = 120  # of text
 _MOVES = 0.03  # of a figure: what add() tells
 _APART = ("device", "date", "command")  # of a header: columns of their own
+# Formats of numbers by parts of their column's name; the first that fits.
+_FORMATS = {
+    "^tau|trun": "{:.7g}",
+    "difference": "{:+.2%}",
+    "change": "{:+.2f}",
+    "^speedup|^over|^paper(_[s24]|$)": "{:.3g}x",
+    "ratio|share|valid|below": "{:.2%}",
+}
+
+
+def text(value, column=""):
+    """A value of a column as tables and pictures show it."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "x".join(map(text, value))
+    found = [of for part, of in _FORMATS.items() if re.search(part, column)]
+    if isinstance(value, float) and found:
+        return re.sub(r"\.?0*%", "%", found[0].format(value))
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return str(value)
+
+
+# ---- Kinds of tables ----------------------------------------------------------------------------
+
+
+class Picture(NamedTuple):
+    """Lines of ``drawn`` by ``x``, one for each value of ``line``, a panel for each of ``panel``.
+
+    ``prefer`` names columns of which some values are drawn, or the last one where there are none of
+    these. ``title`` and ``caption`` are for who has not read the page. ``least``: where the y axis
+    ends.
+    """
+
+    x: str
+    drawn: str
+    line: str
+    panel: str
+    prefer: dict
+    log: str  # "x", "y", "xy": axes by factors
+    labels: tuple[str, str]
+    title: str
+    caption: str = ""
+    least: float | None = None
+
+
+class Kind:
+    """A kind of table: the columns that tell rows apart, and those that are shown; without a title
+    they are shown nowhere.
+
+    A table has a line for each value of the key's columns but ``across``, and a column for each
+    value of these. A ">" before a value says that it has a column of its own beside them, from the
+    first row of a line. ``shown``: on a page of several runs only rows with these values of some
+    columns.
+    """
+
+    def __init__(self, key, title="", values="", across="", /, *, picture=None, **shown):
+        self.key, self.title, self.across = key.split(), title, across.split()
+        values = values.split(", ") if values else []
+        self.values = [value.lstrip(">") for value in values]
+        self.beside = {value[1:] for value in values if value[0] == ">"}
+        self.picture, self.shown = picture, shown
+
+    @property
+    def figure(self):
+        """The column that tells best how fast it was."""
+        inside = [value for value in self.values if value not in self.beside]
+        return "speedup" if "speedup" in inside else inside[0]
+
+
+_STEPS = "s_ms, z_ms, zfz_ms, sp2_ms, iterations, stored_x, energy_error"  # of a density matrix
+# In the order in which a page draws the first kind that has a picture.
+# fmt: off
+KINDS: dict[str, Kind] = {
+    # ---- Products, convolutions, networks
+    "products": Kind("data precision block n ratio cold",
+        "Speedup of mm over torch.mm, norms included, by the share of block products kept:",
+        ">dense_ms, speedup", "ratio", n=(8192,),
+        picture=Picture("valid_ratio", "speedup", "precision", "data",
+                        {"n": (8192,), "cold": (False,), "block": (64,)}, "xy",
+                        ("block products kept", "speed over torch.mm"),
+                        "Products of N = 8192 that skip, by kind of matrix",
+                        "speed over torch.mm (cuBLAS), norms included; higher is faster")),
+    "norm maps": Kind("data precision block n cold",
+        "Norm maps of both operands, and a search for 30% valid, ms:",
+        "norms_ms, search_ms", "n", data=("decay",), block=(64,)),
+    "convolutions": Kind("layer batch precision data block ratio cold",
+        "Speedup over the dense convolution by share kept / with norms of the layer before:",
+        ">dense_ms, speedup, speedup_chained", "ratio", batch=(64, 128),
+        picture=Picture("ratio", "speedup", "layer", "precision",
+                        {"batch": (128,), "data": ("even",), "cold": (False,),
+                         "layer": ("conv12", "conv22", "conv32", "conv42", "res56-3x3",
+                                   "res14-3x3", "res14-expand")},
+                        "xy", ("block products kept", "speed over cuDNN"),
+                        "Convolutions that skip, batch 128",
+                        "over cuDNN's dense convolution, norms included; conv: layers of VGG13 on "
+                        "32 x 32; res: of ResNet-50, by size of their input")),
+    "shapes, shares": Kind("op precision kept",
+        "Median over torch's call, and the share of shapes below three limits, by what is kept:",
+        ">shapes, speedup, below 0.6, below 0.8, below 0.95", "kept"),
+    "shapes, slowest": Kind("op precision kept shape", "The slowest:", "torch_ms, speedup"),
+    "shapes": Kind("op precision shape"),
+    "networks": Kind("network batch mode candidate",
+        "ms of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
+        "ms, speedup", "candidate", mode=("CUDA graph",), batch=(1, 8, 64, 512),
+        picture=Picture("batch", "speedup", "network", "candidate",
+                        {"mode": ("CUDA graph",), "candidate": ("ours", "ours-compiled")}, "x",
+                        ("images a batch", "speed over torch.compile"),
+                        "Networks with nothing skipped", "float16, in one CUDA graph")),
+    "served": Kind("model mode network",
+        "Time of a batch, and the speed over the dense network:", "ms, speedup", "mode"),
+    "served, quality": Kind("model",
+        "Accuracy on images that took no part in the choice of thresholds:",
+        "dense_accuracy, accuracy, changed, valid_ratio"),
+    "calibrated layers": Kind("case name", "Layers as chosen:",
+        "shape, reason, valid_ratio, tau, dense_us, chosen_us, error"),
+    # ---- The paper's tables
+    "targets": Kind("what", "Each target beside what was measured:", "target, measured, command"),
+    "thresholds": Kind("n ratio",
+        "Table 1: tau by valid ratio and N, and the difference from the paper's:",
+        "tau, difference", "n"),
+    "speedups": Kind("precision block n ratio",
+        "Table 2: speedup over torch.mm by N / the paper's over cuBLAS (V100):",
+        "speedup, paper", "n", block=(64,), precision=("float32", "float16", "float64")),
+    "speedups, several GPUs": Kind("gpus precision n ratio layout",
+        "On several GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
+        "speedup", "ratio", precision=("float16",), n=(8192, 16384, 32768)),
+    "at equal error": Kind("n share block",
+        "Table 3: mm against the fastest sparse product at equal error:",
+        "valid_ratio, paper_valid, error, paper_error, ms, graph_ms, speedup, speedup_2, "
+        "speedup_4, paper_speedup_1, paper_speedup_2, paper_speedup_4", block=(64,)),
+    "sparse products": Kind("n share peer", "The sparse products:",
+        "ms, conversion_ms, dense_ms, products, trun, error", n=(8192,)),
+    "squares": Kind("matrix n precision block origin waters basis tau",
+        "Table 4: speedup over torch.mm, and the error, by tau:",
+        ">dense_ms, speedup, error", "tau", precision=("float64",), origin=("model",)),
+    "the paper's squares": Kind("number tau",
+        "The paper's errors and its mean speedup over cuBLAS, N = 13,656:",
+        ">norm, error, speedup", "tau"),
+    "study": Kind("images title precision ratio layout",
+        "Table 5: points of accuracy, speed over the dense convolution (paper: its dense product):",
+        ">paper_change, >paper_speedup, accuracy_change, over_conv", "precision layout",
+        picture=Picture("over_conv", "accuracy_change", "layout", "precision",
+                        {"title": ("conv12 to conv52",), "images": ("MNIST in full",)}, "",
+                        ("speed over cuDNN's convolutions", "change of accuracy, points"),
+                        "VGG13 on MNIST: nine convolutions that skip, by what shares a block",
+                        "right is faster, up is more accurate; a block is 64 images at one pixel "
+                        "(by position), 8 x 8 pixels of one image, or 32 columns of the im2col "
+                        "matrix (paper)",
+                        -12.0)),
+    "study, dense": Kind("images title precision", "The dense layers, ms:",
+        "dense_accuracy, conv_ms, im2col_gemm_ms, gemm_ms", title=("conv12 to conv52",)),
+    "study, several GPUs": Kind("gpus images title precision ratio",
+        "By position on several GPUs, over torch's convolution on one:",
+        ">paper_2, >paper_4, speedup", "precision gpus", title=("conv31",)),
+    # ---- Several devices
+    "several devices": Kind("layout data precision n ratio",
+        "Speedup over one device, by where operands lie:",
+        ">one_ms, speedup", "layout", data=("decay", "water")),
+    "several devices, peers": Kind("peer data precision n",
+        "Dense products of other libraries on the same devices, ms:",
+        "ms", "peer", data=("decay",)),
+    "several devices, overheads": Kind("layout n", "Until mm returns to Python, us:",
+        "one_us, all_us"),
+    # ---- Block-sparse matrices, density matrices
+    "stored products": Kind("precision n valid",
+        "S S of a water cluster, in blocks of 64; valid, stored and products a block row:",
+        "stored, products, mm_ms, share_before, tflops, speedup, over_dense, over_entries"),
+    "block-sparse density": Kind("n",
+        "The density matrix of water clusters; the energy error is in hartree an atom:",
+        f"waters, {_STEPS}, over_dense, peak_gb",
+        picture=Picture("n", "sp2_ms", "device", "", {}, "xy", ("functions", "SP2, ms"),
+                        "Block-sparse density matrices of water clusters",
+                        "by the number of basis functions N; lower is better")),
+    "block-sparse density, ranks": Kind("n",
+        "The density matrix of water clusters whose block rows lie on several GPUs:",
+        f"waters, {_STEPS}, peak_gb"),
+    "density matrix": Kind("problem method",
+        "Methods; the energy error is in hartree an atom, the bound that of each step:",
+        "seconds, over_dense, over_eigh, over_stored, energy_error, iterations, most_valid",
+        picture=Picture("seconds", "distance", "series", "problem", {}, "xy",
+                        ("seconds", "energy error, hartree an atom"),
+                        "Density matrices of water clusters, by method",
+                        "time of the whole iteration; left is faster, down is more accurate")),
+    "density matrix, iterations": Kind("problem method iteration"),
+}
+# fmt: on
+
+
+# ---- Files --------------------------------------------------------------------------------------
 
 
 def run_header(machine, script, arguments, folder="scripts"):
@@ -42,9 +234,6 @@ def run_header(machine, script, arguments, folder="scripts"):
     }
 
 
-# ---- Files --------------------------------------------------------------------------------------
-
-
 def load(path):
     """The page in a JSON file; UserError: it cannot be read, or is no page of results."""
     try:
@@ -54,7 +243,6 @@ def load(path):
                 kind: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
                 for kind, table in run["tables"].items()
             }
-            _check(run)
         _markdown(page, path.stem)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
@@ -63,12 +251,6 @@ def load(path):
             f"expected a page of results as JSON; got something else in {path}"
         ) from error
     return page
-
-
-def _check(run):
-    unknown = set(run["tables"]) - set(KINDS)
-    if unknown:
-        raise KeyError(f"no table is of kind {unknown.pop()}")
 
 
 def rows_of(page, kind):
@@ -89,9 +271,7 @@ def write(path, page):
     if shown := _shown(page):
         from common import plots
 
-        picture, rows = shown
-        header = page["runs"][0]["header"]
-        contents[".png"] = plots.draw(picture, rows, page["title"], header)
+        contents[".png"] = plots.draw(*shown, page["runs"][0]["header"]["device"])
     for suffix, content in contents.items():
         write_bytes(path.with_suffix(suffix), content)
     return [path.with_suffix(suffix) for suffix in contents]
@@ -132,36 +312,25 @@ def add(page, run):
     """Puts a run into a page, in the place of one of its name, and marks what it supersedes.
     Returns a line for each row that is more than 3% from the one it supersedes.
     """
-    _check(run)
     moved = []
     for kind, rows in run["tables"].items():
         measured = {_key(kind, row): row for row in rows if not row.get("absent")}
-        for old in page["runs"]:
-            if _machine(old) == _machine(run):
-                for row in old["tables"].get(kind, ()):
-                    if (now := measured.get(_key(kind, row))) and not row.get(_MARK):
-                        moved += _moved(kind, row, now)
-                        row[_MARK] = run["header"]["date"]
+        old_rows = [
+            row
+            for old in page["runs"]
+            if _machine(old) == _machine(run)
+            for row in old["tables"].get(kind, ())
+            if _key(kind, row) in measured and not row.get(_MARK)
+        ]
+        for row in old_rows:
+            row[_MARK] = run["header"]["date"]
+            figure = KINDS[kind].values and KINDS[kind].figure
+            before, now = (of.get(figure) for of in (row, measured[_key(kind, row)]))
+            if before and now and abs(now / before - 1) > _MOVES:
+                at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
+                moved.append(f"{kind}: {at}: {figure} {before:.4g} -> {now:.4g}")
     page["runs"] = [old for old in page["runs"] if old["name"] != run["name"]] + [run]
     return moved
-
-
-def _moved(kind, row, again):
-    """A line about a row that was measured again, if its figure moved."""
-    if not KINDS[kind].values:
-        return []
-    column = _figure(kind).column
-    before, now = row.get(column), again.get(column)
-    if not before or not now or abs(now / before - 1) <= _MOVES:
-        return []
-    at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
-    return [f"{kind}: {at}: {column} {before:.4g} -> {now:.4g}"]
-
-
-def _figure(kind):
-    """The column that tells best how fast it was."""
-    values = KINDS[kind].values
-    return next((x for x in values if x.column == "speedup"), values[0])
 
 
 def _key(kind, row):
@@ -173,7 +342,6 @@ def finish(path, title, run, console=None, notes=""):
     of the page's files, without suffix. ``console``: None where rich is not installed. ``notes``:
     what a reader of the tables must know.
     """
-    _check(run)
     say = functools.partial(console.print, soft_wrap=True, markup=False) if console else print
     for kind, rows in run["tables"].items():
         head, cells, left = _cells(KINDS[kind], rows)
@@ -195,9 +363,10 @@ def said_of(found):
     kind, rows = next(iter(found.items()))
     if rows[0].get("absent"):
         return f"not measured: {rows[0]['absent']}"
-    names, shown = _differing(kind, rows), _figure(kind)
+    names, figure = _differing(kind, rows), KINDS[kind].figure
     at = (" ".join(text(row.get(name), name) for name in names) for row in rows)
-    return ", ".join(f"{place}: {shown.text(row)}" for place, row in zip(at, rows, strict=True))
+    pairs = zip(at, rows, strict=True)
+    return ", ".join(f"{place}: {text(row.get(figure), figure)}" for place, row in pairs)
 
 
 def said(tables):
@@ -236,14 +405,15 @@ def _markdown(page, name):
     brief, shown = page.get("brief", ()), {}
     for run in page["runs"]:
         if run["name"] not in brief:
-            lines.append(_finding(run))
+            lines.append(f"- {run['name']}: {run['said']}")
             for kind, rows in run["tables"].items():
                 shown.setdefault(kind, {})[run["name"]] = rows
     if brief:
         lines += ["", f"Of these runs [{name}.json]({name}.json) has the tables:", ""]
-        lines += [_finding(run) for run in page["runs"] if run["name"] in brief]
+        lines += [f"- {x['name']}: {x['said']}" for x in page["runs"] if x["name"] in brief]
     for kind, of_runs in shown.items():
-        lines += _of_table(KINDS[kind], of_runs, brief=len(page["runs"]) > 1)
+        if kind in KINDS:
+            lines += _of_table(KINDS[kind], of_runs, brief=len(page["runs"]) > 1)
     runs = [
         (run["name"], header["device"], header["date"], f"`{header['command']}`", _about(header))
         for run in page["runs"]
@@ -251,10 +421,6 @@ def _markdown(page, name):
     ]
     lines += ["", "## Runs", "", *table(("run", *_APART, "with"), runs, left=5)]
     return "\n".join(lines) + "\n"
-
-
-def _finding(run):
-    return f"- {run['name']}: {run['said']}"
 
 
 def _about(header):
@@ -299,37 +465,35 @@ def _of_table(kind, of_runs, brief):
 def _cells(kind, rows):
     """Head and rows of a table, as text, and how many columns say where a row belongs."""
     rows = [row for row in rows if kind.title and not row.get("absent")]
-    index = [name for name in kind.index if any(row.get(name) is not None for row in rows)]
-    if len({row.get("run") for row in rows}) > 1:
-        index = ["run", *index]
+    has = {name for row in rows for name, value in row.items() if value not in (None, False)}
+    index = [name for name in ("run", *kind.key) if name in has and name not in kind.across]
+    if len({row.get("run") for row in rows}) == 1:
+        index = [name for name in index if name != "run"]
     lines = {}
     for row in rows:
         place = tuple(text(row.get(name), name) for name in index)
-        column = " ".join(text(row[name], name) for name in kind.across)
-        lines.setdefault(place, {})[column] = row
-    values = [x for x in kind.values if any(row.get(x.column) is not None for row in rows)]
-    apart = [x for x in values if x.beside or not kind.across]
-    inside = [x for x in values if x not in apart]
-    across = _in_order(kind, rows) if inside else []
-    head = (*index, *(x.title for x in apart), *across)
+        lines.setdefault(place, {})[tuple(row[name] for name in kind.across)] = row
+    values = [name for name in kind.values if name in has]
+    apart = [name for name in values if name in kind.beside or not kind.across]
+    inside = [name for name in values if name not in apart]
+    across = list(dict.fromkeys(column for line in lines.values() for column in line))
+    if len(kind.across) == 1 and all(isinstance(of, (int, float)) for (of,) in across):
+        across.sort(reverse=len(across) > 1 and across[0] > across[1])
+    across = across if inside else []
+    named = [" ".join(map(text, column, kind.across)) for column in across]
+    head = (*index, *(name.replace("_", " ") for name in apart), *named)
     cells = [
         (
             *at,
-            *(x.text(next(iter(line.values()))) for x in apart),
-            *(" ".join(filter(None, (x.text(line.get(c)) for x in inside))) for c in across),
+            *(text(next(iter(line.values())).get(x), x) for x in apart),
+            *(
+                " / ".join(filter(None, (text(line.get(of, {}).get(x), x) for x in inside)))
+                for of in across
+            ),
         )
         for at, line in lines.items()
     ]
     return head, cells, len(index)
-
-
-def _in_order(kind, rows):
-    """The columns across, by their numbers where they have one: as the first two rows go."""
-    found = {tuple(row[name] for name in kind.across): None for row in rows}
-    numbers = [key[0] for key in found if len(key) == 1 and isinstance(key[0], (int, float))]
-    if len(numbers) == len(found) > 1:
-        found = sorted(found, reverse=numbers[0] > numbers[1])
-    return [" ".join(map(text, key, kind.across)) for key in found]
 
 
 def table(head, rows, left=1):
@@ -372,7 +536,8 @@ def _shown(page):
     for kind, of_kind in KINDS.items():
         rows = [row for row in rows_of(page, kind) if row["device"] == device]
         picture = of_kind.picture
-        rows = [row for row in rows if picture and row.get(picture.drawn) is not None]
+        names = (picture.x, picture.drawn) if picture else ("",)
+        rows = [row for row in rows if all(row.get(name) is not None for name in names)]
         if rows:
             return picture, rows
     return None

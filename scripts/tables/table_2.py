@@ -1,12 +1,12 @@
 """Table 2: speedup over torch.mm by size, valid ratio and type, on one GPU and on several."""
 
-import functools
+import itertools
 from functools import partial
 
 import torch
 
-from cases import shards
-from cases.mm import bench_operands, copy_bandwidth
+from cases.mm import bench_operands
+from cases.multi_gpu import Product
 from common.measuring import cell
 from common.timing import by_clock, medians
 from models.files import UserError
@@ -27,30 +27,26 @@ def settings(run):
 
 
 def cells(run):
-    """The paper's cells first, those that only stand beside them last."""
-    kind = run.device.type
-    types, more = TYPES[kind], _MORE_TYPES[kind]
-    papers = [(name, block) for name in types for block in (_PAPERS_BLOCK, _BLOCK)]
-    others = [(name, _BLOCK) for name in more] + [(name, _LARGE_BLOCK) for name in types]
-    bandwidth = functools.cache(lambda: copy_bandwidth(run.device, run.repeats))
-    one = partial(_one, run, bandwidth)
-    found = _each_size(run, "", papers, "speedups", one)
-    of_types = [(name,) for name in types]
-    several = "speedups, several GPUs", partial(_several, run)
-    for gpus in gpu_counts(run):
-        found |= _each_size(run, f"{gpus} GPUs, ", of_types, *several, gpus=gpus)
-    return found | _each_size(run, "", others, "speedups", one)
+    """The paper's cells first, those that only stand beside them last; small sizes first."""
+    kind, found = run.device.type, {}
+    types, edges = TYPES[kind], sizes(run, SIZES)
+    papers = list(itertools.product(edges, types, (_PAPERS_BLOCK, _BLOCK)))
+    others = [(name, _BLOCK) for name in _MORE_TYPES[kind]]
+    others += [(name, _LARGE_BLOCK) for name in types]
 
+    def add(n, precision, block):
+        place = {"precision": precision, "block": block, "n": n}
+        name = f"{precision}, block {block}, N = {n}"
+        found[name] = cell("speedups", partial(_one, run), **place)
 
-def _each_size(run, title, cases, kind, measure, **others):
-    """Cells of some (precision,) or (precision, block), the small sizes first."""
-    found = {}
-    for n in sizes(run, SIZES):
-        for precision, *block in cases:
-            place = others | {"precision": precision, "n": n}
-            place |= {"block": block[0]} if block else {}
-            name = f"{precision}, block {block[0]}" if block else precision
-            found[f"{title}{name}, N = {n}"] = cell(kind, measure, **place)
+    for place in papers:
+        add(*place)
+    for gpus, n, precision in itertools.product(gpu_counts(run), edges, types):
+        place = {"gpus": gpus, "precision": precision, "n": n}
+        name = f"{gpus} GPUs, {precision}, N = {n}"
+        found[name] = cell("speedups, several GPUs", partial(_several, run), **place)
+    for n, of in itertools.product(edges, others):
+        add(n, *of)
     return found
 
 
@@ -73,39 +69,30 @@ def said(tables):
 
 
 @torch.inference_mode()
-def _one(run, bandwidth, precision, block, n):
+def _one(run, precision, block, n):
     """One device against torch.mm: rows of bench.py mm, with the paper's speedup."""
     case = ("decay", precision, block, n)
-    found = bench_operands(
-        case, paper.RATIOS, bandwidth, run.device, _repeats(run, n), norms_apart=False
-    )
-    of_type = _PAPERS_TYPE.get(precision)
-    return [
-        row
-        | {"copy_bandwidth": bandwidth(), "paper": paper.SPEEDUP.get((of_type, n, row["ratio"]))}
-        for row in found["products"]
-    ]
+    found = bench_operands(case, paper.RATIOS, run.device, _repeats(run, n))["products"]
+    at = _PAPERS_TYPE.get(precision), n
+    return [row | {"paper": paper.SPEEDUP.get((*at, row["ratio"]))} for row in found]
 
 
 @torch.inference_mode()
 def _several(run, gpus, precision, n):
     """mm on several GPUs against torch.mm on one, by where the operands lie, in blocks of 64."""
-    product = shards.Product("decay", precision, n, first_gpus(run, gpus))
-    calls, rows = {"dense": partial(torch.mm, product.a, product.b)}, []
-    for ratio in paper.RATIOS:
-        for layout in _LAYOUTS:
-            call = shards.calls_of(layout, product, ratio)["all"]
-            if not shards.is_same(product, ratio, call()):
-                raise UserError(
-                    f"wrong result on several devices at ratio {ratio}, layout {layout}: expected "
-                    "the bits of one"
-                )
-            calls[ratio, layout] = call
-            rows.append(
-                {"ratio": ratio, "layout": layout, "valid_ratio": product.valid_ratio(ratio)}
+    product = Product("decay", precision, n, first_gpus(run, gpus))
+    calls = {"dense": partial(torch.mm, product.a, product.b)}
+    for ratio, layout in itertools.product(paper.RATIOS, _LAYOUTS):
+        call = calls[ratio, layout] = product.calls(layout, ratio)["all"]
+        if not product.is_same(ratio, call()):
+            raise UserError(
+                f"wrong result on several devices at ratio {ratio}, layout {layout}: expected the "
+                "bits of one"
             )
-    times = medians(by_clock(calls, _repeats(run, n), product.devices))
-    for row in rows:
-        dense, ms = times["dense"], times[row["ratio"], row["layout"]]
-        row |= {"ms": ms, "dense_ms": dense, "speedup": dense / ms}
-    return rows
+    ms = medians(by_clock(calls, _repeats(run, n), product.devices))
+    dense = ms.pop("dense")
+    return [
+        {"ratio": ratio, "layout": layout, "valid_ratio": product.valid_ratio(ratio)}
+        | {"ms": own, "dense_ms": dense, "speedup": dense / own}
+        for (ratio, layout), own in ms.items()
+    ]

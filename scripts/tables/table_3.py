@@ -5,9 +5,8 @@ left; tau is searched so that what skipping loses has as large a Frobenius norm.
 against the whole product in float64.
 """
 
-import contextlib
 import gc
-import re
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -98,8 +97,16 @@ def _rows(run, n, share):
         names = ("paper_valid", "paper_sparse_error", "paper_error")
         more |= dict(zip(names, of_paper, strict=False))
         more |= {f"paper_speedup_{gpus}": speedup for gpus, speedup in of_paper[3].items()}
-    ours = [_row(block, of, more["peer_ms"], times) | more for block, of in ours.items()]
-    return {"at equal error": ours, "sparse products": measured + failed}
+    rows = []
+    for block, of in ours.items():
+        several = {gpus: times.get(f"block {block}, {gpus} GPUs") for gpus in GPU_COUNTS}
+        several[1] = of["ms"] = times[f"block {block}"]
+        speeds = {
+            f"speedup_{gpus}": fastest and ms and times[fastest] / ms
+            for gpus, ms in several.items()
+        }
+        rows.append(of | more | {"block": block, "speedup": speeds.pop("speedup_1")} | speeds)
+    return {"at equal error": rows, "sparse products": measured + failed}
 
 
 def truncation(a, share):
@@ -142,15 +149,6 @@ def _at_error(a, b, exact, target, block, of_paper=None):
     return found
 
 
-def _row(block, found, sparse_ms, times):
-    ms = times[f"block {block}"]
-    row = found | {"block": block, "ms": ms, "speedup": sparse_ms and sparse_ms / ms}
-    for gpus in GPU_COUNTS:
-        several = times.get(f"block {block}, {gpus} GPUs")
-        row[f"speedup_{gpus}"] = several and sparse_ms and sparse_ms / several
-    return row
-
-
 # ---- Sparse products -----------------------------------------------------------------------------
 
 # By torch.sparse, in the CSR format and float32. It takes cuSPARSE's default algorithm. Called
@@ -164,15 +162,6 @@ PEERS = {"cpu": "MKL (torch.sparse)", "cuda": "cuSPARSE (torch.sparse, CUSPARSE_
 _FAILURES = (RuntimeError, MemoryError, OSError)  # out of memory is the first on CUDA
 
 
-@contextlib.contextmanager
-def quiet_sparse():
-    """Inside, making a compressed sparse matrix warns of nothing."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse .* tensor support is in beta state")
-        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
-        yield
-
-
 class Checked(NamedTuple):
     """A product that was made once, and was right."""
 
@@ -181,44 +170,35 @@ class Checked(NamedTuple):
 
 
 def calls(matrix, expected, device):
-    """Calls that multiply a sparse matrix, given dense, by itself, each checked once against its
-    square in float64: {peer: Checked}, and {peer: why there is none}.
+    """A call that multiplies a sparse matrix, given dense, by itself, checked once against its
+    square in float64: {peer: Checked}, and {peer: why there is none}. Where there are too many
+    products of entries for a whole product, A is in slices of rows.
     """
     csr, peer = to_csr(matrix), PEERS[device.type]
+    products, parts = count_products(csr), [csr]
+    if products > _MOST_PRODUCTS:
+        parts = [to_csr(rows) for rows in matrix.chunk(math.ceil(products / _SLICE))]
+        peer += f", A in {len(parts)} slices of rows"
+    call = partial(_product, parts, csr)
     try:
-        how, found = _first_that_works(ways(csr), expected)
+        return {peer: Checked(call, _checked_ms(call, expected))}, {}
     except _FAILURES as error:
-        return {}, {peer: _why(error, csr)}
-    return {peer + how: found}, {}
+        said = first_line(error).partition(". GPU")[0]  # not how much is free
+        return {}, {peer: f"{said} (for {products:.2g} products of entries)"}
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
-def ways(csr):
-    """{how: call}, of which the first that works counts; the later need less memory: whole; on
-    CUDA, where there are too many products of entries for that, in slices of rows.
-    """
-    found = {"": lambda: csr @ csr}
-    if csr.is_cuda and count_products(csr) > _MOST_PRODUCTS:
-        parts = slices(csr)
-        found[f", A in {len(parts)} slices of rows"] = lambda: stacked([x @ csr for x in parts])
-    return found
-
-
-def _first_that_works(ways, expected):
-    """(how, Checked) of a peer; what the last of its ways raised if none works."""
-    for how, call in ways.items():
-        try:
-            return how, Checked(call, _checked_ms(call, expected))
-        except _FAILURES as error:
-            failure = error.with_traceback(None)  # which would hold the product's memory
-        finally:
-            gc.collect()
-            torch.cuda.empty_cache()
-    raise failure
+def _product(parts, csr):
+    """The rows of a product, a matrix for each part."""
+    return [part @ csr for part in parts]
 
 
 def to_csr(matrix):
     """A dense matrix as torch's CSR with indices of 32 bits, as the libraries take them."""
-    with quiet_sparse():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse ")  # in beta, and unchecked
         csr = matrix.to_sparse_csr()
         indices = (index.int() for index in (csr.crow_indices(), csr.col_indices()))
         return torch.sparse_csr_tensor(*indices, csr.values(), size=csr.shape)
@@ -226,14 +206,7 @@ def to_csr(matrix):
 
 def count_products(csr):
     """The number of products of two entries that the square of a matrix sums up."""
-    return _products_before_rows(csr)[-1].item()
-
-
-def _products_before_rows(csr):
-    """For each row, and for the end, the products of entries that the rows before it take."""
-    offsets = csr.crow_indices().long()
-    of_entries = offsets.diff()[csr.col_indices().long()].cumsum(0)
-    return torch.nn.functional.pad(of_entries, (1, 0))[offsets]
+    return csr.crow_indices().long().diff()[csr.col_indices().long()].sum().item()
 
 
 def _checked_ms(call, expected):
@@ -242,53 +215,10 @@ def _checked_ms(call, expected):
     product = call()
     synchronize([expected.device])
     ms = 1e3 * (time.perf_counter() - start)
-    error = ((product.to_dense().double() - expected).norm() / expected.norm()).item()
+    whole = torch.cat([part.to_dense() for part in product]).double()
+    error = ((whole - expected).norm() / expected.norm()).item()
     if not error <= TOLERANCE["float32"]:
         raise RuntimeError(
             f"wrong result: expected an error of at most {TOLERANCE['float32']}; got {error}"
         )
     return ms
-
-
-def _why(error, csr):
-    """Why a product could not be made, in a line."""
-    said = first_line(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        said = "does not fit in memory: " + said.partition(". GPU")[0]  # not how much is free
-    elif refused := re.search(r"insufficient resources.*?(cusparse\w+)", said):
-        said = f"{refused[1]} has insufficient resources"
-    else:
-        return said
-    return f"{said} (for {count_products(csr):.2g} products of entries)"
-
-
-# ---- Slices of rows -----------------------------------------------------------------------------
-
-
-def slices(csr, products=_SLICE):
-    """A matrix as several of contiguous rows, whose product with it takes so many of entries."""
-    before = _products_before_rows(csr)
-    steps = torch.arange(0, before[-1].item(), products, device=before.device)
-    first = torch.searchsorted(before[:-1], steps).unique().tolist()
-    offsets, found = csr.crow_indices(), []
-    for at, end in zip(first, [*first[1:], len(csr)], strict=True):
-        entries = slice(offsets[at].item(), offsets[end].item())
-        parts = (csr.col_indices()[entries], csr.values()[entries])
-        shape = (end - at, csr.shape[1])
-        with quiet_sparse():
-            of_part = offsets[at : end + 1] - offsets[at]
-            found.append(torch.sparse_csr_tensor(of_part, *parts, size=shape))
-    return found
-
-
-def stacked(parts):
-    """Matrices of equal width as one, the rows of one below those of the other."""
-    before, offsets = 0, [parts[0].crow_indices()[:1]]
-    for part in parts:
-        offsets.append(part.crow_indices()[1:] + before)
-        before += len(part.values())
-    columns = torch.cat([part.col_indices() for part in parts])
-    values = torch.cat([part.values() for part in parts])
-    shape = (sum(len(part) for part in parts), parts[0].shape[1])
-    with quiet_sparse():
-        return torch.sparse_csr_tensor(torch.cat(offsets), columns, values, size=shape)

@@ -1,6 +1,7 @@
 """Table 5: VGG13 on MNIST, its convolutions replaced, by layer, layout and valid ratio."""
 
-from collections import OrderedDict
+import itertools
+from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple
@@ -71,7 +72,6 @@ def im2col_operands(conv, x):
 
 TITLE = "VGG13 on MNIST"
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
-_PAPERS = LAYOUTS[0]
 _ALL = "conv12 to conv52"  # the group of the conclusion
 _MOST_LOST = 0.5  # points: the accuracy that the conclusion is ready to lose
 _SHIFT_SEED = 1
@@ -127,20 +127,35 @@ def settings(run):
 
 def cells(run):
     trained, config, digits = train_or_load(run, run.device, run.console)
-    _, validation = digits.split(config.seed)
-    study = _Study(run, trained, validation.to(run.device), config.batch)
+    validation = digits.split(config.seed)[1].to(run.device)
     network = f"network {model_digest(trained)[:6]}"  # another one's cells are not taken
     images = digits.description.partition(" (")[0]
+
+    def model_in(precision):
+        dtype = use_precision(precision)
+        torch.backends.cudnn.benchmark = True
+        return fold_batch_norm(trained).to(dtype)
+
+    def group(title, precision, images):
+        model = model_in(precision)
+        return study_group(GROUPS[title], model, validation, config.batch, run.repeats)
+
+    def several(title, precision, gpus, images):
+        devices = first_gpus(run, gpus)
+        model = model_in(precision)
+        pictures, _ = next(validation_pictures(validation[: config.batch], config.batch))
+        x = layer_inputs(model, (title,), pictures.to(model.conv11.weight.dtype))[title]
+        return on_devices(title, getattr(model, title), x, devices, run.repeats)
+
     found = {}
     for precision in PRECISIONS[run.device.type]:
         at = {"precision": precision, "images": images}
         for title in GROUPS:
-            one = cell("study", study.group, title=title, **at)
-            found[f"{title}, {precision}, {network}"] = one
-        for layer in dict.fromkeys(layer for layer, _ in paper.CONVOLUTION):
-            for gpus in gpu_counts(run):
-                several = cell("study, several GPUs", study.several, title=layer, gpus=gpus, **at)
-                found[f"{layer}, {precision}, {gpus} GPUs, {network}"] = several
+            found[f"{title}, {precision}, {network}"] = cell("study", group, title=title, **at)
+        layers = dict.fromkeys(layer for layer, _ in paper.CONVOLUTION)
+        for layer, gpus in itertools.product(layers, gpu_counts(run)):
+            one = cell("study, several GPUs", several, title=layer, gpus=gpus, **at)
+            found[f"{layer}, {precision}, {gpus} GPUs, {network}"] = one
     return found
 
 
@@ -168,55 +183,24 @@ def said(tables):
     )
 
 
-class _Study:
-    """The trained network and the images that judge it."""
-
-    def __init__(self, run, trained, validation, batch):
-        self._run, self._trained = run, trained
-        self._validation, self._batch = validation, batch
-
-    def group(self, title, precision, images):
-        """The tables of some convolutions."""
-        model = self._model(precision)
-        return study_group(GROUPS[title], model, self._validation, self._batch, self._run.repeats)
-
-    @torch.inference_mode()
-    def several(self, title, precision, gpus, images):
-        """One convolution as the paper's product on some GPUs against torch's on one; all is on the
-        first.
-        """
-        devices = first_gpus(self._run, gpus)
-        model = self._model(precision)
-        pictures, _ = next(validation_pictures(self._validation[: self._batch], self._batch))
-        x = layer_inputs(model, (title,), pictures.to(model.conv11.weight.dtype))[title]
-        rows = on_devices(getattr(model, title), x, _papers(title), devices, self._run)
-        for row in rows:
-            of_paper = paper.CONVOLUTION[title, row["ratio"]]
-            row |= {"paper_2": of_paper.speedup_2, "paper_4": of_paper.speedup_4}
-        return rows
-
-    def _model(self, precision):
-        """The plain network in a precision."""
-        dtype = use_precision(precision)
-        torch.backends.cudnn.benchmark = True
-        return fold_batch_norm(self._trained).to(dtype)
-
-
-def on_devices(conv, x, ratios, devices, run):
-    """A row for each valid ratio: time on several devices over torch's on one, norms included, of a
-    3 x 3 layer with padding 1 and a batch.
+@torch.inference_mode()
+def on_devices(layer, conv, x, devices, repeats):
+    """A row for each valid ratio of the paper's: time of its product on several devices over
+    torch's convolution on one, norms included, of a 3 x 3 layer with padding 1 and a batch.
     """
-    calls = {"dense": partial(conv, x)}
-    for ratio in ratios:
-        tau = _PAPERS.held(conv, x, ratio)[1].tau.item()
-        one = partial(_PAPERS.run, conv, x, tau=tau)
-        calls[ratio] = partial(one, devices=devices)
-        if not torch.equal(calls[ratio](), one()):
-            raise UserError(
-                f"wrong result on several devices at ratio {ratio}: expected the bits of one"
-            )
-    ms = medians(by_clock(calls, run.repeats, devices))
-    return [{"ratio": at, "ms": ms[at], "speedup": ms["dense"] / ms[at]} for at in ratios]
+    calls, rows = {"dense": partial(conv, x)}, {}
+    for (name, ratio), of_paper in paper.CONVOLUTION.items():
+        if name == layer:
+            tau = LAYOUTS[0].held(conv, x, ratio)[1].tau.item()
+            one = partial(LAYOUTS[0].run, conv, x, tau=tau)
+            calls[ratio] = partial(one, devices=devices)
+            if not torch.equal(calls[ratio](), one()):
+                raise UserError(
+                    f"wrong result on several devices at ratio {ratio}: expected the bits of one"
+                )
+            rows[ratio] = {"paper_2": of_paper.speedup_2, "paper_4": of_paper.speedup_4}
+    times = by_clock(calls, repeats, devices)
+    return [{"ratio": at} | row | times[at].over(times["dense"]) for at, row in rows.items()]
 
 
 # ---- A group of convolutions --------------------------------------------------------------------
@@ -224,8 +208,8 @@ def on_devices(conv, x, ratios, devices, run):
 
 def study_group(group, model, validation, batch, repeats):
     """Studies one group: a plain VGG13 in eval mode, in the dtype to study, batch by batch. "study"
-    has a row for each layout and valid ratio, "study, dense" one for the dense layers, "study,
-    layers" one for each time of a layer. Times of a group are sums over its layers.
+    has a row for each layout and valid ratio, "study, dense" one for the dense layers. Times of a
+    group are sums over its layers.
     """
     dtype = model.conv11.weight.dtype
     shifts = None
@@ -233,52 +217,31 @@ def study_group(group, model, validation, batch, repeats):
         shifts = draw_shifts(len(validation), torch.Generator().manual_seed(_SHIFT_SEED))
     inputs = cached_inputs(model, group.start, validation_pictures(validation, batch, shifts))
     dense = accuracy(_rest_of(model, group.start), inputs)
-    pairs = [(layout, ratio) for ratio in group.ratios for layout in LAYOUTS]
+    pairs, ms = [(layout, ratio) for ratio in group.ratios for layout in LAYOUTS], Counter()
+    if not group.shifted:
+        first, _ = next(validation_pictures(validation[:batch], batch))
+        for name, x in layer_inputs(model, group.layers, first.to(dtype)).items():
+            ms.update(time_layer(getattr(model, name), x, pairs, repeats))
     rows = []
     for layout, ratio in pairs:
         percent, replaced = spamm_accuracy(model, group, layout, ratio, inputs)
-        of_paper = paper.CONVOLUTION.get((group.title, ratio))
-        rows.append(
-            {
-                "ratio": ratio,
-                "layout": layout.label,
-                "valid_ratio": valid_share(replaced.values()),
-                "taus": {name: torch.stack(of.taus).mean().item() for name, of in replaced.items()},
-                "accuracy": percent,
-                "accuracy_change": percent - dense,
-                "paper_change": of_paper and of_paper.accuracy_change,
-                "paper_tau": of_paper and of_paper.tau,
-                "paper_speedup": of_paper and of_paper.speedup,
-            }
-        )
-    first, _ = next(validation_pictures(validation[:batch], batch, shifts))
-    activations = layer_inputs(model, group.layers, first.to(dtype))
-    gemms = {}  # (M, K, N) of the convolutions as products
-    for name, x in activations.items():
-        weight = getattr(model, name).weight
-        gemms[name] = len(weight), weight[0].numel(), x[:, 0].numel()
-    of_dense, layers = {"gemms": gemms, "dense_accuracy": dense}, []
-    if not group.shifted:
-        ms = {}
-        for name, x in activations.items():
-            for candidate, time in time_layer(getattr(model, name), x, pairs, repeats).items():
-                ms[candidate] = ms.get(candidate, 0.0) + time
-                layers.append({"layer": name, "candidate": candidate, "ms": time})
-        of_dense |= {f"{n.replace('+', '_')}_ms": ms[n] for n in ("conv", "im2col+gemm", "gemm")}
-        rows = [row | _speeds(ms, *pair) for row, pair in zip(rows, pairs, strict=True)]
-    return {"study": rows, "study, dense": [of_dense], "study, layers": layers}
-
-
-def _speeds(ms, layout, ratio):
-    """Time and speedups of a (layout, valid ratio)."""
-    layer = ms[_candidate(layout, ratio)]
-    product = ms.get(_candidate(layout, ratio, part="product"))
-    return {
-        "ms": layer,
-        "over_conv": ms["conv"] / layer,
-        "over_im2col_gemm": ms["im2col+gemm"] / layer,
-        "over_gemm": product and ms["gemm"] / product,
-    }
+        row = {
+            "ratio": ratio,
+            "layout": layout.label,
+            "valid_ratio": valid_share(replaced.values()),
+        }
+        row |= {"accuracy": percent, "accuracy_change": percent - dense}
+        if of_paper := paper.CONVOLUTION.get((group.title, ratio)):
+            row["paper_change"] = of_paper.accuracy_change
+            row["paper_speedup"] = of_paper.speedup
+        if ms:
+            own, product = ms[layout, ratio], ms.get((layout, ratio, "product"))
+            row |= {"ms": own, "over_conv": ms["conv"] / own}
+            row |= {"over_im2col_gemm": ms["im2col_gemm"] / own}
+            row["over_gemm"] = product and ms["gemm"] / product
+        rows.append(row)
+    of_dense = {f"{name}_ms": ms.get(name) for name in ("conv", "im2col_gemm", "gemm")}
+    return {"study": rows, "study, dense": [of_dense | {"dense_accuracy": dense}]}
 
 
 class HeldRatio(nn.Module):
@@ -340,7 +303,7 @@ def layer_inputs(model, names, pictures):
 
 @torch.inference_mode()
 def time_layer(conv, x, settings, repeats):
-    """Milliseconds of one convolution on a batch: "conv" (oneDNN or cuDNN), "im2col+gemm", "gemm"
+    """Milliseconds of one convolution on a batch: "conv" (oneDNN or cuDNN), "im2col_gemm", "gemm"
     (the product alone), and the layer for each (layout, valid ratio) of ``settings``, by a held tau
     that gives this ratio on x; for the paper's layout also the product alone. Norms are included,
     the search is not, as in the paper.
@@ -348,17 +311,13 @@ def time_layer(conv, x, settings, repeats):
     a, b = im2col_operands(conv, x)
     candidates = {
         "conv": partial(conv, x),
-        "im2col+gemm": partial(im2col_conv, conv, x),
+        "im2col_gemm": partial(im2col_conv, conv, x),
         "gemm": partial(torch.mm, a, b),
     }
     for layout, ratio in settings:
         tau = layout.held(conv, x, ratio)[1].tau.item()
-        candidates[_candidate(layout, ratio)] = partial(layout.run, conv, x, tau=tau)
+        candidates[layout, ratio] = partial(layout.run, conv, x, tau=tau)
         if layout.pixel_block is None:
             product = partial(spamm_torch.mm, a, b, tau=tau, block=layout.block)
-            candidates[_candidate(layout, ratio, part="product")] = product
+            candidates[layout, ratio, "product"] = product
     return medians(interleaved(candidates, x.device, repeats))
-
-
-def _candidate(layout, ratio, part="layer"):
-    return f"{layout.label}, {100 * ratio:.2f}%, {part}"

@@ -217,10 +217,14 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
   const UnskippedConv large = {128, 256, 256, 9, 56 * 56, 56 * 56};
   const auto ours = [](UnskippedConv size, at::ScalarType dtype = at::kFloat, bool tf32 = false,
                        bool hopper = true) {
-    return own_unskipped_conv_pays(dtype, tf32, hopper, size);
+    return own_unskipped_conv_pays(dtype, tf32, hopper, kMultiprocessors, size);
   };
   EXPECT_TRUE(ours(large));
-  EXPECT_FALSE(ours(large, at::kFloat, true));
+  EXPECT_TRUE(ours(large, at::kFloat, true));
+  EXPECT_TRUE(ours({8, 512, 128, 1, 784, 784}, at::kFloat, true));
+  EXPECT_FALSE(ours({8, 256, 256, 9, 196, 196}, at::kFloat, true));  // few tiles
+  EXPECT_FALSE(ours({32, 36, 72, 9, 2500, 2500}, at::kFloat, true));
+  EXPECT_FALSE(ours({128, 258, 256, 9, 3136, 3136}, at::kFloat, true));
   EXPECT_FALSE(ours(large, at::kFloat, false, false));
   EXPECT_FALSE(ours(large, at::kHalf, false, false));
   for (const bool hopper : {false, true}) {
@@ -353,7 +357,7 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
 
 TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
   const auto choose = [](int64_t out_channels, int64_t pixels, int64_t steps) {
-    return choose_unskipped_tile(out_channels, pixels, steps, kMultiprocessors);
+    return choose_unskipped_tile(2, out_channels, pixels, steps, kMultiprocessors);
   };
   // ResNet-50 at batch 64: one wave of 66 clusters.
   EXPECT_EQ(choose(256, 64 * 14 * 14, 36).tile, (UnskippedTile{128, 192}));
@@ -367,7 +371,7 @@ TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
   EXPECT_EQ(choose(64, 64 * 56 * 56, 9).tile.channels, 64);
   for (const int multiprocessors : {1, 2, 114, 132}) {
     for (const int64_t pixels : {1, 1000, 1 << 30}) {
-      const UnskippedTile found = choose_unskipped_tile(8, pixels, 1, multiprocessors).tile;
+      const UnskippedTile found = choose_unskipped_tile(2, 8, pixels, 1, multiprocessors).tile;
       EXPECT_TRUE(std::ranges::find(kUnskippedTiles, found) != std::end(kUnskippedTiles));
     }
   }
@@ -390,8 +394,8 @@ TEST(Heuristics, ConsecutivePixelsPayWithoutSegments) {
 
 // Shared memory, which the model of time counts too.
 TEST(Heuristics, StagesOfConsecutivePixels) {
-  EXPECT_EQ((UnskippedTile{128, 96}.stages()), 7);
-  EXPECT_EQ((UnskippedTile{128, 192}.stages()), 5);
+  EXPECT_EQ((UnskippedTile{128, 96}.stages(2)), 7);
+  EXPECT_EQ((UnskippedTile{128, 192}.stages(2)), 5);
   EXPECT_EQ((UnskippedTile{64, 384}.stages()), 3);
 }
 

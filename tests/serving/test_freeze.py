@@ -176,28 +176,19 @@ def test_compiled_code_guards_that_the_weight_is_the_same_tensor(frozen):
         assert torch.equal(compiled(input), module(input))
 
 
-def test_compiled_functional_call_has_norms_of_its_own(frozen):
+def test_programs_compute_norms_of_the_weights_they_are_given(frozen):
+    """A compiled functional_call, and exported programs."""
     module, dense, input = frozen
     weights = {name: value + 1 for name, value in dense.state_dict().items()}
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def call(weights, input):
-        return functional_call(module, weights, (input,))
-
+    call = lambda weights, input: functional_call(module, weights, (input,))  # noqa: E731
     with torch.no_grad():
-        output = call(weights, input)
-        assert torch.equal(output, functional_call(module, weights, (input,)))
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_programs_compute_norms_of_the_weights_they_are_given(frozen, strict):
-    module, dense, input = frozen
-    exported = torch.export.export(module, (input,), strict=strict).module()
-    weights = {name: value + 1 for name, value in dense.state_dict().items()}
-    exported.load_state_dict(weights)
-    with torch.no_grad():
-        expected = functional_call(module, weights, (input,))
-        torch.testing.assert_close(exported(input), expected)
+        expected = call(weights, input)
+        compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(weights, input), expected)
+        for strict in (False, True):
+            exported = torch.export.export(module, (input,), strict=strict).module()
+            exported.load_state_dict(weights)
+            torch.testing.assert_close(exported(input), expected)
 
 
 def test_a_replica_of_data_parallel_has_norms_of_its_own(frozen):
@@ -314,19 +305,23 @@ def first_stage():
     return nn.Sequential(*stem, whole.avgpool, nn.Flatten(), nn.Linear(64, 10))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "first stage",
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("resnet18", "resnet50")),
-    ],
+def serve(*files):
+    return subprocess.run([SERVE, *files], capture_output=True, text=True)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize(
+    "name",
+    [*PICTURES][:1] + [pytest.param(of, marks=pytest.mark.thorough) for of in [*PICTURES][1:]],
 )
-def packed(request, tmp_path_factory):
-    """A fused network's pictures and result, its package, and how many convolutions it has."""
+def test_a_package_runs_in_python_and_in_cpp_and_holds_no_copies(name, tmp_path):
+    """With the program of examples/cpp, which `make test` has built. Each convolution is one call
+    of the library; Inductor adds the max pool and the mean.
+    """
     torch.manual_seed(0)
-    whole = getattr(torchvision.models, request.param, None)
+    whole = getattr(torchvision.models, name, None)
     network = (first_stage() if whole is None else whole(weights=None)).eval()
-    pictures = torch.rand(2, 3, PICTURES[request.param], PICTURES[request.param])
+    pictures = torch.rand(2, 3, PICTURES[name], PICTURES[name])
     with torch.no_grad():
         before = network(pictures)
         module = torch.export.export(network, (pictures,)).module()
@@ -334,42 +329,20 @@ def packed(request, tmp_path_factory):
         expected = fused(pictures)
         torch.testing.assert_close(expected, before, rtol=1e-3, atol=1e-4)
         program = torch.export.export(fused, (pictures,))
-    path = tmp_path_factory.mktemp("packed") / "network.pt2"
+    path = tmp_path / "network.pt2"
     with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    return pictures, expected, path, sum(isinstance(m, nn.Conv2d) for m in network.modules())
-
-
-@pytest.mark.inductor
-def test_python_runs_a_package(packed):
-    pictures, expected, path, _ = packed
     result = torch._inductor.aoti_load_package(str(path))(pictures)
     torch.testing.assert_close(result, expected)
 
-
-@pytest.mark.inductor
-def test_a_package_holds_no_copies(packed):
-    """Each convolution is one call of the library; Inductor adds the max pool and the mean."""
-    *_, path, convolutions = packed
     with zipfile.ZipFile(path) as package:
-        names = [name for name in package.namelist() if name.endswith((".cpp", ".json"))]
-        files = [package.read(name).decode() for name in names]
-    calls, kernels = (
-        [found for text in files for found in re.findall(pattern, text)]
-        for pattern in (r'"spamm_torch::(?:dense_)?conv2d"', r"cpp_fused_(\w+)_\d+")
-    )
-    assert len(calls) == convolutions
-    assert convolutions > 20 or set(kernels) == {"max_pool2d_with_indices", "mean"}
+        names = [of for of in package.namelist() if of.endswith((".cpp", ".json"))]
+        text = "\n".join(package.read(of).decode() for of in names)
+    convolutions = sum(isinstance(m, nn.Conv2d) for m in network.modules())
+    assert len(re.findall(r'"spamm_torch::(?:dense_)?conv2d"', text)) == convolutions
+    kernels = set(re.findall(r"cpp_fused_(\w+)_\d+", text))
+    assert convolutions > 20 or kernels == {"max_pool2d_with_indices", "mean"}
 
-
-def serve(*files):
-    return subprocess.run([SERVE, *files], capture_output=True, text=True)
-
-
-@pytest.mark.inductor
-def test_cpp_runs_a_package(packed, tmp_path):
-    """With the program of examples/cpp, which `make test` has built."""
-    pictures, expected, path, _ = packed
     torch.save(pictures, tmp_path / "pictures.pt")
     run = serve(path, tmp_path / "pictures.pt", tmp_path / "result.pt")
     assert run.returncode == 0, run.stderr

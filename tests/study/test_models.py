@@ -2,7 +2,9 @@
 
 import gzip
 import hashlib
+import itertools
 import json
+import shutil
 import signal
 from dataclasses import replace
 
@@ -31,7 +33,7 @@ from models.training import (
     with_skipping,
 )
 from models.unet import UPSAMPLINGS, UNet
-from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
+from models.vgg13 import CONVOLUTIONS, VGG13
 from spamm_torch import SpAMMConv2d
 
 TINY = TrainConfig(width=2, epochs=2, batch=10)
@@ -55,27 +57,34 @@ def test_shapes_at_every_stage():
             sides.append(y.shape[-1])
             channels.append(tuple(layer.weight.shape))
         y = layer(y)
-    before, after = [3, 4, 4, 8, 8, 16, 16, 32, 32, 32], [4, 4, 8, 8, 16, 16, 32, 32, 32, 32]
+    widths = [3, 4, 4, 8, 8, 16, 16, 32, 32, 32, 32]
     assert sides == [32, 32, 16, 16, 8, 8, 4, 4, 2, 2]
-    assert channels == [(o, i, 3, 3) for i, o in zip(before, after, strict=True)]
+    assert channels == [(o, i, 3, 3) for i, o in itertools.pairwise(widths)]
     assert y.shape == (2, 10)
     assert torch.equal(y, model(x))
     assert sum(isinstance(m, (nn.Conv2d, nn.Linear)) for m in VGG13().modules()) == 13
 
 
-def test_folding_batch_norm_keeps_the_function():
-    model = VGG13(batch_norm=True, width=4).double()
+@pytest.mark.parametrize(
+    "cudnn", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["plain", "cudnn"]
+)
+def test_the_dense_network_has_no_batch_norm_and_computes_the_same(cudnn):
+    """As bench.py vgg13 serves it; with float64 where cuDNN does not fuse."""
+    model = VGG13(batch_norm=True, width=4).to("cuda" if cudnn else "cpu")
+    model = model if cudnn else model.double()
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
         for tensor in (norm.weight, norm.running_var):
             nn.init.uniform_(tensor, 0.5, 2)
         for tensor in (norm.bias, norm.running_mean):
             nn.init.normal_(tensor)
-    plain = fold_batch_norm(model)
+    plain = vgg13.dense_network(model, cudnn)
     assert model.training
     assert not plain.training
     assert not any(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
-    x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
-    torch.testing.assert_close(plain(x), model.eval()(x))
+    x = torch.randn(3, 3, 32, 32).to(model.conv11.weight)
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if cudnn else {}
+    with torch.no_grad():
+        torch.testing.assert_close(plain(x), model.eval()(x), **tolerance)
 
 
 # ---- Training -----------------------------------------------------------------------------------
@@ -145,22 +154,17 @@ def test_ctrl_c_saves_the_step_at_hand(uninterrupted, tmp_path, data):
     assert path.read_bytes() == content
 
 
-@pytest.fixture
-def ctrl_c_interrupts():
+def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
     """Also where the tests run in the background, and a shell has it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
-
-@pytest.mark.usefixtures("ctrl_c_interrupts")
-def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
     def interrupt(step, steps, message):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         training.train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
+    signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "c.pt").exists()
 
 
@@ -168,20 +172,12 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
 
 
 @pytest.fixture(scope="module")
-def content_of_a_checkpoint(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trained") / "c.pt"
-    training.train(TINY, Digits(*digits(50), "50 bars"), path, CPU, silent)
-    return path.read_bytes()
-
-
-@pytest.fixture
-def trained(tmp_path, data, monkeypatch, content_of_a_checkpoint):
+def trained(tmp_path_factory):
     """A checkpoint of a tiny training, and its data as the default."""
-    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
-    write_part(tmp_path, "t10k", data.images, data.labels)
-    path = tmp_path / "c.pt"
-    path.write_bytes(content_of_a_checkpoint)
-    return path
+    folder = tmp_path_factory.mktemp("trained")
+    write_part(folder, "t10k", *digits(50))
+    training.train(TINY, Digits(*digits(50), "50 bars"), folder / "c.pt", CPU, silent)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -198,25 +194,19 @@ def trained(tmp_path, data, monkeypatch, content_of_a_checkpoint):
 )
 def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, words, tmp_path):
     """tests/robustness/test_hostile_files.py has damaged ones."""
+    root = shutil.copytree(trained, tmp_path / "trained")
+    path = root / "c.pt"
     if change is None:
-        write_part(tmp_path, "t10k", *digits(50, seed=1))
+        write_part(root, "t10k", *digits(50, seed=1))
     elif change:
-        content = torch.load(trained)
+        content = torch.load(path)
         content["config"].update(change)
-        torch.save(content, trained)
-    content = trained.read_bytes()
-    code, _, [line] = run_script(train_vgg13.main, capsys, "--checkpoint", trained, *arguments)
-    assert code == 1
-    assert all(word in line for word in (*words, str(trained)))
-    assert trained.read_bytes() == content
-
-
-def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
-    given = ("--data", tmp_path / "none", "--checkpoint", tmp_path / "c.pt")
+        torch.save(content, path)
+    content, given = path.read_bytes(), ("--data", root, "--checkpoint", path, *arguments)
     code, _, [line] = run_script(train_vgg13.main, capsys, *given)
     assert code == 1
-    assert str(tmp_path / "none") in line
-    assert list(tmp_path.iterdir()) == []
+    assert all(word in line for word in (*words, str(path)))
+    assert path.read_bytes() == content
 
 
 # ---- U-Net ---------------------------------------------------------------------------------------
@@ -244,8 +234,7 @@ def test_shapes_at_every_level(upsampling):
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 0, name
     assert UNet().head.weight.shape == (11, 64, 1, 1)
-    line = r"^upsampling must be one of nearest, transposed; got 'b'"
-    with pytest.raises(ValueError, match=line):
+    with pytest.raises(ValueError, match=r"^upsampling must be one of nearest, transposed; got"):
         UNet(upsampling="b")
 
 
@@ -270,7 +259,8 @@ def start(tmp_path_factory):
 def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, data, start):
     model, config = start
     before = model_digest(model)
-    tuned = fine_tune(config, model, data, tmp_path / "t.pt", CPU, silent)
+    given = replace(config, steps=3), model, data, tmp_path / "t.pt", CPU
+    tuned = fine_tune(*given, silent)
     assert model_digest(model) == before
     assert model_digest(tuned) != before
     assert not tuned.training
@@ -278,7 +268,10 @@ def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, dat
         assert type(getattr(tuned, name)) is SpAMMConv2d
         assert getattr(tuned, name).valid_ratio == 0.5
     assert type(tuned.conv11) is torch.nn.Conv2d
-    ONE_EPOCH.build().load_state_dict(training.load_checkpoint(tmp_path / "t.pt")["model"])
+    found, reports = training.load_checkpoint(tmp_path / "t.pt"), []
+    ONE_EPOCH.build().load_state_dict(found["model"])
+    fine_tune(*given, lambda *report: reports.append(report))
+    assert [found["step"], *(step for step, _, _ in reports)] == [3, 3]  # fewer than an epoch has
 
 
 def test_the_loss_depends_on_what_is_skipped_and_on_the_teacher(tmp_path, data, start):
@@ -305,60 +298,50 @@ def test_the_distillation_loss_is_the_divergence_of_softened_answers():
     assert training.distillation_loss(taught, taught, temperature=4).abs() < 1e-6
 
 
-def test_fewer_steps_than_an_epoch(tmp_path, data, start):
-    model, config = start
-    path = tmp_path / "t.pt"
-    fine_tune(replace(config, steps=3), model, data, path, CPU, silent)
-    assert training.load_checkpoint(path)["step"] == 3
-    reports = []
-    fine_tune(replace(config, steps=3), model, data, path, CPU, lambda *r: reports.append(r))
-    assert [step for step, _, _ in reports] == [3]
-
-
 def test_the_share_kept_is_that_of_the_layers(start):
-    model, _ = start
-    pictures = torch.rand(10, 3, 32, 32)
-    dense = with_skipping(model, skip_all(1.0))
-    assert train_vgg13.share_kept(dense, pictures) == 1
-    skipping = with_skipping(model, {name: {"tau": 1e9} for name in SKIPPING})
-    assert train_vgg13.share_kept(skipping, pictures) == 0
+    nothing = {name: {"tau": 1e9} for name in SKIPPING}
+    for settings, share in ((skip_all(1.0), 1), (nothing, 0)):
+        model = with_skipping(start[0], settings)
+        assert train_vgg13.share_kept(model, torch.rand(10, 3, 32, 32)) == share
 
 
 # ---- The command --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def options(tmp_path):
+def test_the_command_trains_and_fine_tunes(capsys, tmp_path):
+    """Another ratio is no continuation, nor is what is fine-tuned a training. Without data nothing
+    is left behind.
+    """
+    path = tmp_path / "c.spamm.pt"
+
+    def run(ratio="0.5", checkpoint="c.pt"):
+        given = f"--width 2 --epochs 1 --batch 10 --device cpu --spamm {ratio}".split()
+        given += ["--data", tmp_path, "--checkpoint", tmp_path / checkpoint]
+        return run_script(train_vgg13.main, capsys, *given)
+
+    code, _, [line] = run()
+    assert code == 1
+    assert str(tmp_path / "MNIST") in line
+    assert list(tmp_path.iterdir()) == []
+
     write_part(tmp_path, "t10k", *digits(50))
-    given = ["--width", "2", "--epochs", "1", "--batch", "10", "--device", "cpu"]
-    given += ["--data", tmp_path, "--checkpoint", tmp_path / "c.pt"]
-    return [str(option) for option in given]
-
-
-def run(capsys, *arguments):
-    return run_script(train_vgg13.main, capsys, *arguments)
-
-
-def test_the_command_trains_and_fine_tunes(capsys, options, tmp_path):
-    """Another ratio is no continuation, nor is what is fine-tuned a training."""
-    code, output, _ = run(capsys, *options, "--spamm", "0.5")
+    code, output, _ = run()
     assert code == 0
     assert "before and" in output
-    assert training.load_checkpoint(tmp_path / "c.spamm.pt")["step"] == 4
-    code, output, _ = run(capsys, *options, "--spamm", "0.5")
+    assert training.load_checkpoint(path)["step"] == 4
+    content = path.read_bytes()
+    code, output, _ = run()
     assert code == 0
     assert output.count("already trained") == 2
-
-    content, other = (tmp_path / "c.spamm.pt").read_bytes(), options[:-1]
-    for arguments, words in (
-        ((*options, "--spamm", "0.4"), "same network with the same options"),
-        ((*other, tmp_path / "c.spamm.pt"), "expected a checkpoint with the options"),
+    for given, words in (
+        ({"ratio": "0.4"}, "same network with the same options"),
+        ({"checkpoint": path.name}, "expected a checkpoint with the options"),
     ):
-        code, _, [line] = run(capsys, *arguments)
+        code, _, [line] = run(**given)
         assert code == 1
         assert words in line
-        assert "c.spamm.pt" in line
-        assert (tmp_path / "c.spamm.pt").read_bytes() == content
+        assert path.name in line
+        assert path.read_bytes() == content
 
 
 # ---- Data: reading, checking, splitting and placing MNIST ----------------------------------------
@@ -401,37 +384,22 @@ def test_split_is_a_partition_fixed_by_the_seed(embedded):
     assert not torch.equal(training.images, other.images)
 
 
-def test_pictures_are_centred_equal_channels():
+@pytest.mark.parametrize("shift", [(0, 0), (3, -1), (-6, 6)])
+def test_pictures_are_shifted_equal_channels(shift):
     images, _ = digits(7)
-    pictures = to_pictures(images)
-    assert pictures.shape == (7, 3, 32, 32)
+    pictures = to_pictures(images, torch.tensor([shift] * 7))
     assert pictures.dtype == torch.float32
     assert pictures.is_contiguous(memory_format=torch.channels_last)
-    for channel in range(3):
-        assert torch.equal((255 * pictures[:, channel, 2:30, 2:30]).round().byte(), images)
-    frame = pictures.clone()
-    frame[:, :, 2:30, 2:30] = 0
-    assert not frame.any()
-
-
-@pytest.mark.parametrize("shift", [(3, -1), (-6, 6)])
-def test_shifts_move_an_image_and_lose_what_leaves(shift):
-    images, _ = digits(2)
-    shifts = torch.tensor([shift, (0, 0)])
-    moved = to_pictures(images, shifts)
-    centred = to_pictures(images)
-    rolled = torch.nn.functional.pad(centred, (6, 6, 6, 6)).roll(shift, (2, 3))[:, :, 6:38, 6:38]
-    assert torch.equal(moved[0], rolled[0])
-    assert torch.equal(moved[1], centred[1])
-    assert moved.is_contiguous(memory_format=torch.channels_last)
+    wide = nn.functional.pad(images, (8,) * 4).roll(shift, (1, 2))[:, 6:38, 6:38]
+    assert torch.equal((255 * pictures).round().byte(), wide[:, None].expand(-1, 3, -1, -1))
+    assert shift != (0, 0) or torch.equal(pictures, to_pictures(images))
 
 
 def test_drawn_shifts_stay_in_range_and_move_about_their_share():
     shifts = mnist.draw_shifts(4000, torch.Generator().manual_seed(0))
     assert shifts.unique().tolist() == list(range(-mnist.MAX_SHIFT, mnist.MAX_SHIFT + 1))
     half = mnist.draw_shifts(4000, torch.Generator().manual_seed(0), share=0.5)
-    moved = half.any(1).double().mean()
-    assert 0.45 < moved < 0.55
+    assert 0.45 < half.any(1).double().mean() < 0.55
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -447,25 +415,21 @@ def test_reads_a_torchvision_root(tmp_path, packed, monkeypatch):
 
 def test_full_is_both_parts_and_downloads_what_is_missing(tmp_path, monkeypatch):
     def download(root, download):
-        assert download
-        for part in ("train", "t10k"):
+        for part in ("train", "t10k") if download else ():
             write_part(root, part, *digits(10), packed=False)
 
+    def fail(root, download):
+        raise RuntimeError("Error downloading train-images:\nmirror 1\nmirror 2")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST", fail)
+    with raises_line(UserError, r"MNIST.raw.*Error downloading train-images"):
+        mnist.load_digits(tmp_path, full=True)
     monkeypatch.setattr("torchvision.datasets.MNIST", download)
     found = mnist.load_digits(tmp_path, full=True)
     assert len(found) == 20
     assert "full" in found.description
     monkeypatch.setattr("torchvision.datasets.MNIST", None)  # no network where files are
     assert len(mnist.load_digits(tmp_path, full=True)) == 20
-
-
-def test_a_failed_download_says_what_is_missing(tmp_path, monkeypatch):
-    def download(root, download):
-        raise RuntimeError("Error downloading train-images:\nmirror 1\nmirror 2")
-
-    monkeypatch.setattr("torchvision.datasets.MNIST", download)
-    with raises_line(UserError, r"MNIST.raw.*Error downloading train-images"):
-        mnist.load_digits(tmp_path, full=True)
 
 
 def test_fingerprints_tell_data_apart():
@@ -485,7 +449,7 @@ IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 
 def _damaged():
-    """name -> (file, its damaged content unpacked or packed, expected words)."""
+    """Gives, by name, a file, its damaged content unpacked or packed, and expected words."""
     images, labels = digits(10)
     content = idx_bytes(images)
     packed = gzip.compress(content)
@@ -511,9 +475,8 @@ def _damaged():
 def test_a_damaged_file(tmp_path, damage):
     raw = write_part(tmp_path, "t10k", *digits(10))
     name, content, words = _damaged()[damage]
-    if content is None:
-        (raw / name).unlink()
-    else:
+    (raw / name).unlink(missing_ok=True)
+    if content is not None:
         (raw / name).write_bytes(content)
     with raises_line(UserError, words) as caught:
         mnist.load_digits(tmp_path)
@@ -524,24 +487,26 @@ def test_a_damaged_file(tmp_path, damage):
 
 
 @pytest.fixture
-def arguments(tmp_path):
-    """The network has batch norm."""
+def run(tmp_path):
+    """Runs it on a network with batch norm, and tiny images."""
     write_part(tmp_path / "digits", "t10k", *digits(100))
-    given = (
-        *("--device", "cpu", "--data", tmp_path / "digits", "--checkpoint", tmp_path / "small.pt"),
-        *("--model", "vgg13_bn", "--epochs", 1, "--width", 4, "--batch", 5),
-        *("--out", tmp_path / "results", "--images", 5),
-    )
-    return [str(argument) for argument in given]
+    given = {
+        "device": "cpu",
+        "model": "vgg13_bn",
+        "epochs": 1,
+        "width": 4,
+        "batch": 5,
+        "repeats": 1,
+    }
+    places = {"data": "digits", "checkpoint": "small.pt", "out": "results"}
+    given |= {option: tmp_path / name for option, name in places.items()}
+    options = [f"--{option}={value}" for option, value in given.items()]
+    return lambda *more: exit_code(lambda: bench.main(["vgg13", *options, *more]))
 
 
-def run_bench(arguments):
-    return exit_code(lambda: bench.main(["vgg13", *arguments, "--repeats", "1"]))
-
-
-def test_settings_are_found_and_served(arguments, tmp_path, timed, capsys, monkeypatch):
+def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch):
     monkeypatch.setattr(vgg13, "compiled", lambda model, *_: model)
-    assert run_bench([*arguments, "--max-drop", "60"]) == 0
+    assert run("--images", "5", "--max-drop", "60") == 0
     results = tmp_path / "results"
     settings = json.loads((results / "calibrated_cpu.json").read_text())
     assert settings["calibration"]["max_drop"] == 60
@@ -564,8 +529,8 @@ def test_settings_are_found_and_served(arguments, tmp_path, timed, capsys, monke
     assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
 
 
-def test_batches_that_are_too_few(arguments, timed, capsys):
-    assert run_bench([*arguments, "--images", "20"]) == 1
+def test_batches_that_are_too_few(run, timed, capsys):
+    assert run("--images", "20") == 1
     line = "error: loader must give at least two batches, one for each half; got 1\n"
     assert capsys.readouterr().err.endswith(line)
 
@@ -576,19 +541,7 @@ def test_the_score_of_an_evaluation():
         answers = model(pictures).argmax(1)
     labels = answers.clone()
     labels[0] = (labels[0] + 1) % 10
-    batches = [(pictures[:2], labels[:2]), (pictures[2:], labels[2:])]
+    batches = list(zip(pictures.split(2), labels.split(2), strict=True))
     score, found = vgg13.score_and_answers(model, batches)
     assert score == 75
     assert torch.equal(found, answers)
-
-
-@pytest.mark.parametrize(
-    "cudnn", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["plain", "cudnn"]
-)
-def test_the_dense_network_computes_what_the_trained_one_does(cudnn):
-    device = "cuda" if cudnn else "cpu"
-    model = VGG13(width=4, batch_norm=True).eval().to(device)
-    pictures = torch.rand(3, 3, 32, 32, device=device)
-    with torch.no_grad():
-        found, expected = vgg13.dense_network(model, cudnn)(pictures), model(pictures)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

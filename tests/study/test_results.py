@@ -1,5 +1,6 @@
 """Pages of results: made of their JSON files, and of nothing else."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import plot_results
 from common import results
 from common.console import exit_code
 from common.journal import Journal, run_settings
-from common.tables import KINDS
+from common.results import KINDS
 from models.files import UserError, write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -22,24 +23,16 @@ FILES = sorted(RESULTS.glob("*.json"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_page_is_what_its_json_file_gives(path):
+    """Commands are of today or name their commit; one row a measurement holds."""
     page = results.load(path)
     assert path.read_text() == results._as_json(page)
     assert path.with_suffix(".md").read_text() == results._markdown(page, path.stem)
     assert path.with_suffix(".png").exists() == (results._shown(page) is not None)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_commands_are_of_today_or_name_their_commit(path):
-    for run in results.load(path)["runs"]:
+    for run in page["runs"]:
         command = run["header"]["command"]
         script = next(word for word in command.split() if word.endswith((".py", "pytest")))
         is_there = script == "pytest" or (REPOSITORY / script).exists()
         assert is_there or re.search(r"# at commit [0-9a-f]{8}$", command), command
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_one_row_a_measurement_holds(path):
-    page = results.load(path)
     machines = {run["name"]: results._machine(run) for run in page["runs"]}
     for kind in KINDS:
         rows = [row for row in results.rows_of(page, kind) if not row.get("absent")]
@@ -70,23 +63,17 @@ def test_a_picture_is_drawn_without_torch_and_the_library(tmp_path):
     assert (tmp_path / "density_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_readme_has_the_figures_that_are_recorded():
+def test_figures_are_written_where_the_marks_are():
+    """README has those that are recorded."""
     text = (REPOSITORY / "README.md").read_text()
     assert plot_results.with_figures(text, plot_results.figures(plot_results.load(RESULTS))) == text
-
-
-def test_the_summary_is_written_where_the_marks_are(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- figures: begin -->\nobsolete\n<!-- figures: end -->\nafter\n")
-    for path in FILES:
-        shutil.copy(path, tmp_path)
-    plot_results.write_summary(tmp_path, page)
-    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
-    assert page.read_text().startswith("before\n<!-- figures: begin -->\n| workload |")
-    assert page.read_text().endswith("|\n<!-- figures: end -->\nafter\n")
-    page.write_text("no marks")
+    begin, end = "before\n<!-- figures: begin -->\n", "\n<!-- figures: end -->\nafter\n"
+    assert plot_results.with_figures(f"{begin}obsolete{end}", ["| a |"]) == f"{begin}| a |{end}"
     with pytest.raises(UserError, match="expected a page with the lines"):
-        plot_results.write_summary(tmp_path, page)
+        plot_results.with_figures("no marks", [])
+
+
+PAGE = {"title": "T", "headline": "H", "notes": ""}
 
 
 def run(name, date, *rows, **header):
@@ -101,7 +88,7 @@ def row(n, speedup, **rest):
 
 def test_a_page_of_runs_that_supersede_each_other():
     """Rows of the same measurement on as many devices; those without figures supersede nothing."""
-    page, moved = {"title": "T", "headline": "H", "notes": "A note.", "runs": []}, {}
+    page, moved = PAGE | {"notes": "A note.", "runs": []}, {}
     failed = {name: value for name, value in row(2048, None).items() if name != "dense_ms"}
     for new in (
         run("old", "2026-01-01", *(row(n, 2.0) for n in (1024, 2048, 4096, 8192))),
@@ -118,10 +105,8 @@ def test_a_page_of_runs_that_supersede_each_other():
 
 def test_a_run_joins_a_page(tmp_path):
     for name, value in (("page", 2.0), ("more", 3.0)):
-        of = run(name, "2026-01-01", row(1, value))
-        results.write(
-            tmp_path / f"{name}.json", {"title": "T", "headline": "H", "notes": "", "runs": [of]}
-        )
+        page = PAGE | {"runs": [run(name, "2026-01-01", row(1, value))]}
+        results.write(tmp_path / f"{name}.json", page)
     plot_results.main([str(tmp_path / "page.json"), "--add", str(tmp_path / "more.json")])
     assert [of["name"] for of in results.load(tmp_path / "page.json")["runs"]] == ["page", "more"]
 
@@ -132,7 +117,7 @@ def test_a_run_joins_a_page(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        '{"title": "T", "headline": "H", "notes": "", "runs": [{"tables": {}}]}',
+        json.dumps(PAGE | {"runs": [{"tables": {}}]}),
         '{"runs": [{"tables": {"x": {"columns": [], "rows": []}}}]}',
         '{"runs": [{"tables": {"products": {"columns": ["n"], "rows": [[1, 2]]}}}]}',
     ],

@@ -235,8 +235,9 @@ Tensor run_dense(const DenseConvolution& conv) {
 }
 
 bool own_pays(const Convolution& conv) {
+  const auto& device = check_device(conv.input.device());
   return own_unskipped_conv_pays(conv.input.scalar_type(), conv.allow_tf32,
-                                 has_hopper_kernels(check_device(conv.input.device())),
+                                 has_hopper_kernels(device), device.multiProcessorCount,
                                  unskipped_size(conv));
 }
 

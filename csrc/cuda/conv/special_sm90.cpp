@@ -1,6 +1,7 @@
-// Hopper's convolutions of half types in special cases: of few input channels, and where nothing is
-// skipped. Turns tensors into the parameters of few_channels.cuh and unskipped.cuh. The kernel of
-// boxes (conv_sm90.cpp) serves the layers for which the latter does not pay, and its output norms.
+// Hopper's convolutions in special cases: of few input channels, half types, and where nothing is
+// skipped, half types and TF32. Turns tensors into the parameters of few_channels.cuh and
+// unskipped.cuh. The kernel of boxes (conv_sm90.cpp) serves the layers for which the latter does
+// not pay, and its output norms.
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -104,8 +105,10 @@ int64_t output_pixels(const spamm::ConvShape& shape) {
   return shape.images * shape.output.height * shape.output.width;
 }
 
-int64_t steps_of(const spamm::ConvShape& shape) {
-  return shape.kernel_positions() * blocks_of(shape.in_channels, 64);
+constexpr int kStepBytes = 128;  // of a pixel's channels
+
+int64_t steps_of(const spamm::ConvShape& shape, int64_t depth) {
+  return shape.kernel_positions() * blocks_of(shape.in_channels, depth);
 }
 
 // The share of products in the padding, if the kernel of boxes leaves them out. It does where a box
@@ -120,7 +123,8 @@ bool unskipped_pays(const Convolution& conv) {
   if (const auto forced = forced_unskipped()) return forced->runs;
   if (forced_tile()) return false;  // a tile of the kernel of boxes
   const spamm::ConvShape& shape = conv.shape;
-  return unskipped_conv_pays(shape.out_channels, output_pixels(shape), steps_of(shape),
+  return !is_half(conv.input.scalar_type()) ||
+         unskipped_conv_pays(shape.out_channels, output_pixels(shape), steps_of(shape, 64),
                              check_device(conv.input.device()).multiProcessorCount,
                              forced_segments(), [&] { return padding_left_out(conv); });
 }
@@ -130,9 +134,11 @@ bool runs_unskipped(const Convolution& conv, const Knob& knob) {
   const auto aligned = [&](int64_t channels) {
     return channels * conv.input.element_size() % kAlignment == 0;
   };
-  return is_half(conv.input.scalar_type()) && skips_nothing(knob) && !conv.wants_output_norms &&
-         aligned(shape.in_channels) && aligned(shape.out_channels) && sizes_fit_hopper(conv) &&
-         takes_unskipped(kernel_shape(shape, shape.in_channels)) && unskipped_pays(conv);
+  const at::ScalarType dtype = conv.input.scalar_type();
+  return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) && skips_nothing(knob) &&
+         !conv.wants_output_norms && aligned(shape.in_channels) && aligned(shape.out_channels) &&
+         sizes_fit_hopper(conv) && takes_unskipped(kernel_shape(shape, shape.in_channels)) &&
+         unskipped_pays(conv);
 }
 
 ConvolutionResult run_unskipped(const Convolution& conv, const Knob&) {
@@ -141,16 +147,18 @@ ConvolutionResult run_unskipped(const Convolution& conv, const Knob&) {
   Arguments arguments(conv, readable_pixels(conv.input), readable_pixels(conv.weight));
   arguments.set_output(conv.output_sizes());
   const auto forced = forced_unskipped();
+  const auto bytes = static_cast<int>(conv.input.element_size());
   const UnskippedChoice choice =
       forced && forced->choice
           ? *forced->choice
-          : choose_unskipped_tile(conv.shape.out_channels, output_pixels(conv.shape),
-                                  steps_of(conv.shape), device.multiprocessors());
+          : choose_unskipped_tile(bytes, conv.shape.out_channels, output_pixels(conv.shape),
+                                  steps_of(conv.shape, kStepBytes / bytes),
+                                  device.multiprocessors());
   UnskippedParams p{};
   static_cast<ConvOperands&>(p) = arguments.params;
   p.shares_weights = choice.shares_weights;
-  const auto launch = conv.input.scalar_type() == at::kHalf ? launch_unskipped<__half>
-                                                            : launch_unskipped<__nv_bfloat16>;
+  const auto launch = of_type(conv.input.scalar_type(), launch_unskipped<__half>,
+                              launch_unskipped<__nv_bfloat16>, launch_unskipped<float>);
   C10_CUDA_CHECK(launch(p, arguments.input.const_data_ptr(), arguments.weight.const_data_ptr(),
                         choice.tile, device.multiprocessors(), device.stream()));
   return {arguments.output, Tensor()};

@@ -25,18 +25,22 @@ struct TileConfig {
 struct UnskippedTile {
   static constexpr int kWarpgroups = 2;
   static constexpr int kStagings = 2;  // of a warpgroup: one is filled while the other is stored
+  static constexpr int kLeastStages = 3;
   int channels, pixels;
 
   // Pixels of a warpgroup, and those that it stores at a time.
   constexpr int width() const { return channels == 64 ? pixels / kWarpgroups : pixels; }
   constexpr int stored() const { return width() / (width() < 160 || width() % 32 != 0 ? 2 : 4); }
 
-  // Stages of 64 channels of the input that fit shared memory.
-  constexpr int stages() const {
+  // Stages of a line of the input's channels that fit shared memory. `bytes`: of an entry. 64
+  // channels of the output are a line of half types, and two of float32.
+  constexpr int stages(int bytes) const {
     constexpr int kLineBytes = 128, kBarriers = 1024;
-    const int staged = kWarpgroups * kStagings * stored() * kLineBytes;
+    const int staged = kWarpgroups * kStagings * stored() * 64 * bytes;
     return (kMostSharedBytes - kBarriers - staged) / ((channels + pixels) * kLineBytes);
   }
+
+  constexpr bool exists(int bytes) const { return stages(bytes) >= kLeastStages; }
 
   bool operator==(const UnskippedTile&) const = default;
 };

@@ -6,25 +6,56 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// Adds bias and ReLU to the values of kColumns pixels x 64 channels, from kFirst on. Stages them in
-// two blocks with lines of 32 channels, in TMA's 128-byte swizzle. No two lanes share a bank.
+// Which of two lines of 32 channels holds the channels of this warp's sums.
+__device__ __forceinline__ int line_of_warp() { return threadIdx.x % 128 / 64; }
+
+// The places of a thread's sums in its line of channels of each pixel, in TMA's 128-byte swizzle.
+// No two lanes share a bank.
+class ValuePlaces {
+ public:
+  __device__ __forceinline__ ValuePlaces() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int line = lane % 4 * 2 + i % 2, chunk = warp % 2 * 4 + i / 2 * 2 + lane / 16;
+      offsets_[i] = line * kLineBytes + (chunk ^ line) * 16 + lane / 4 % 4 * 4;
+    }
+  }
+
+  // In bytes, of sum `i`.
+  __device__ __forceinline__ int operator[](int i) const {
+    return offsets_[i % 4] + i / 4 * 8 * kLineBytes;
+  }
+
+ private:
+  // Two neighbouring pixels of the thread's first channel, then of its second.
+  int offsets_[4];
+};
+
+// Adds bias and ReLU to the values of kColumns pixels x 64 channels, from kFirst on, and stages
+// them in `block`, which has the line of this warp.
 template <int kColumns, int kFirst, int kSize>
 __device__ __forceinline__ void stage(float (&acc)[kSize], const ChannelBias& bias, bool relu,
-                                      OperandBlock (&blocks)[2]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  uint8_t* targets[4];  // two neighbouring pixels of the thread's first channel, then of its second
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int line = lane % 4 * 2 + i % 2, chunk = warp % 2 * 4 + i / 2 * 2 + lane / 16;
-    targets[i] =
-        blocks[warp / 2].bytes + line * kLineBytes + (chunk ^ line) * 16 + lane / 4 % 4 * 4;
-  }
+                                      OperandBlock& block) {
+  const ValuePlaces places;
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     float& value = acc[kFirst + i];
     value += bias.values[i / 2 % 2];
     if (relu) value = rectified(value);
-    *reinterpret_cast<float*>(targets[i % 4] + i / 4 * 8 * kLineBytes) = value;
+    *reinterpret_cast<float*>(block.bytes + places[i]) = value;
+  }
+}
+
+// Calls change(sum, x) for the thread's sums of kColumns pixels x 64 channels and the entries x of
+// a block that has the line of this warp.
+template <int kColumns, int kSize, class Change>
+__device__ __forceinline__ void change_line(const OperandBlock& block, float (&acc)[kSize],
+                                            const Change& change) {
+  const ValuePlaces places;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    change(acc[i], *reinterpret_cast<const float*>(block.bytes + places[i]));
   }
 }
 
@@ -50,7 +81,7 @@ __device__ __forceinline__ void store_box(const Params& p, int channel, const Bo
   const int warpgroup = threadIdx.x / 128;
   if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
-  stage<kColumns, kFirst>(acc, bias, relu, staging);
+  stage<kColumns, kFirst>(acc, bias, relu, staging[line_of_warp()]);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {

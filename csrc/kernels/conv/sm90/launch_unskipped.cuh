@@ -40,9 +40,10 @@ template <class Config>
 cudaError_t convolve_unskipped(UnskippedParams p, const void* input, const void* weight,
                                int multiprocessors, cudaStream_t stream) {
   using Element = typename Config::Element;
+  using Operand = typename Config::Operand;
   const ConvShape& shape = p.shape;
   const int pixels = shape.output.images * shape.output.rows * shape.output.columns;
-  p.box_groups = ceil_div(shape.channels, kBlock);
+  p.box_groups = ceil_div(shape.channels, Config::kDepth);
   p.steps = shape.kernel.rows * shape.kernel.columns * p.box_groups;
   p.by_box_rows = Divisor(shape.output.rows);
   p.by_box_columns = Divisor(shape.output.columns);
@@ -57,14 +58,14 @@ cudaError_t convolve_unskipped(UnskippedParams p, const void* input, const void*
     return encode_lines<Element>(map, data, shape.out_channels, pixels, Config::kStored);
   };
   cudaError_t error =
-      p.in_order ? encode_lines<Element>(p.map_input, input, shape.channels, pixels, kHalfPixels)
-                 : encode_windows_of_pixels<Element>(p.map_input, input, shape, kHalfPixels);
+      p.in_order ? encode_lines<Operand>(p.map_input, input, shape.channels, pixels, kHalfPixels)
+                 : encode_windows_of_pixels<Operand>(p.map_input, input, shape, kHalfPixels);
   if (error == cudaSuccess) error = encode_result(p.map_output, p.output);
   if (error == cudaSuccess && p.residual != nullptr) {
     error = encode_result(p.map_residual, p.residual);
   }
   if (error == cudaSuccess) {
-    error = encode_weight<Element>(p.map_weight, weight, shape, kHalfChannels);
+    error = encode_weight<Operand>(p.map_weight, weight, shape, kHalfChannels);
   }
   if (error != cudaSuccess) return error;
 
@@ -83,9 +84,11 @@ cudaError_t convolve_unskipped(const UnskippedTile& tile, const UnskippedParams&
     return cudaErrorInvalidValue;
   } else {
     constexpr UnskippedTile kTile = kTiles[kNumber];
-    if (tile == kTile) {
-      using Chosen = UnskippedConfig<Element, kTile.channels / kBlock, kTile.pixels>;
-      return convolve_unskipped<Chosen>(p, input, weight, multiprocessors, stream);
+    if constexpr (kTile.exists(sizeof(Element))) {
+      if (tile == kTile) {
+        using Chosen = UnskippedConfig<Element, kTile.channels / kBlock, kTile.pixels>;
+        return convolve_unskipped<Chosen>(p, input, weight, multiprocessors, stream);
+      }
     }
     return convolve_unskipped<Element, kTiles, kNumber + 1>(tile, p, input, weight, multiprocessors,
                                                             stream);

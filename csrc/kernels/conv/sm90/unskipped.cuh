@@ -1,7 +1,8 @@
 // clang-format off
-// Hopper's convolution of half types where nothing is skipped: no lists, no norms, no boxes. A tile
-// is kRows x 64 output channels x kPixels consecutive output pixels of all images, so pictures of
-// any size fill it. TMA's im2col mode finds the pixels that they read at a kernel position.
+// Hopper's convolution where nothing is skipped, of half types and of float32 with TF32's precision:
+// no lists, no norms, no boxes. A tile is kRows x 64 output channels x kPixels consecutive output
+// pixels of all images, so pictures of any size fill it. TMA's im2col mode finds the pixels that
+// they read at a kernel position.
 // The two thread blocks of a persistent cluster share the weights of one channel tile, or the
 // pixels of one pixel tile: each loads half into both. Roles:
 //   load threads  fetch weights and pixels of each step, then the residual, into the ring
@@ -29,7 +30,7 @@ struct ClusterPlace {
         pixel(p.shares_weights ? rank : 0) {}
 };
 
-// kCount lines of 64 channels, in TMA's 128-byte swizzle.
+// kCount lines of channels, 64 of half types or 32 of float32, in TMA's 128-byte swizzle.
 template <int kCount>
 struct alignas(1024) Lines {
   static_assert(kCount % 8 == 0);
@@ -45,6 +46,9 @@ struct alignas(1024) Lines {
 template <class Element_, int kRows_, int kPixels_>
 struct UnskippedConfig {
   using Element = Element_;
+  using Operand = std::conditional_t<std::is_same_v<Element, float>, Tf32, Element>;
+  // Channels of a step, and lines of 64 channels of the output.
+  static constexpr int kDepth = kLineBytes / sizeof(Element), kLines = kBlock / kDepth;
   static constexpr int kRows = kRows_, kPixels = kPixels_;
   static constexpr int kWarpgroups = UnskippedTile::kWarpgroups;
   static constexpr int kThreads = 128 * (1 + kWarpgroups), kListWarps = 0;
@@ -56,8 +60,15 @@ struct UnskippedConfig {
   static constexpr int kMultiplyRegisters = 232, kOtherRegisters = 40;
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
 
-  static constexpr int kStages = kTile.stages();
-  static_assert(kStages >= 3 && kStored % 8 == 0 && kWidth / kStored % kStagings == 0);
+  static constexpr int kStages = kTile.stages(sizeof(Element));
+  static_assert(kTile.exists(sizeof(Element)));
+  static_assert(kStored % 8 == 0 && kWidth / kStored % kStagings == 0);
+};
+
+// Pixels of 64 channels of the output, on their way to memory.
+template <class Config>
+struct StagedPortion {
+  Lines<Config::kStored> lines[Config::kLines];
 };
 
 template <class Config>
@@ -68,7 +79,7 @@ struct UnskippedStorage {
   };
 
   Stage stages[Config::kStages];
-  Lines<Config::kStored> output[Config::kWarpgroups][Config::kStagings];
+  StagedPortion<Config> output[Config::kWarpgroups][Config::kStagings];
   Barrier full[Config::kStages], empty[Config::kStages];
 
   // A stage is filled by its thread block's weights and by the pixels of both thread blocks, and
@@ -150,12 +161,14 @@ class UnskippedLoader {
       for (int row = 0; row < p_.shape.kernel.rows; ++row) {
         for (int column = 0; column < p_.shape.kernel.columns; ++column, ++position) {
           for (int group = 0; group < p_.box_groups; ++group) {
-            load_step(tile, row, column, position, group * kBlock);
+            load_step(tile, row, column, position, group * Config::kDepth);
           }
         }
       }
       if (p_.residual == nullptr) continue;
-      for (int row = 0; row < Config::kRows; ++row) load_residual(tile, row * kBlock);
+      for (int line = 0; line < Config::kRows * Config::kLines; ++line) {
+        load_residual(tile, line * Config::kDepth);
+      }
     }
     // The thread block stays until the other one has released its stages for the last time.
     for (int i = 0; i < Config::kStages; ++i) {
@@ -240,7 +253,8 @@ class UnskippedLoader {
     }
   }
 
-  // A stage with 64 channels of the residual in place of the pixels, from `channel` of the tile on.
+  // A stage with a line of the residual's channels in place of the pixels, from `channel` of the
+  // tile on.
   __device__ void load_residual(const TileWalk<Config>& tile, int channel) {
     auto& pixels = storage_.stages[at_.slot].pixels;
     announce(kWeights ? 0 : sizeof(pixels));
@@ -271,28 +285,52 @@ __device__ __forceinline__ void release_to_cluster(const Barrier& empty) {
 
 // Stores the pixels from kFirst on of a warpgroup's sums, in portions of kStored.
 template <class Config, int kFirst = 0>
-__device__ __forceinline__ void store_portions(
-    const UnskippedParams& p, int channel, int pixel,
-    Lines<Config::kStored> (&stagings)[Config::kStagings], const ChannelBias& bias, bool relu,
-    const float (&acc)[Config::kValues]) {
+__device__ __forceinline__ void store_portions(const UnskippedParams& p, int channel, int pixel,
+                                               StagedPortion<Config> (&stagings)[Config::kStagings],
+                                               const ChannelBias& bias, bool relu,
+                                               float (&acc)[Config::kValues]) {
   if constexpr (kFirst < Config::kWidth) {
     const bool leads = threadIdx.x % 128 == 0;
     const int warpgroup = threadIdx.x / 128;
-    auto& staging = stagings[kFirst / Config::kStored % Config::kStagings];
-    uint32_t pairs[Config::kStored / 4];
-    finish_pairs<typename Config::Element, kFirst / 2>(acc, bias, relu, pairs);
+    auto& lines = stagings[kFirst / Config::kStored % Config::kStagings].lines;
     // Until the last store from here has read shared memory.
-    if (leads) cute::tma_store_wait<Config::kStagings - 1>();
-    cutlass::arch::NamedBarrier::sync(128, warpgroup);
-    stage_pairs(pairs, staging.from(0));
+    const auto wait = [&] {
+      if (leads) cute::tma_store_wait<Config::kStagings - 1>();
+      cutlass::arch::NamedBarrier::sync(128, warpgroup);
+    };
+    if constexpr (Config::kLines == 1) {
+      uint32_t pairs[Config::kStored / 4];
+      finish_pairs<typename Config::Element, kFirst / 2>(acc, bias, relu, pairs);
+      wait();
+      stage_pairs(pairs, lines[0].from(0));
+    } else {
+      wait();
+      stage<Config::kStored, kFirst / 2>(acc, bias, relu, lines[line_of_warp()].from(0));
+    }
     cute::tma_store_fence();
     cutlass::arch::NamedBarrier::sync(128, warpgroup);
     if (leads) {
-      cute::SM90_TMA_STORE_2D::copy(&p.map_output, &staging, channel, pixel + kFirst);
+#pragma unroll
+      for (int i = 0; i < Config::kLines; ++i) {
+        cute::SM90_TMA_STORE_2D::copy(&p.map_output, &lines[i], channel + i * Config::kDepth,
+                                      pixel + kFirst);
+      }
       cute::tma_store_arrive();
     }
     __syncwarp();
     store_portions<Config, kFirst + Config::kStored>(p, channel, pixel, stagings, bias, relu, acc);
+  }
+}
+
+// Adds a line of channels of the residual to a warpgroup's sums.
+template <class Config>
+__device__ __forceinline__ void add_line(const OperandBlock& pixels, int line,
+                                         float (&acc)[Config::kValues]) {
+  const auto add = [](float& sum, float x) { sum += x; };
+  if constexpr (Config::kLines == 1) {
+    change_box<typename Config::Element, Config::kWidth, 0>(pixels, acc, add);
+  } else if (line == line_of_warp()) {
+    change_line<Config::kWidth>(pixels, acc, add);
   }
 }
 
@@ -326,7 +364,8 @@ __device__ __forceinline__ void multiply_unskipped(const UnskippedParams& p, int
     for (int step = 0; step < steps; ++step) {
       storage.full[at.slot].wait(at.phase);
       cute::warpgroup_arrive();
-      kernels::sm90::multiply_columns<Element, Major::K, Major::K, 0, Config::kWidth, 0, kBlock>(
+      kernels::sm90::multiply_columns<typename Config::Operand, Major::K, Major::K, 0,
+                                      Config::kWidth, 0, Config::kDepth>(
           *weight, *pixels, acc, step == 0 ? ScaleOut::Zero : ScaleOut::One);
       cute::warpgroup_commit_batch();
       if (step == 0) {  // the kernel ahead has ended, and the products hide the wait
@@ -341,11 +380,10 @@ __device__ __forceinline__ void multiply_unskipped(const UnskippedParams& p, int
     release_to_cluster(storage.empty[before]);
     if (p.residual != nullptr) {
 #pragma unroll
-      for (int row = 0; row < Config::kRows; ++row) {
+      for (int line = 0; line < Config::kRows * Config::kLines; ++line) {
         storage.full[at.slot].wait(at.phase);
-        if (Config::kRows == 1 || row == warpgroup) {
-          change_box<Element, Config::kWidth, 0>(storage.stages[at.slot].pixels.from(pixel), acc,
-                                                 [](float& sum, float x) { sum += x; });
+        if (Config::kRows == 1 || line / Config::kLines == warpgroup) {
+          add_line<Config>(storage.stages[at.slot].pixels.from(pixel), line % Config::kLines, acc);
         }
         release_to_cluster(storage.empty[at.slot]);
         advance();
