@@ -128,7 +128,7 @@ test-python: build
 # A build for the CPU alone and its tests under AddressSanitizer and UndefinedBehaviorSanitizer, or
 # under ThreadSanitizer (docs/reliability.md). Leaks are not looked for: Python keeps much to its end.
 SANITIZED := tests/products/test_multiply.py tests/sparse/test_block_products.py tests/convolution/test_epilogue.py \
-	tests/sharding/test_mm_shards.py tests/sharding/test_host_operands.py tests/robustness -k "not memory_stays_flat"
+	tests/sharding/test_mm_shards.py tests/robustness -k "not memory_stays_flat"
 asan: export SPAMM_TORCH_SANITIZE = address
 asan: FLAGS = -fsanitize=address,undefined
 asan: export ASAN_OPTIONS = detect_leaks=0:allocator_may_return_null=1

@@ -34,17 +34,10 @@ from common import results
 from common.console import exit_code, make_console
 from common.machine import describe_machine
 from density import sources
-from density.basis import (
-    distance_from_one,
-    inverse_factor,
-    is_sparse,
-    symmetric_part,
-    transformed,
-)
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
-from density.ranks import is_first, on_ranks, part, started, whole
+from density.ranks import group, is_first, on_ranks, part, started, whole
 from models.files import UserError, require_writable, write_atomically
-from spamm_torch import sparse
+from spamm_torch import linalg, sparse
 
 _PEERS = (EIGH, DENSE, UNSKIPPED, STORED)
 _LARGE = 10_000  # functions from which on matrices are block-sparse
@@ -151,31 +144,25 @@ def load(options):
 
 def orthogonal(problem, options):
     """F in the basis of Z with Z^T S Z = 1, on the device, and a function that takes a matrix
-    into it or back; None where S is 1.
+    back; None where S is 1.
 
     Block-sparse products with Z may lose a hundredth of the smallest --max-errors.
     """
     fock, size = problem.fock.to(options.device), problem.functions
-    if not is_sparse(fock):
-        fock = symmetric_part(fock)  # exactly, which products rely on
+    if not options.sparse:
+        fock = (fock + fock.mT) / 2  # exactly, which products rely on
     if problem.overlap is None:
         return fock, None
     start = time.perf_counter()
     max_error = min(options.max_errors) / 100 if options.sparse else 1e-13
+    given = {"block": options.block, "size": size, "group": group(fock)}
     overlap = problem.overlap.to(options.device)
-    z = inverse_factor(overlap, max_error=max_error, block=options.block, size=size)
-    from_given = functools.partial(transformed, z=z, max_error=max_error, block=options.block)
-    fock, off = from_given(fock), from_given(overlap)
-    off = distance_from_one(off, size)
+    z = linalg.inverse_factor(overlap, max_error=max_error * size, **given)
+    in_basis = functools.partial(linalg.in_basis, z=z.matrix, max_error=max_error, **given)
+    fock = in_basis(fock).matrix
     seconds = time.perf_counter() - start
-    print(f"Z and Z^T F Z: {seconds:.3g} s; norm(Z^T S Z - 1) = {off:.1e}")
-    return fock, from_given
-
-
-def write_density(path, density):
-    """The array "density" of an .npz file."""
-    np = sources.require_numpy()
-    write_atomically(path, lambda file: np.savez_compressed(file, density=density.numpy()))
+    print(f"Z and Z^T F Z: {seconds:.3g} s; norm(Z^T S Z - 1) = {z.residual:.1e}")
+    return fock, lambda x: in_basis(x, transposed=True).matrix
 
 
 @torch.inference_mode()
@@ -195,16 +182,18 @@ def main(arguments=None):
             raise UserError(f"expected a file for --density; got the folder {options.density}")
         require_writable(options.density.parent)
     print(f"{problem.name}: N = {problem.functions}, {problem.electrons} electrons")
-    fock, from_given = orthogonal(problem, options)
     rest = options.loose, options.last, options.without, options.sparse, problem.occupied
     compared = methods(options.max_errors, *rest)
     say = functools.partial(print, flush=True)  # as it happens, into a file too
-    rows, projector = measure(
-        fock, problem, compared, repeats=options.repeats, block=options.block, progress=say
-    )
+    how = {"repeats": options.repeats, "block": options.block, "progress": say}
+    try:
+        fock, to_given = orthogonal(problem, options)
+        rows, projector = measure(fock, problem, compared, **how)
+    except linalg.NotConverged as error:
+        raise UserError(str(error)) from error
     wants_density = problem.density is not None or options.density
-    if wants_density and from_given is not None:
-        projector = from_given(projector, back=True)
+    if wants_density and to_given is not None:
+        projector = to_given(projector)
     if wants_density and options.sparse:
         projector = sparse.to_dense(whole(projector), (problem.functions,) * 2)
     if not is_first():
@@ -238,7 +227,9 @@ def main(arguments=None):
         off = (off / torch.linalg.vector_norm(problem.density)).item()
         print(f"the given density matrix differs by {off:.1e} of its norm")
     if options.density:
-        write_density(options.density, density)
+        np = sources.require_numpy()
+        arrays = {"density": density.numpy()}
+        write_atomically(options.density, lambda file: np.savez_compressed(file, **arrays))
         print(f"wrote {options.density}")
 
 

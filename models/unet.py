@@ -8,8 +8,6 @@ come in the size of the picture, and a batch normalisation follows each convolut
 import torch
 from torch import nn
 
-UPSAMPLINGS = ("nearest", "transposed")
-
 
 class UNet(nn.Module):
     """Encoder and decoder of ``depth`` levels each, and the bottom between them.
@@ -24,21 +22,14 @@ class UNet(nn.Module):
     (Odena, Dumoulin and Olah, "Deconvolution and Checkerboard Artifacts", 2016). All layers with
     weights but the last are then plain 3x3 convolutions with batch norm and ReLU. Norms of blocks
     pass through nearest upsampling, where each is repeated, and through the concatenation.
-    "transposed" is what the authors' own program does: a transposed 2x2 convolution of stride 2.
 
-    Args:
-        width: channels of the first level. depth: number of poolings; 4 is the paper's.
-        upsampling: "nearest" or "transposed"; else ValueError.
+    ``width``: channels of the first level. ``depth``: number of poolings; 4 is the paper's.
 
     Shapes: (N, in_channels, H, W) -> (N, classes, H, W), multiples of 2**depth.
     """
 
-    def __init__(self, in_channels=3, classes=11, width=64, depth=4, upsampling="nearest"):
+    def __init__(self, in_channels=3, classes=11, width=64, depth=4):
         super().__init__()
-        if upsampling not in UPSAMPLINGS:
-            raise ValueError(
-                f"upsampling must be one of {', '.join(UPSAMPLINGS)}; got {upsampling!r}"
-            )
         widths = [width << level for level in range(depth + 1)]
         inputs = [in_channels, *widths[:-1]]
         self.encoder = nn.ModuleList(
@@ -47,7 +38,7 @@ class UNet(nn.Module):
         self.pool = nn.MaxPool2d(2)
         self.bottom = _level(inputs[-1], widths[-1])
         rising = widths[-2::-1]
-        self.up = nn.ModuleList(_up_convolution(2 * width, width, upsampling) for width in rising)
+        self.up = nn.ModuleList(_up_convolution(2 * width, width) for width in rising)
         self.decoder = nn.ModuleList(_level(2 * width, width) for width in rising)
         self.head = nn.Conv2d(width, classes, 1)
         self.apply(_initialise)
@@ -81,9 +72,7 @@ def _convolution(in_channels, out_channels):
     )
 
 
-def _up_convolution(in_channels, out_channels, upsampling):
-    if upsampling == "transposed":
-        return nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
+def _up_convolution(in_channels, out_channels):
     return nn.Sequential(
         nn.Upsample(scale_factor=2, mode="nearest"), *_convolution(in_channels, out_channels)
     )
@@ -91,7 +80,7 @@ def _up_convolution(in_channels, out_channels, upsampling):
 
 def _initialise(layer):
     """He initialisation, as the paper asks for."""
-    if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
+    if isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)

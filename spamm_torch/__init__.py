@@ -7,7 +7,7 @@ norms multiply to less than a threshold tau.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ._library import VERSION as _VERSION, build_info  # isort: skip  # loads the ops
-from . import _fake, _rules  # noqa: F401  isort: skip  rules of the ops
+from . import _rules  # noqa: F401  isort: skip  rules of the ops
 from . import distributed, linalg, paths, sparse
 from ._hints import hints_of as _hints_of
 from .calibration import calibrate, record_stats

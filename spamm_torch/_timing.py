@@ -1,5 +1,6 @@
 """Times of calls, for choosing between them: medians of interleaved rounds, and how they vary."""
 
+import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ _STEADY = 1.25  # the largest spread of times that are not measured again
 _CUDA_REPEATS = 15
 _CPU_REPEATS = (3, 50)  # the least and the most; short calls are repeated more often
 _CPU_SECONDS = 0.1  # for each call
-_L2_BYTES = 1 << 27  # more than the L2 of any GPU that is served
+_L2_FLOATS = 1 << 25  # floats: more than the L2 of any GPU that is served
 _MOST_CYCLES = 1 << 30  # of a wait on the device: about half a second
 
 Call: TypeAlias = Callable[[], Any]
@@ -46,42 +47,38 @@ class Timing:
 
 
 def times_of(calls: Sequence[Call], device: torch.device) -> list[Timing]:
-    """The time of each call, in turns; on CUDA as a graph if it can be, with a cold L2 cache."""
-    if device.type != "cuda":
-        runs = [_cpu_run(lambda _, call=call: call()) for call in calls]  # type: ignore[misc]
-        return [found[""] for found in _steadiest(runs, device)]
-    with torch.cuda.device(device):
-        flushed = torch.empty(_L2_BYTES, dtype=torch.int8, device="cuda")
-        runs = [_cold_run(call, flushed) for call in calls]
-        return [found[""] for found in _steadiest(runs, device)]
+    """The time of each call, in turns; on CUDA with a cold L2 cache."""
+    flushed = torch.empty(_L2_FLOATS if device.type == "cuda" else 0, device=device)
+
+    def run(mark: Mark) -> None:
+        for number, call in enumerate(calls):
+            flushed.zero_()
+            mark(number)
+            call()
+            mark("")
+
+    found = times_of_parts(run, device, len(calls))
+    return [found[number] for number in range(len(calls))]
 
 
-def times_of_parts(call: Marking, device: torch.device) -> dict[Any, Timing]:
+def times_of_parts(call: Marking, device: torch.device, count: int = 1) -> dict[Any, Timing]:
     """The times of the parts of a call, which names each part to the function it gets, where that
-    begins; a part ends where the next begins, and the first one is "". On CUDA the device waits
-    until the host is ahead, so that the host does not count.
+    begins; a part ends where the next begins, and the first one is "". From the rounds whose totals
+    vary least; on a CPU they last so long for each of a ``count``. On CUDA the device waits until
+    the host is ahead, so that the host does not count.
     """
-    if device.type != "cuda":
-        return _steadiest([_cpu_run(call)], device)[0]
-    with torch.cuda.device(device):
-        return _steadiest([_queued_run(call)], device)[0]
-
-
-def _steadiest(runs: Sequence[Run], device: torch.device) -> list[dict[Any, Timing]]:
-    """The times by part of each run, from the rounds whose totals vary least."""
-    best, least = [], float("inf")
-    for _ in range(_ATTEMPTS):
-        rounds = [[run() for run in runs] for _ in _rounds(device, len(runs))]
-        of_each = list(zip(*rounds, strict=True))
-        spread = max(_timing([sum(parts.values()) for parts in of]).spread for of in of_each)
-        if spread < least:
-            best, least = of_each, spread
-        if spread <= _STEADY:
-            break
-    return [
-        {name: _timing([parts[name] for parts in of if name in parts]) for name in of[0]}
-        for of in best
-    ]
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        run = (_queued_run if device.type == "cuda" else _cpu_run)(call)
+        best: list[dict[Any, float]] = []
+        least = float("inf")
+        for _ in range(_ATTEMPTS):
+            rounds = [run() for _ in _rounds(device, count)]
+            spread = _timing([sum(parts.values()) for parts in rounds]).spread
+            if spread < least:
+                best, least = rounds, spread
+            if spread <= _STEADY:
+                break
+    return {name: _timing([parts[name] for parts in best if name in parts]) for name in best[0]}
 
 
 def _timing(times: Sequence[float]) -> Timing:
@@ -130,20 +127,6 @@ def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return 1e3 * start.elapsed_time(end)
 
 
-def _cold_run(call: Call, flushed: torch.Tensor) -> Run:
-    graph = _capture(call)
-
-    def run() -> dict[str, float]:
-        flushed.zero_()
-        start = _event()
-        (graph.replay if graph is not None else call)()
-        end = _event()
-        end.synchronize()
-        return {"": _microseconds(start, end)}
-
-    return run
-
-
 def _queued_run(call: Marking) -> Run:
     """A run on CUDA whose calls are all in the stream before the device begins with them."""
     call(lambda _: None)
@@ -163,22 +146,3 @@ def _queued_run(call: Marking) -> Run:
         return _by_part(marks, _microseconds)
 
     return run
-
-
-def _capture(call: Call) -> torch.cuda.CUDAGraph | None:
-    """The call as a graph; None where it cannot be one."""
-    call()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                call()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph):
-            call()
-    except RuntimeError:  # it waits for the device, say
-        torch.cuda.synchronize()
-        return None
-    return graph

@@ -41,10 +41,10 @@ def pytest_collection_modifyitems(items):
 
     The others become ``thorough``. The mark ``strength`` says how many settings are to meet.
     """
-    tests = collections.defaultdict(list)  # of each test on each device
+    tests = collections.defaultdict(list)  # of each test on each kind of machine
     for item in items:
-        device = item.callspec.params.get("device") if hasattr(item, "callspec") else None
-        tests[item.nodeid.partition("[")[0], str(device)].append(item)
+        needs = [mark for mark in ("cuda", "multi_gpu") if item.get_closest_marker(mark)]
+        tests[item.nodeid.partition("[")[0], str(needs)].append(item)
     for cases in tests.values():
         for case in set(cases) - set(_covering(cases)):
             case.add_marker(pytest.mark.thorough)

@@ -103,9 +103,9 @@ def norms(rng, kind, shape, dtype):
 
 
 def _misaligned(t):
-    """A window in a larger matrix: odd leading dimension, one element past an aligned address."""
-    wide = torch.nn.functional.pad(t, (1, 2 + t.shape[-1] % 2, 1, 0))
-    return wide[..., 1:, 1 : 1 + t.shape[-1]]
+    """A window amid NaN: odd leading dimension, one element past an aligned address."""
+    wide = torch.nn.functional.pad(t, (1, 2 + t.shape[-1] % 2, 1, 1), value=float("nan"))
+    return wide[..., 1:-1, 1 : 1 + t.shape[-1]]
 
 
 def _wide_rows(t):

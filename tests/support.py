@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import matrices
 import pytest
+import reference
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -141,7 +142,13 @@ def operands(dtype=torch.float32, seed=0, m=300, k=400, n=200, device="cuda"):
 
 
 def norm_maps(a, b, block=64):
-    return spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)
+    m, k, n = reference.edges(block)
+    return spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+
+
+def relative_error(got, exact):
+    """norm(got - exact) / norm(exact), where the exact is in float64."""
+    return ((got.double() - exact).norm() / exact.norm()).item()
 
 
 class Made(nn.Module):

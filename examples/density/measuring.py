@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from density.basis import idempotency, inner, is_sparse, trace
-from density.ranks import group, whole
+from density.ranks import group, products, whole
 from density.sources import Problem
 from models.files import UserError
 from spamm_torch import linalg, sparse
 from spamm_torch.linalg import Budget, Result, Schedule, constant, loose_then_tight
+from spamm_torch.linalg.matrices import norm_of
+from spamm_torch.sparse.blocks import is_sparse
 
 DENSE, UNSKIPPED, EIGH = "torch.mm", "nothing skipped", "eigh"
 STORED = "dense storage"
@@ -121,6 +122,7 @@ def measure(
     dense = fock
     if is_sparse(fock) and peers & {method.series for method in compared}:
         dense = sparse.to_dense(whole(fock), (problem.functions,) * 2)
+    options = {"block": block, "tolerance": tolerance, "size": problem.functions}
     clocks: list[list[list[float]]] = [[] for _ in compared]
     for turn in range(repeats):
         for method, clock in zip(compared, clocks, strict=True):
@@ -128,7 +130,8 @@ def measure(
             if method.schedule is None:
                 run = _by_eigenvectors(f, problem.occupied)
             else:
-                run = _purified(f, problem, method.schedule, block, tolerance)
+                options |= {"schedule": method.schedule, "group": group(f)}
+                run = linalg.purify(f, problem.electrons, **options)
             clock.append([run.seconds, *(iteration.seconds for iteration in run.iterations)])
             if turn == 0:
                 rows.append(method.described() | _result(run, f, problem))
@@ -142,25 +145,18 @@ def measure(
     return rows, run.matrix
 
 
-def _purified(
-    fock: Tensor, problem: Problem, schedule: Schedule, block: int, tolerance: float
-) -> Result:
-    options = {"schedule": schedule, "block": block, "tolerance": tolerance}
-    options["size"] = problem.functions
-    try:
-        return linalg.purify(fock, problem.electrons, group=group(fock), **options)
-    except linalg.NotConverged as error:
-        raise UserError(str(error)) from error
-
-
 def _result(run: Result, fock: Tensor, problem: Problem) -> dict:
     """The figures of a run, in float64. The energy is that of independent electrons, 2 tr(X F)."""
-    x = run.matrix
+    of, x = products(run.matrix, problem.functions)
+    f, operand = of.kept(fock, "fock", symmetric=False), of.operand(x)
+    inner = of.whole(sparse.inner(x, f)) if of.is_sparse else (x * f).sum()
+    share = 1e-12 if of.is_sparse else None
+    left = of.product("X - X^2", operand, operand, share, added=x, alpha=-1)
     last = [(each.dtype, each.max_error) for each in run.iterations[-1:]]
     return {
-        "energy": 2 * inner(x, fock),
-        "idempotency": idempotency(x),
-        "electron_error": 2 * trace(x, problem.functions) - problem.electrons,
+        "energy": 2 * inner.item(),
+        "idempotency": norm_of(left.norms).item(),
+        "electron_error": 2 * of.diagonal(x).sum().item() - problem.electrons,
         "iterations": [
             {
                 "step": iteration.step,

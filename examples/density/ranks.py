@@ -4,16 +4,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from itertools import accumulate
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import pad
 
-from spamm_torch import sparse
-from spamm_torch.sparse.blocks import Blocks, is_sparse, read
+from spamm_torch.linalg.matrices import Matrices
+from spamm_torch.sparse.blocks import is_sparse, read
 
 
 def started() -> int:
@@ -54,48 +50,24 @@ def part(length: int, multiple: int = 1) -> slice:
     return slice(begin, min(length, begin + each))
 
 
-def block_rows(a: Tensor, begin: int, end: int) -> Tensor:
-    """Some block rows of a whole matrix."""
-    rows = read(a, "a", "block_rows").of_rows(begin, end)
-    return rows._replace(crow=rows.crow[begin : end + 1]).matrix()
-
-
 def own_rows(a: Tensor) -> Tensor:
     """This process's block rows of a whole matrix; all of a dense one."""
     if group(a) is None:
         return a
-    own = part(len(a.crow_indices()) - 1)
-    return block_rows(a, own.start, own.stop)
+    blocks = read(a, "a", "own_rows")
+    own = part(blocks.rows)
+    rows = blocks.of_rows(own.start, own.stop)
+    return rows._replace(crow=rows.crow[own.start : own.stop + 1]).matrix()
 
 
-def identity(size: int, like: Tensor) -> Tensor:
-    """The identity, cut as a block-sparse matrix is."""
-    one, rows = sparse.identity(size, like=like), len(like.crow_indices()) - 1
-    if group(like) is None:
-        return one
-    end = list(accumulate(_from_all(rows)))[dist.get_rank()]
-    return block_rows(one, end - rows, end)
-
-
-def summed(x: Tensor, of: Tensor) -> float:
-    """A sum over the entries of a matrix, from those of each process."""
-    if group(of) is not None:
-        dist.all_reduce(x)
-    return x.item()
+def products(a: Tensor, size: int | None = None) -> tuple[Matrices, Tensor]:
+    """The library's products of matrices like this one, and it as they keep it."""
+    given = "density_matrix", a, 32, size, None
+    options = {"group": group(a), "alike": {"max_error": 0.0}}
+    return Matrices.opened(*given, **options, symmetric=False, needs_size=False)
 
 
 def whole(a: Tensor) -> Tensor:
     """All block rows, on each process."""
-    if group(a) is None:
-        return a
-    own = read(a, "a", "whole")
-    counts, col, values = map(
-        torch.cat, zip(*_from_all((own.crow.diff(), own.col, own.values)), strict=True)
-    )
-    return Blocks(pad(counts.cumsum(0), (1, 0)), col, values, own.columns).matrix()
-
-
-def _from_all(x: Any) -> list[Any]:
-    found: list[Any] = [None] * started()
-    dist.all_gather_object(found, x)
-    return found
+    of, a = products(a)
+    return a if of.rows is None else of.rows.gathered(read(a, "a", "whole")).matrix()

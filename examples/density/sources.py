@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import spamm_torch
-from density.basis import is_sparse
 from density.ranks import own_rows
 from models.files import UserError, first_line, read_arrays
-from spamm_torch.sparse.blocks import Blocks
+from spamm_torch import sparse
+from spamm_torch.sparse.blocks import is_sparse
 
 _SYMMETRY = 1e-8  # of the largest entry
 
@@ -95,18 +94,15 @@ def chain(sites: int, gap: float, block: int | None = None) -> Problem:
     slower, the smaller the gap. Energies are in units of hartree. ``block``: of a block-sparse F;
     None: a dense one.
     """
-    site = torch.arange(block or sites)
-    fock = torch.diag(gap / 2 * (-1.0) ** (site + 1)).double()
-    fock += 0.5 * ((site[:, None] - site).abs() == 1)
-    if block is not None:  # all block rows are alike, but for the ends
-        rows = -(-sites // block)
-        beside = torch.zeros_like(fock)
-        beside[0, -1] = 0.5
-        values = torch.stack((beside, fock, beside.mT)).repeat(rows, 1, 1)[1:-1]
-        values[-1, sites - (rows - 1) * block :] = values[-1, :, sites - (rows - 1) * block :] = 0
-        column = (torch.arange(rows)[:, None] + torch.tensor((-1, 0, 1))).flatten()[1:-1]
-        crow = (3 * torch.arange(rows + 1) - 1).clamp(0, len(column))
-        fock = Blocks(crow, column, values, rows).matrix()
+    site = torch.arange(sites)
+    level, hopping = (gap / 2 * (-1.0) ** (site + 1)).double(), torch.full((sites - 1,), 0.5)
+    row, column = (
+        torch.cat((site, x, y)) for x, y in ((site[1:], site[:-1]), (site[:-1], site[1:]))
+    )
+    place, values = torch.stack((row, column)), torch.cat((level, hopping, hopping))
+    with torch.sparse.check_sparse_tensor_invariants():
+        fock = torch.sparse_coo_tensor(place, values, (sites, sites))
+    fock = fock.to_dense() if block is None else sparse.from_sparse(fock, block)
     return Problem(f"Chain of {sites} sites, gap {gap:g}", fock, sites, sites, functions=sites)
 
 
@@ -118,17 +114,17 @@ def embedded(name: str) -> Problem:
     return _of_ergo(load(name), f"data/ergo, {name}")
 
 
-def waters(molecules: int, basis: str, seed: int, sparse: dict[str, Any] | None = None) -> Problem:
+def waters(molecules: int, basis: str, seed: int, blocks: dict[str, Any] | None = None) -> Problem:
     """A water cluster of any size: exact overlaps and a model of F.
 
-    ``sparse``: block, drop, device and molecules of block-sparse matrices; None: dense ones.
+    ``blocks``: block, drop, device and molecules of block-sparse matrices; None: dense ones.
     """
     require_numpy()
     from models.water import model
 
     cluster = model.water_cluster(molecules, seed)
-    if sparse is not None:
-        overlap, fock = model.block_sparse(cluster, basis, **sparse)
+    if blocks is not None:
+        overlap, fock = model.block_sparse(cluster, basis, **blocks)
     else:
         overlap = model.overlap(cluster, basis)
         fock = model.model_fock(cluster, basis, overlap)
@@ -151,7 +147,7 @@ def as_blocks(problem: Problem, block: int, are_whole: bool) -> Problem:
     made = {name: getattr(problem, name) for name in ("fock", "overlap")}
     for name, matrix in made.items():
         if matrix is not None and not is_sparse(matrix):
-            matrix = spamm_torch.sparse.from_dense(matrix, block)
+            matrix = sparse.from_dense(matrix, block)
         made[name] = own_rows(matrix) if matrix is not None and are_whole else matrix
     return replace(problem, **made)
 

@@ -335,15 +335,18 @@ class Rows:
         return slice(begin, end)
 
     def gathered(self, own: Blocks, stored: Sequence[int] = ()) -> Blocks:
-        """The norm map of all ranks' rows. Waits for each rank's number of blocks if not given."""
+        """All ranks' rows of a matrix or of its norm map. Waits for each rank's number of blocks if
+        it is not given.
+        """
         stored = stored or self.axis.gather_number(len(own.col), own.col.device)
         counts = own.crow[self._own[0] : self._own[1] + 1].diff()
         lengths = [*zip((y - x for x, y in pairwise(self.at)), stored, strict=True)]
         pattern = torch.cat((counts, own.col)).long()[:, None]
         parts = self.axis.gather(pattern, [*map(sum, lengths)])[:, 0].split([*chain(*lengths)])
         crow = pad(torch.cat(parts[::2]).cumsum(0), (1, 0))
-        norms = self.axis.gather(own.values[:, None], stored)[:, 0]
-        return Blocks(crow, torch.cat(parts[1::2]), norms, own.columns)
+        values = self.axis.gather(own.values[..., None].flatten(1), stored)
+        values = values.view(-1, *own.values.shape[1:])
+        return Blocks(crow, torch.cat(parts[1::2]), values, own.columns)
 
     def _merge(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
         """The norm map of all ranks' blocks, in whatever rows, in the order of rows.

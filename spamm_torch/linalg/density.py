@@ -20,12 +20,12 @@ from .expansion import (
     Expansion,
     Fermi,
     edges,
+    expansion_for,
+    fermi_window,
     in_factors,
-    planned,
-    wide,
 )
 from .inverses import inverse_factor
-from .matrices import Matrices, NotConverged, norm_of
+from .matrices import Matrices, NotConverged, Operand, norm_of
 
 BOLTZMANN = 3.166811563455546e-6  # hartree per kelvin (CODATA 2018)
 _EPS = torch.finfo(torch.float64).eps
@@ -78,153 +78,123 @@ class Density:
 
 # ---- Products -----------------------------------------------------------------------------------
 
-_Operand = tuple[Tensor, Any]  # a matrix and its norm map
 
+class _Products:
+    """Products that may each have an absolute error: in Frobenius norm, times a gap.
 
-class _Torch:
-    """Dense products of torch's own, without a decision of the host: for graphs, derivatives."""
+    Without one they are torch's own, and the host decides nothing: for graphs and derivatives. So
+    are those of small matrices on CUDA.
+    """
 
-    def product(
-        self, x: _Operand, y: _Operand, added: Tensor, alpha: float, beta: float, gap: float = 1.0
-    ) -> _Operand:
-        return torch.addmm(added, x[0], y[0], beta=beta, alpha=alpha), None
-
-    def shifted(self, a: Tensor, scale: float, shift: float) -> _Operand:
-        return a * scale + shift * self.identity(a), None
-
-    def identity(self, a: Tensor) -> Tensor:
-        return torch.eye(len(a), dtype=a.dtype, device=a.device)
-
-    def expanded(self, h: Tensor, of: Expansion, sums: list[Tensor]) -> Tensor:
-        """X behind an expansion. Adds tr(V) and norm(V)^2 of each V to ``sums``."""
-        v, _ = self.shifted(h, *of.start())
-        for a, b in of.forms:
-            sums.append(torch.stack((v.diagonal().sum(), (v * v).sum())))
-            v, _ = self.product((v, None), (v, None), v, a, b)
-        sums.append(torch.stack((v.diagonal().sum(), (v * v).sum())))
-        return self.shifted(v, 1.0, of.shifts[-1])[0]
-
-
-class _Skipping:
-    """Products that may each have an absolute error: in Frobenius norm, times a gap."""
-
-    def __init__(self, of: Matrices, error: float, graphs: "dict[int, _Graph] | None" = None):
-        self.of, self.error, self.graphs = of, error, {} if graphs is None else graphs
-
-    def operand(self, a: Tensor) -> _Operand:
-        return a, norm_of(a) if self.is_exact(a) else self.of.norms(a)
-
-    def transposed(self, a: Tensor) -> _Operand:
-        found = self.of.transposed(a)
-        return self.operand(found if self.of.is_sparse else found.contiguous())
+    def __init__(self, of: Matrices, error: float | None):
+        self.of, self.error = of, error
 
     def is_exact(self, a: Tensor) -> bool:
-        return a.is_cuda and not self.of.is_sparse and len(a) <= _SMALL
+        is_small = a.is_cuda and not self.of.is_sparse and len(a) <= _SMALL
+        return is_small or self.error is None
 
-    def graph(self, plan: Expansion, h: Tensor) -> "_Graph":
-        if id(plan) not in self.graphs:
-            if len(self.graphs) > 1:  # one of each spin: they keep memory
-                self.graphs.clear()
-            self.graphs[id(plan)] = _Graph(plan, h)
-        return self.graphs[id(plan)]
+    def operand(self, a: Tensor) -> Operand:
+        return Operand(a, norm_of(a)) if self.is_exact(a) else self.of.operand(a)
+
+    def transposed(self, a: Tensor) -> Operand:
+        mirrored = self.of.transposed(a)
+        return self.operand(mirrored if self.of.is_sparse else mirrored.contiguous())
 
     def product(
         self,
-        x: _Operand,
-        y: _Operand,
+        x: Operand,
+        y: Operand,
         added: Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 1.0,
         gap: float = 1.0,
         symmetric: bool = True,
-    ) -> _Operand:
+    ) -> Operand:
         share = None
-        if not self.is_exact(x[0]):
-            size = (norm_of(x[1]) * norm_of(y[1])).item() * abs(alpha)
-            limit = self.error * gap
-            share = limit / size if size > 0 else 0.0
-        maps = (x[1], y[1])
+        if self.error is not None and not self.is_exact(x.matrix):
+            size = (norm_of(x.norms) * norm_of(y.norms)).item() * abs(alpha)
+            share = self.error * gap / size if size > 0 else 0.0
         options: dict[str, Any] = {"symmetric": symmetric, "alpha": alpha, "beta": beta}
-        return self.of.product("X Y", x[0], y[0], maps, share, added=added, **options)
+        return self.of.product("X Y", x, y, share, added=added, **options)
 
-    def shifted(self, a: Tensor, scale: float, shift: float) -> _Operand:
+    def shifted(self, a: Tensor, scale: float, shift: float) -> Operand:
         return self.operand(self.of.shifted(a, scale, shift))
 
-    def identity(self, a: Tensor) -> Tensor:
-        return self.of.identity(a)
+    def expanded(self, h: Tensor, expansion: Expansion) -> tuple[Tensor, Tensor]:
+        """X behind an expansion; the trace and the norm of each V."""
+        v, forms, sums = self.shifted(h, *expansion.start()), iter(expansion.forms), []
+        while True:
+            sums.append(torch.stack((v.matrix.diagonal().sum(), v.norms)))
+            if (form := next(forms, None)) is None:
+                return self.of.shifted(v.matrix, 1.0, expansion.shifts[-1]), torch.stack(sums)
+            v = self.product(v, v, v.matrix, *form)
 
 
-def _chebyshev(
-    by: _Torch | _Skipping, t: _Operand, degree: int
-) -> tuple[list[_Operand], list[_Operand]]:
+def _chebyshev(by: _Products, t: Operand, degree: int) -> tuple[list[Operand], list[Operand]]:
     """T_1 ... T_8, and T_8, T_16 ... up to a degree: T_(m + n) = 2 T_m T_n - T_(m - n)."""
-    one = by.identity(t[0])
+    one = by.of.identity(t.matrix)
 
-    def upto(first: _Operand, most: int) -> list[_Operand]:
-        found = [first]
+    def upto(first: Operand, most: int) -> list[Operand]:
+        powers = [first]
         for number in range(2, most + 1):
-            low, high = number // 2, (number + 1) // 2
-            added = one if low == high else first[0]
-            found.append(by.product(found[high - 1], found[low - 1], added, 2.0, -1.0, _LAST / 64))
-        return found
+            high, low = powers[(number + 1) // 2 - 1], powers[number // 2 - 1]
+            added = one if high is low else first.matrix
+            powers.append(by.product(high, low, added, 2.0, -1.0, _LAST / 64))
+        return powers
 
     base = upto(t, BASE)
     return base, upto(base[-1], degree // BASE)
 
 
-def _combined(rows: list[list[float]], base: list[Tensor], one: Tensor) -> list[Tensor]:
-    """Sums of 1 and matrices with these weights."""
+def _weighted_sums(rows: list[list[float]], base: list[Tensor], one: Tensor) -> list[Tensor]:
+    """Sums of 1 and matrices, with each row of weights."""
     if not is_sparse(one):
         weights = torch.tensor(rows, dtype=one.dtype, device=one.device)
         return list(torch.tensordot(weights, torch.stack((one, *base)), 1))
-    found = []
+    sums = []
     for row in rows:
         total = one * row[0]
         for weight, matrix in zip(row[1:], base, strict=True):
             total = sparse.add(total, matrix, beta=weight)
-        found.append(total)
-    return found
+        sums.append(total)
+    return sums
 
 
 def _polynomial(
-    by: _Torch | _Skipping,
-    base: list[_Operand],
-    giants: list[_Operand],
-    coefficients: list[float],
+    by: _Products, base: list[Operand], giants: list[Operand], coefficients: list[float]
 ) -> Tensor:
     """The sum of c_k T_k: of T_(8 j) times sums of T_0 ... T_7."""
-    one = by.identity(base[0][0])
-    parts = _combined(in_factors(coefficients), [x for x, _ in base[:-1]], one)
-    found = parts[0]
+    one = by.of.identity(base[0].matrix)
+    parts = _weighted_sums(in_factors(coefficients), [x.matrix for x in base[:-1]], one)
+    total = parts[0]
     for giant, part in zip(giants, parts[1:], strict=True):
-        right = by.shifted(part, 1.0, 0.0)
-        found, _ = by.product(giant, right, found, 1.0, 1.0, _LAST)
-    return found
+        total = by.product(giant, by.shifted(part, 1.0, 0.0), total, 1.0, 1.0, _LAST).matrix
+    return total
 
 
-def _moments(of: Matrices, base: list[_Operand], giants: list[_Operand]) -> Tensor:
+def _moments(of: Matrices, base: list[Operand], giants: list[Operand]) -> Tensor:
     """The traces of all T_k: 2 tr(T_m T_n) = tr T_(m + n) + tr T_(m - n)."""
-    small, large = [x for x, _ in base[:-1]], [x for x, _ in giants]
+    small, large = [x.matrix for x in base[:-1]], [x.matrix for x in giants]
     if of.is_sparse:
         inner = [[float(sparse.inner(x, y)) for y in small] for x in large]
     else:
         inner = (torch.stack(large).flatten(1) @ torch.stack(small).flatten(1).mT).tolist()
-    traces = [of.diagonal(x).sum() for x in (*small, *large)]
-    first = torch.stack(traces).tolist()
-    found = [float(of.size), *first[: len(small)]]
+    first = torch.stack([of.diagonal(x).sum() for x in (*small, *large)]).tolist()
+    traces = [float(of.size), *first[: len(small)]]
     for row, trace in zip(inner, first[len(small) :], strict=True):
-        found.append(trace)
+        traces.append(trace)
         for i, number in enumerate(row, 1):
-            found.append(2 * number - found[len(found) - 2 * i])
-    return torch.tensor(found, dtype=torch.float64, device="cpu")
+            traces.append(2 * number - traces[len(traces) - 2 * i])
+    return torch.tensor(traces, dtype=torch.float64, device="cpu")
 
 
 # ---- One spin -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """So many electrons, or a chemical potential; kT; and the accuracy of X.
+class _Target:
+    """The occupation of one spin: so many electrons, or a chemical potential; kT; and the accuracy
+    of X.
 
     ``window``: energies between which there is no state, as far as a plan's call before proved.
     """
@@ -268,62 +238,62 @@ class _States:
 
 
 def _expanded(
-    by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None, made: Expansion
+    by: _Products, h: Tensor, target: _Target, plan: Expansion | None, expansion: Expansion
 ) -> tuple[Tensor, list[float]]:
     """X behind the steps of a plan, or of those that the trace or the chemical potential decides,
     until they separate the states or spread those around it. And tr(X - X^2) before each.
     """
     of, size = by.of, by.of.size
     residuals: list[float] = []
-    enough = max(1e-4 * wanted.accuracy, 8 * _EPS * size)
+    enough = max(1e-4 * target.accuracy, 8 * _EPS * size)
     gaps = plan.gaps() if plan else [min(1.0, 0.02 * 1.25**k) for k in range(_MOST_STEPS + 1)]
     if plan and by.is_exact(h):
-        x, sums = by.graph(plan, h)(h)
+        plan.graph = plan.graph or _Graph(plan, h, of)
+        x, sums = plan.graph(h)
         of.steps += [(("a V^2 + b V", h.dtype, None, 0.0), None)] * len(plan.steps)
-        for (trace, square), shift in zip(sums.tolist(), made.shifts, strict=True):
-            residuals.append(_residual(trace, square, shift, size)[1])
+        for (trace, norm), shift in zip(sums.tolist(), expansion.shifts, strict=True):
+            residuals.append(_residual(trace, norm, shift, size)[1])
         return x, residuals
-    v, norms = by.shifted(h, *made.start())
+    v = by.shifted(h, *expansion.start())
     while True:
         number = len(residuals)
-        trace, norm = of.trace_and_norm(v, norms)
-        trace, residual = _residual(trace, norm**2, made.shifts[number], size)
+        trace, residual = _residual(*of.trace_and_norm(v), expansion.shifts[number], size)
         residuals.append(residual)
         if plan is None and number < _MOST_STEPS:
             last = [abs(x) for x in residuals[-3:]]
             if last[-1] <= enough or (len(last) == 3 and last[0] < 0.01 and last[2] > last[0] / 4):
-                return v, residuals
-            if wanted.kt:
-                width = (TAIL + REACH) * wanted.kt
-                middle = max(made.energy(0.5, number), made.lowest + ROOM * width)
-                middle = min(middle, made.highest - ROOM * width)
-                made.window = middle - width, middle + width
-                if made.gaps()[-1] > ZOOMED:
-                    made.separates = False
-                    return v, residuals
-            if (count := wanted.count) is None:
-                squares = made.images(wanted.mu)[-1] > 0.5
+                return v.matrix, residuals
+            if target.kt:
+                width = (TAIL + REACH) * target.kt
+                middle = max(expansion.energy(0.5, number), expansion.lowest + ROOM * width)
+                middle = min(middle, expansion.highest - ROOM * width)
+                expansion.window = middle - width, middle + width
+                if expansion.gaps()[-1] > ZOOMED:
+                    expansion.separates = False
+                    return v.matrix, residuals
+            if (count := target.count) is None:
+                squares = expansion.images(target.mu)[-1] > 0.5
             else:
                 squares = abs(trace - residual - count) < abs(trace + residual - count)
-            made.append(squares)
-        if number == len(made.steps):
-            return of.shifted(v, 1.0, made.shifts[-1]) if made.shifts[-1] else v, residuals
-        a, b = made.forms[number]
+            expansion.append(squares)
+        if number == len(expansion.steps):
+            shift = expansion.shifts[-1]
+            return of.shifted(v.matrix, 1.0, shift) if shift else v.matrix, residuals
         # Later steps mend what errors do to occupied states alone, or to empty ones alone.
-        share = _EARLY * gaps[number] if residuals[-1] > 0.05 else _LAST
-        v, norms = by.product((v, norms), (v, norms), v, a, b, share)
+        gap = _EARLY * gaps[number] if residuals[-1] > 0.05 else _LAST
+        v = by.product(v, v, v.matrix, *expansion.forms[number], gap)
 
 
-def _residual(trace: float, square: float, shift: float, size: int) -> tuple[float, float]:
-    """tr(X) and tr(X - X^2) of X = V + shift * 1, from tr(V) and tr(V^2)."""
-    square += shift * (2 * trace + shift * size)
+def _residual(trace: float, norm: float, shift: float, size: int) -> tuple[float, float]:
+    """tr(X) and tr(X - X^2) of X = V + shift * 1, from tr(V) and norm(V)."""
+    square = norm**2 + shift * (2 * trace + shift * size)
     trace += shift * size
     return trace, trace - square
 
 
-def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -> _States:
+def _states(by: _Products, h: Tensor, target: _Target, plan: Expansion | None) -> _States:
     """By a plan that a call before makes likely, else by steps that are found on the way."""
-    of, kt, count, mu = by.of, wanted.kt, wanted.count, wanted.mu
+    of, kt, count, mu = by.of, target.kt, target.count, target.mu
     spectrum = _spectrum(of, h)
     is_none, is_all = count == 0, count == of.size
     if not kt and mu is not None:
@@ -331,31 +301,31 @@ def _states(by: _Skipping, h: Tensor, wanted: _Wanted, plan: Expansion | None) -
     if is_none or is_all:
         ends = -math.inf if is_none else math.inf
         return _States(of.identity(h) * float(is_all), of.size * is_all, ends if mu is None else mu)
-    around, window = wide(kt, spectrum, mu or 0.0) if kt else (spectrum, spectrum)
+    around, window = fermi_window(kt, spectrum, mu or 0.0) if kt else (spectrum, spectrum)
     if kt and (mu is not None or window == spectrum):
-        plan = planned(around, window)
+        plan = expansion_for(around, window)
     margin = ROOM * (TAIL + REACH) * kt
     for number in range(8):
-        made = plan or Expansion(spectrum[0] - margin, spectrum[1] + margin)
-        x, residuals = _expanded(by, h, wanted, plan, made)
-        if made.separates:
-            found = _projector(by, x, wanted, plan, made, residuals)
+        expansion = plan or Expansion(spectrum[0] - margin, spectrum[1] + margin)
+        x, residuals = _expanded(by, h, target, plan, expansion)
+        if expansion.separates:
+            found = _projector(by, x, target, plan, expansion, residuals)
             if found is not None and found.gap > 2 * TAIL * kt:
                 return found
             if not kt and plan is None:
                 where = f"above {count:g} electrons of a spin" if mu is None else f"around {mu:g}"
                 raise NotConverged(
                     f"expected a gap {where} that the accuracy resolves; got tr(X - X^2) = "
-                    f"{residuals[-1]:.2g} after {len(made.steps)} steps"
+                    f"{residuals[-1]:.2g} after {len(expansion.steps)} steps"
                 )
-            middle = made.energy(0.5, len(made.steps))
+            middle = expansion.energy(0.5, len(expansion.steps))
         else:
-            found = _fermi(by, x, wanted, made)
+            found = _fermi(by, x, target, expansion)
             if found.wrong < math.inf:
                 return found
             middle = found.mu
         was_guessed = number == 0 and plan is not None
-        plan = None if was_guessed else planned(*wide(kt, spectrum, middle))
+        plan = None if was_guessed else expansion_for(*fermi_window(kt, spectrum, middle))
     raise NotConverged(
         f"expected a chemical potential near {middle:.6g} for {count} electrons of a spin; got none"
     )
@@ -368,77 +338,79 @@ def _spectrum(of: Matrices, h: Tensor) -> tuple[float, float]:
 
 
 def _projector(
-    by: _Skipping,
+    by: _Products,
     x: Tensor,
-    wanted: _Wanted,
+    target: _Target,
     plan: Expansion | None,
-    made: Expansion,
+    expansion: Expansion,
     residuals: list[float],
 ) -> _States | None:
-    """None where the steps have not separated as many states as wanted."""
+    """None where the steps have not separated as many states as target."""
     of = by.of
     trace = float(of.diagonal(x).sum())
-    count = round(trace) if wanted.count is None else wanted.count
+    count = round(trace) if target.count is None else target.count
     if not (abs(residuals[-1]) < 0.01 and abs(trace - count) < 0.01):
         return None
     error = by.error + _EPS * math.sqrt(of.size)
-    homo, lumo = edges(made, residuals, error * math.sqrt(of.size))
+    homo, lumo = edges(expansion, residuals, error * math.sqrt(of.size))
     if plan:  # made so that no state is in its window
-        homo, lumo = min(homo, wanted.window[0]), max(lumo, wanted.window[1])
-    made = replace(made, window=(homo, lumo))
-    wrong = min(1 - made.gaps()[-1], abs(residuals[-1])) + 2 * _LAST * error
-    mu = (homo + lumo) / 2 if wanted.mu is None else wanted.mu
-    return _States(x, trace, mu, lumo - homo, wrong, 0.0, homo, lumo, made)
+        homo, lumo = min(homo, target.window[0]), max(lumo, target.window[1])
+    expansion = replace(expansion, window=(homo, lumo))
+    wrong = min(1 - expansion.gaps()[-1], abs(residuals[-1])) + 2 * _LAST * error
+    mu = (homo + lumo) / 2 if target.mu is None else target.mu
+    return _States(x, trace, mu, lumo - homo, wrong, 0.0, homo, lumo, expansion)
 
 
-def _fermi(by: _Skipping, x: Tensor, wanted: _Wanted, made: Expansion) -> _States:
+def _fermi(by: _Products, x: Tensor, target: _Target, expansion: Expansion) -> _States:
     """With an infinite error where the chemical potential is not in the window's middle: where it
     may be instead.
     """
-    of, kt = by.of, wanted.kt
-    enough = max(wanted.accuracy / 10, 2 * math.exp(-TAIL))
-    fermi = Fermi(made, kt, enough)
+    of, kt = by.of, target.kt
+    enough = max(target.accuracy / 10, 2 * math.exp(-TAIL))
+    fermi = Fermi(expansion, kt, enough)
     t = by.shifted(x, 2.0, -1.0)
     base, giants = _chebyshev(by, t, fermi.degree)
     moments = _moments(of, base, giants)
-    mu = wanted.mu
-    if wanted.count is not None:
-        mu = fermi.potential(moments, wanted.count)
+    mu = target.mu
+    if target.count is not None:
+        mu = fermi.potential(moments, target.count)
     coefficients, error = fermi.polynomial(mu)
     count = fermi.electrons(moments, mu)
-    if error > enough or (wanted.count is not None and abs(count - wanted.count) > 1e-6):
+    if error > enough or (target.count is not None and abs(count - target.count) > 1e-6):
         return _States(x, count, mu, wrong=math.inf)
     x = _polynomial(by, base, giants, coefficients)
     trace, entropy = float(of.diagonal(x).sum()), fermi.entropy(moments, mu)
-    return _States(x, trace, mu, _SLOPE * kt, error, entropy, None, None, made, coefficients)
+    return _States(x, trace, mu, _SLOPE * kt, error, entropy, None, None, expansion, coefficients)
 
 
 # ---- Gradients and graphs -----------------------------------------------------------------------
 
 
-def _response(h: Tensor, states: _States, g: Tensor, kt: float, is_fixed: bool) -> Tensor:
+def _response(of: Matrices, spin: "_Spin", g: Tensor) -> Tensor:
     """The derivative of X, which is its own adjoint, applied to a symmetric G: the steps of X again
     with their derivatives (A. M. N. Niklasson, M. Challacombe, "Density matrix perturbation
     theory", Phys. Rev. Lett. 92, 193001 (2004)).
     """
-    made, coefficients, by = states.expansion, states.coefficients, _Torch()
-    if made is None:
+    by, x = _Products(of, None), spin.states.x
+    expansion, coefficients = spin.states.expansion, spin.states.coefficients
+    if expansion is None:
         return torch.zeros_like(g)
     if coefficients is None:
-        made = planned((made.lowest, made.highest), made.window, 1e-13)
+        spectrum = expansion.lowest, expansion.highest
+        expansion = expansion_for(spectrum, expansion.window, 1e-13)
 
     def function(matrix: Tensor) -> Tensor:
-        x = by.expanded(matrix, made, [])
+        x, _ = by.expanded(matrix, expansion)
         if coefficients is None:
             return x
-        t = by.shifted(x, 2.0, -1.0)
-        return _polynomial(by, *_chebyshev(by, t, len(coefficients) - 1), coefficients)
+        chebyshev = _chebyshev(by, by.shifted(x, 2.0, -1.0), len(coefficients) - 1)
+        return _polynomial(by, *chebyshev, coefficients)
 
-    found: Tensor = torch.func.jvp(function, (h,), (g,))[1]
-    if coefficients is not None and not is_fixed:  # mu moves so that the trace does not
-        slope = states.x - states.x @ states.x
-        found = found - slope * (found.trace() / slope.trace())
-    return found
+    change: Tensor = torch.func.jvp(function, (spin.h,), (g,))[1]
+    if coefficients is not None and not spin.is_fixed:  # mu moves so that the trace does not
+        slope = x - x @ x
+        change = change - slope * (change.trace() / slope.trace())
+    return change
 
 
 class _Differentiable(torch.autograd.Function):
@@ -461,8 +433,7 @@ class _Differentiable(torch.autograd.Function):
         for spin, grad in zip(made, grads[:-1], strict=True):
             g = solver.forms.ordered(grad.to(of_s))
             g = (g + g.mT) / 2
-            response = _response(spin.h, spin.states, zt @ g @ z, spin.kt, spin.is_fixed)
-            response *= spin.occupation
+            response = _response(solver.forms.of(spin.h), spin, zt @ g @ z) * spin.occupation
             into_f = z @ response @ zt
             # Z' = (1 - S^-1 dS / 2) Z is an inverse factor of S + dS.
             lost = z @ (zt @ g @ spin.density + response @ spin.h @ zt)
@@ -475,20 +446,17 @@ class _Differentiable(torch.autograd.Function):
 class _Graph:
     """The steps of a plan as a CUDA graph: the host does nothing between them."""
 
-    def __init__(self, plan: Expansion, h: Tensor):
-        self.plan, self.h = plan, h.clone()
+    def __init__(self, plan: Expansion, h: Tensor, of: Matrices):
+        self.h = h.clone()
+        by = _Products(Matrices(of.function, h, of.block, None, None), None)
         here, there = torch.cuda.current_stream(h.device), torch.cuda.Stream(h.device)
         there.wait_stream(here)
         with torch.cuda.stream(there):
-            self._run()  # libraries take their memory before the capture
+            by.expanded(self.h, plan)  # libraries take their memory before the capture
         here.wait_stream(there)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(h.device), torch.cuda.graph(self.graph):
-            self.x, self.sums = self._run()
-
-    def _run(self) -> tuple[Tensor, Tensor]:
-        sums: list[Tensor] = []
-        return _Torch().expanded(self.h, self.plan, sums), torch.stack(sums)
+            self.x, self.sums = by.expanded(self.h, plan)
 
     def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
         self.h.copy_(h)
@@ -677,9 +645,8 @@ class DensitySolver:
         self._forms: _Forms | None = None
         self._last: dict[int, tuple[Tensor, Any, _States]] = {}
         self._plans: dict[int, Expansion] = {}
-        self._graphs: dict[int, _Graph] = {}
         self._overlap = S if isinstance(S, Tensor) and S.requires_grad else None
-        self.z: tuple[_Operand, _Operand] | None = None
+        self.z: tuple[Operand, Operand] | None = None
         # The largest squared norm of a row of Z; its norm, and a bound of its spectral one squared.
         self._row, self._norm, self._spread, self._off = 1.0, 1.0, 1.0, 0.0
         if S is not None:
@@ -714,7 +681,7 @@ class DensitySolver:
     def _factorize(self, s: Tensor) -> None:
         of = self.forms.of(s)
         options: dict[str, Any] = {"block": of.block, "size": of.size if of.is_sparse else None}
-        max_error, by = 1e-3 * self.accuracy, _Skipping(of, 0.0)
+        max_error, by = 1e-3 * self.accuracy, _Products(of, 0.0)
         for _ in range(2):
             try:
                 made = inverse_factor(s, max_error=max_error, **options)
@@ -838,17 +805,17 @@ class DensitySolver:
         # What met the accuracy in the call before does so again: a whole run less.
         scale = last.scale if last and given_before == given else 0.2 if kt else 1.0
         of_h, h = math.inf, f
-        back = _Skipping(of, _OF_D * accuracy / self._norm)
+        back = _Products(of, _OF_D * accuracy / self._norm)
         for _ in range(_TRIES):
             allowed = accuracy / self._growth(row, kt)  # what an error of X may be
             if of_h > (limit := _OF_H * allowed * min(1.0, 10 * gap)):
-                of_h, h = limit, self._transformed(_Skipping(of, limit / self._norm), f)
-            by = _Skipping(of, allowed * scale, self._graphs)
+                of_h, h = limit, self._transformed(_Products(of, limit / self._norm), f)
+            by = _Products(of, allowed * scale)
             plan, window = self._plan(h, number, given, allowed)
-            states = _states(by, h, _Wanted(*given, allowed, window), plan)
+            states = _states(by, h, _Target(*given, allowed, window), plan)
             gap, x = states.gap, by.operand(states.x)
             # X H is symmetric but for what mixes occupied and empty states.
-            tight = _Skipping(of, 2 * _OF_H * allowed * min(gap, 1.0))
+            tight = _Products(of, 2 * _OF_H * allowed * min(gap, 1.0))
             product = tight.product(x, by.operand(h), symmetric=False)
             parts = [part for _, part in of.with_mirrored(product[0])]
             most, norm = max(map(_largest, parts)), math.hypot(*map(norm_of, parts))
@@ -859,7 +826,7 @@ class DensitySolver:
             growth, mixed, off = self._growth(row, kt), 2 * most / gap, self._off
             if 2 * growth * states.of_overlap * off > accuracy / 8:
                 share = _OF_H * allowed / states.of_overlap / self._norm
-                off = self._off_occupied(_Skipping(of, share), x)
+                off = self._off_occupied(_Products(of, share), x)
             rest = 2 * (states.wrong + of_h / gap + states.of_overlap * off)
             error = growth * (mixed + rest) + self._row * states.wrong**2 + 3 * _OF_D * accuracy
             if error <= accuracy:
@@ -890,14 +857,14 @@ class DensitySolver:
         """
         return self._row if kt else math.sqrt(self._row * max(row, 1e-4 * self._row))
 
-    def _off_occupied(self, by: _Skipping, x: _Operand) -> float:
+    def _off_occupied(self, by: _Products, x: Operand) -> float:
         """The norm of (Z^T S Z - 1) X: most of Z^T S Z - 1 is between empty states."""
         assert self.z is not None
         found = by.product(self._s, by.product(self.z[0], x, symmetric=False), symmetric=False)
         found = by.product(self.z[1], found, x[0], beta=-1.0, symmetric=False)
         return float(norm_of(found[0]))
 
-    def _transformed(self, by: _Skipping, a: Tensor) -> Tensor:
+    def _transformed(self, by: _Products, a: Tensor) -> Tensor:
         """Z^T A Z."""
         if self.z is None:
             return a
@@ -923,10 +890,10 @@ class DensitySolver:
         if states.coefficients is not None:
             if moved > REACH * kt:
                 return nothing
-            window = wide(kt, around, states.mu)[1]
+            window = fermi_window(kt, around, states.mu)[1]
             is_near = plan and abs(plan.window[0] - window[0]) + moved < 2 * kt
             if not (plan and is_near and plan.serves(spectrum, plan.window)):
-                plan = planned(*wide(kt, around, states.mu))
+                plan = expansion_for(*fermi_window(kt, around, states.mu))
         else:
             window = states.homo + moved, states.lumo - moved
             if window[1] - window[0] < 0.2 * states.gap:
@@ -934,7 +901,7 @@ class DensitySolver:
             if not (plan and plan.separates and plan.serves(spectrum, window)):
                 inner = 0.05 * (window[1] - window[0])
                 inside = window[0] + inner, window[1] - inner
-                plan = planned(around, inside, max(1e-4 * allowed, 1e-13))
+                plan = expansion_for(around, inside, max(1e-4 * allowed, 1e-13))
         self._plans[number] = plan
         return plan, window
 

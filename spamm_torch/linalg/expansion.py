@@ -39,6 +39,7 @@ class Expansion:
         steps: of each, does it square, and alpha.
         forms: of each, a and b.
         shifts: before and behind each.
+        graph: the steps on CUDA, once they were taken there.
     """
 
     lowest: float
@@ -48,6 +49,7 @@ class Expansion:
     steps: list[tuple[bool, float]] = field(default_factory=list)
     forms: list[tuple[float, float]] = field(default_factory=list)
     shifts: list[float] = field(default_factory=lambda: [0.0])
+    graph: Any = field(default=None, init=False, repr=False, compare=False)
 
     def start(self) -> tuple[float, float]:
         """Scale and shift from H to V."""
@@ -98,7 +100,7 @@ def _form(squares: bool, alpha: float) -> tuple[float, float, float]:
     return -(alpha**2), 2 * alpha, 0.0
 
 
-def planned(
+def expansion_for(
     spectrum: tuple[float, float], window: tuple[float, float], tolerance: float | None = None
 ) -> Expansion:
     """Steps until the window's images are 1 and 0, but for ``tolerance``; None: for a Fermi
@@ -141,7 +143,7 @@ def edges(made: Expansion, residuals: Sequence[float], noise: float) -> tuple[fl
 # ---- The Fermi function -------------------------------------------------------------------------
 
 
-def wide(
+def fermi_window(
     kt: float, spectrum: tuple[float, float], mu: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """The window of a Fermi function around ``mu``, behind a spectrum that holds it; of a narrow

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative
+from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of
 
 
 def sign(
@@ -43,32 +43,51 @@ def sign(
     """
     alike = {"max_error": max_error, "most_iterations": most_iterations}
     of, a = Matrices.opened("sign", a, block, size, callback, group=group, alike=alike)
-    bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
-    one, x, before = of.identity(a), a * (1 / (bound or 1.0)), math.inf
-    map_x, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
-    share = max_error * whole / 8  # of what a product may lose
-    for _ in range(most_iterations):
-        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        each = relative(share, map_x, map_x)
-        r, map_r = of.product("1 - X^2", x, x, (map_x, map_x), each, **options)
-        error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
-        if error < 1e-2 and error >= before / 4:  # was to be squared
-            found = of.result(of.symmetric_part(x), error)
-            error += of.commutator(a, x, share * bound) / (bound or 1.0)
-            rounding = 0.0 if max_error else 64 * torch.finfo(a.dtype).eps * (whole + of.size / 16)
-            if error <= max(10 * max_error * whole, rounding):
-                return replace(found, residual=error)
-            break
-        if not error < max(before, of.size) * 2:  # NaN, too
-            break
-        before, options = error, {"residual": error, "alpha": 0.5}
-        each = relative(share, map_x, map_r)
-        x, map_x = of.product("X + X R / 2", x, r, (map_x, map_r), each, added=x, **options)
+    bound = (max(map(abs, of.gershgorin(a))) if of.size else 1.0) or 1.0
+    whole = math.sqrt(of.size)  # the norm of 1
+    loss = max_error * whole / 8
+    x, error = newton_schulz(of, a * (1 / bound), loss, most_iterations)
+    if x is not None:
+        found = of.result(of.symmetric_part(x), error)
+        error += of.commutator(a, x, loss * bound) / bound
+        rounding = 0.0 if max_error else 64 * torch.finfo(a.dtype).eps * (whole + of.size / 16)
+        if error <= max(10 * max_error * whole, rounding):
+            return replace(found, residual=error)
     raise NotConverged(
         f"expected a symmetric matrix without an eigenvalue at 0, and an error that rounding "
         f"allows; got one whose sign has not converged after {len(of.steps)} products (residual "
         f"{error:.2g} for max_error={max_error:.2g})"
     )
+
+
+def newton_schulz(
+    of: Matrices, a: Tensor, loss: float, most_iterations: int, is_root: bool = False
+) -> tuple[Tensor | None, float]:
+    """The sign of A, by X <- X + X R / 2 with R = 1 - X^2; or A^(-1/2) with ``is_root``, by
+    Y <- Y + Y R / 2 from A and Z <- Z + R Z / 2 from 1 with R = 1 - Z Y.
+
+    The latter R is not mirrored: Z and Y commute but for rounding, of which a mirror image would
+    make what every step multiplies by up to the condition number.
+
+    Returns:
+        X or Z, or None where it does not converge, and norm(R).
+    """
+    one, before = of.identity(a), math.inf
+    y, z = of.operand(a), of.operand(one) if is_root else None
+    r_step, y_step = ("1 - Z Y", "Y + Y R / 2") if is_root else ("1 - X^2", "X + X R / 2")
+    for _ in range(most_iterations):
+        options: dict[str, Any] = {"loss": loss, "residual": before, "added": one, "alpha": -1}
+        r = of.product(r_step, z or y, y, symmetric=not is_root, **options)
+        error = norm_of(r.norms).item()
+        if error < 1e-2 and error >= before / 4:  # was to be squared
+            return (z or y).matrix, error
+        if not error < max(before, of.size) * 2:  # NaN, too
+            break
+        before, options = error, {"loss": loss, "residual": error, "alpha": 0.5}
+        y = of.product(y_step, y, r, added=y.matrix, **options)
+        if z is not None:
+            z = of.product("Z + R Z / 2", r, z, added=z.matrix, **options)
+    return None, before
 
 
 def in_basis(
@@ -100,25 +119,23 @@ def in_basis(
     of, a = Matrices.opened(*given, group=group, alike=alike, needs_size=False)
     z = of.kept(z, "z", symmetric=False)
     left, right = (z, of.transposed(z)) if transposed else (None, z)
-    maps = of.norms(a), of.norms(right)
-    half, norms = of.product("A Z", a, right, maps, max_error, symmetric=False)
+    right = of.operand(right)
+    half = of.product("A Z", of.operand(a), right, max_error, symmetric=False)
     del a, z
     if left is None:
-        left = of.transposed(half)  # (A Z)^T Z
-        half, norms = right, maps[1]
+        left, half = of.transposed(half.matrix), right  # (A Z)^T Z
     del right
-    return of.result(of.product("Z^T A Z", left, half, (of.norms(left), norms), max_error)[0])
+    return of.result(of.product("Z^T A Z", of.operand(left), half, max_error).matrix)
 
 
 # ---- Powers -------------------------------------------------------------------------------------
 
 
 class _Factor(NamedTuple):
-    """A power, its norm map, and the number of its product; 0: a itself."""
+    """A power, and the number of its product; 0: a itself."""
 
     power: int
-    matrix: Tensor
-    norms: Tensor
+    operand: Operand
     number: int
 
 
@@ -159,19 +176,19 @@ def matrix_power(
     tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
 
     def multiply(left: _Factor, right: _Factor) -> _Factor:
-        power, maps = left.power + right.power, (left.norms, right.norms)
-        given = left.matrix, right.matrix, maps, max_error
-        c, norms = of.product(f"a^{power}", *given, symmetric=False)
-        tree.append((left.number, right.number, norm_of(maps[0]).item(), norm_of(maps[1]).item()))
-        return _Factor(power, c, norms, len(tree))
+        power, pair = left.power + right.power, (left.operand, right.operand)
+        found = of.product(f"a^{power}", *pair, max_error, symmetric=False)
+        norm_x, norm_y = (norm_of(x.norms).item() for x in pair)
+        tree.append((left.number, right.number, norm_x, norm_y))
+        return _Factor(power, found, len(tree))
 
-    square = _Factor(1, a, of.norms(a), 0)
+    square = _Factor(1, of.operand(a), 0)
     found = square if n % 2 else None
     for bit in range(1, n.bit_length()):
         square = multiply(square, square)
         if n >> bit & 1:
             found = square if found is None else multiply(found, square)
-    result = of.result(found.matrix if found and found.number else a.clone())
+    result = of.result(found.operand.matrix if found and found.number else a.clone())
     slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
     number = found.number if found else 0
 

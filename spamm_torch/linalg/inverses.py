@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import sparse
 from ..sparse.blocks import read
 from ..sparse.matrices import blocks_at
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of, relative, smaller
+from .functions import newton_schulz
+from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of, smaller
 
 # Up to so many rows the one diagonal block is the whole matrix. So it is, of dense matrices, where
 # the norm of D over the norm of 1 is more than this in the first step: many steps would follow.
@@ -72,32 +73,29 @@ def inverse_factor(
         return of.result(of.identity(s))
     tested = _Overlap(of, s, max_error, max_error)
     is_whole, before = of.size <= _WHOLE, math.sqrt(of.size)  # the norm of 1
-    z = _whole(of, s, max_error / 8) if is_whole else _leaves(of, s)
-    share = 0.0 if is_whole else 1e-4 * before  # of what products may lose
+    z = of.operand(_whole(of, s, max_error / 8) if is_whole else _leaves(of, s))
+    loss = 0.0 if is_whole else 1e-4 * before
     for step in range(most_iterations):
-        share = max(max_error / 8, share)
-        d, map_d = tested.distance(z, share, before)
-        if step == 0 and (most := 1 - of.gershgorin(d)[0]) > _MOST:
+        d = tested.distance(z, max(max_error / 8, loss), before)
+        if step == 0 and (most := 1 - of.gershgorin(d.matrix)[0]) > _MOST:
             part = _MOST / most
-            z, d = z * math.sqrt(part), of.shifted(d, part, 1 - part)
-            map_d = of.norms(d)
-        error = norm_of(map_d).item()
+            z = of.operand(z.matrix * math.sqrt(part))
+            d = of.operand(of.shifted(d.matrix, part, 1 - part))
+        error = norm_of(d.norms).item()
         if (found := tested.judged(error, before)) is not None:
             return found
         if step == 0 and not of.is_sparse and not is_whole and error > _FAR * before:
-            z, share = _whole(of, s, 0.0), 0.0
+            z, loss = of.operand(_whole(of, s, 0.0)), 0.0
             continue
         falls, before = min(1.0, error / before), error
-        share = max(max_error / 8, 0.05 * error * falls**2)  # the next one is near error * falls^3
-        maps, each = (map_d, map_d), relative(share, map_d, map_d)
-        scale: dict[str, Any] = {"beta": 0.5, "alpha": 0.375}
-        w, map_w = of.product("D / 2 + 3/8 D^2", d, d, maps, each, added=d, residual=error, **scale)
+        loss = max(max_error / 8, 0.05 * error * falls**2)  # the next one is near error * falls^3
+        scale: dict[str, Any] = {"residual": error, "beta": 0.5, "alpha": 0.375}
+        w = of.product("D / 2 + 3/8 D^2", d, d, loss=loss, added=d.matrix, **scale)
         del d  # nothing is kept beside S and Z that the next product does not need
-        map_z = of.norms(z)
-        maps, each = (map_z, map_w), relative(share / 2 / math.sqrt(tested.above), map_z, map_w)
-        z, _ = of.product("Z + Z W", z, w, maps, each, added=z, residual=error, symmetric=False)
+        loss = loss / 2 / math.sqrt(tested.above)
+        z = of.product("Z + Z W", z, w, loss=loss, added=z.matrix, residual=error, symmetric=False)
         del w
-        share = 1e-3 * error * falls**2
+        loss = 1e-3 * error * falls**2
     raise tested.failed(before)
 
 
@@ -138,44 +136,17 @@ def inverse_sqrt(
     if not of.size:
         return of.result(of.identity(s))
     tested = _Overlap(of, s, max_error, _ACCEPTED * max_error)
-    share = max_error / 16
+    loss, root = max_error / 16, tested.above**-0.5
     while True:
-        z, error = _coupled(of, s, tested.above, share, most_iterations)
+        scaled = s * root * root  # 1 / above may overflow
+        z, error = newton_schulz(of, scaled, loss, most_iterations, is_root=True)
         if z is None:
             raise tested.failed(error)
-        error = norm_of(tested.distance(z, max_error / 8, error)[1]).item()
-        if (found := tested.judged(error, math.inf if share else 0.0)) is not None:
+        z = of.operand(of.symmetric_part(z) * root)
+        error = norm_of(tested.distance(z, max_error / 8, error).norms).item()
+        if (found := tested.judged(error, math.inf if loss else 0.0)) is not None:
             return found
-        share = smaller(share, max_error / error / 8 if error else 0.0)
-
-
-def _coupled(
-    of: Matrices, s: Tensor, above: float, share: float, most_iterations: int
-) -> tuple[Tensor | None, float]:
-    """Z = S^(-1/2) by Y <- Y + Y R / 2 and Z <- Z + R Z / 2 with R = 1 - Z Y, products losing
-    ``share`` each, or None; and the norm of R.
-
-    R is not mirrored: Z and Y commute but for rounding, of which a mirror image would make what
-    every step multiplies by up to the condition number.
-    """
-    one = of.identity(s)
-    y, z = s * above**-0.5 * above**-0.5, one  # 1 / above may overflow
-    map_y, map_z, before = of.norms(y), of.norms(z), math.inf
-    for _ in range(most_iterations):
-        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
-        each = relative(share, map_z, map_y)
-        r, map_r = of.product("1 - Z Y", z, y, (map_z, map_y), each, symmetric=False, **options)
-        error = norm_of(map_r).item()
-        if error < 1e-2 and error >= before / 4:  # was to be squared
-            return of.symmetric_part(z) * above**-0.5, error
-        if not error < max(before, of.size) * 2:  # NaN, too
-            break
-        before, options = error, {"residual": error, "alpha": 0.5}
-        maps, each = (map_y, map_r), relative(share, map_y, map_r)
-        y, map_y = of.product("Y + Y R / 2", y, r, maps, each, added=y, **options)
-        maps, each = (map_r, map_z), relative(share, map_r, map_z)
-        z, map_z = of.product("Z + R Z / 2", r, z, maps, each, added=z, **options)
-    return None, before
+        loss = smaller(loss, max_error / error / 8 if error else 0.0)
 
 
 # ---- The door and the judge ----------------------------------------------------------------------
@@ -185,23 +156,20 @@ class _Overlap:
     """S, and how far Z^T S Z is from 1."""
 
     def __init__(self, of: Matrices, s: Tensor, max_error: float, goal: float):
-        self.of, self.s, self.max_error, self.goal = of, s, max_error, goal
+        self.of, self.max_error, self.goal = of, max_error, goal
         self.above, self.width = of.bound_of_norm(s) or 1.0, math.inf
-        self.norms, self.one = of.norms(s), of.identity(s)
+        self.s, self.one = of.operand(s), of.identity(s)
 
-    def distance(self, z: Tensor, share: float, before: float) -> tuple[Tensor, Tensor]:
-        """1 - (S Z)^T Z, where both products together lose at most 3 ``share``; and its norms."""
-        of, self.z = self.of, z
-        map_z, rounding = of.norms(z), torch.finfo(z.dtype).eps * math.sqrt(of.size) / 2  # of 1
-        self.width, self.lost = of.bound_of_norm(z), 3 * share + rounding
-        each = relative(share / self.width, self.norms, map_z)
-        maps = self.norms, map_z
-        y, _ = of.product("S Z", self.s, z, maps, each, symmetric=False, residual=before)
-        y = of.transposed(y)
-        map_y = of.norms(y)
-        maps, each = (map_y, map_z), relative(share, map_y, map_z)
-        options: dict[str, Any] = {"residual": before, "added": self.one, "alpha": -1}
-        return of.product("1 - Z^T S Z", y, z, maps, each, **options)
+    def distance(self, z: Operand, loss: float, before: float) -> Operand:
+        """1 - (S Z)^T Z, where both products together lose at most 3 ``loss``."""
+        of, self.z = self.of, z.matrix
+        rounding = torch.finfo(self.z.dtype).eps * math.sqrt(of.size) / 2  # of 1
+        self.width, self.lost = of.bound_of_norm(self.z), 3 * loss + rounding
+        each: dict[str, Any] = {"loss": loss / self.width, "residual": before}
+        y = of.product("S Z", self.s, z, symmetric=False, **each).matrix
+        y = of.operand(of.transposed(y))
+        each = {"loss": loss, "residual": before, "added": self.one, "alpha": -1}
+        return of.product("1 - Z^T S Z", y, z, **each)
 
     @property
     def condition(self) -> float:
@@ -214,7 +182,7 @@ class _Overlap:
         NotConverged where it will not. Below 1/2 each step cubes it.
         """
         of, whole = self.of, error + self.lost
-        rounding = torch.finfo(self.s.dtype).eps * (self.condition + 8 * math.sqrt(of.size))
+        rounding = torch.finfo(self.z.dtype).eps * (self.condition + 8 * math.sqrt(of.size))
         goal, most = self.goal, _ACCEPTED * self.max_error
         if not self.max_error:
             goal, most = rounding / 10, rounding

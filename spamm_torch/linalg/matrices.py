@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -86,6 +86,13 @@ SYMMETRIC = 1024  # times eps and norm(A), what norm(A - A^T) of a symmetric mat
 _ENTRIES = 2**24  # that are compared at a time
 
 _Count = Callable[[], SkipInfo | SparseInfo]
+
+
+class Operand(NamedTuple):
+    """A matrix and its norm map; beside torch's own products the norm of all as one block."""
+
+    matrix: Tensor
+    norms: Tensor
 
 
 def _numbers(count: _Count | None) -> tuple[float, float, float]:
@@ -269,27 +276,34 @@ class Matrices:
         values = moved(of.values)[order]
         return blocks_at(keys, values, of.rows, of.columns, of.crow.dtype).matrix()
 
-    def norms(self, a: Tensor) -> Tensor:
+    def operand(self, a: Tensor) -> Operand:
+        """Takes the norm map of a matrix."""
         if self.rows is not None:
-            return self.rows.norms(a)
-        return functional.norm_map(a, self.block)
+            return Operand(a, self.rows.norms(a))
+        return Operand(a, functional.norm_map(a, self.block))
 
     def product(
         self,
         step: str,
-        a: Tensor,
-        b: Tensor,
-        maps: tuple[Tensor, Tensor],
-        max_error: float | None,
+        x: Operand,
+        y: Operand,
+        max_error: float | None = None,
         *,
+        loss: float | None = None,
         residual: float = 0.0,
         added: Tensor | None = None,
         beta: float = 1,
         alpha: float = 1,
         symmetric: bool = True,
         out: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """alpha * a @ b + beta * added, and its norm map; torch's where ``max_error`` is None."""
+    ) -> Operand:
+        """alpha * X Y + beta * added, which may lose ``max_error`` of norm(X) norm(Y), or ``loss``;
+        by torch's own product where neither is given.
+        """
+        (a, map_a), (b, map_b) = x, y
+        if loss is not None:
+            norms = (norm_of(map_a) * norm_of(map_b)).item()
+            max_error = loss / norms if norms else 0.0
         if self.steps:
             self.clock.append(time.perf_counter())
         if self.callback is not None:
@@ -301,13 +315,12 @@ class Matrices:
             c = (torch.mm if added is None else torch.addmm)(*operands, **scale, out=out)
             norms = norm_of(c)
         elif self.rows is not None:
-            c, norms, count = self.rows.product(
-                a, b, maps, max_error, added=added, symmetric=symmetric, **scale
-            )
+            options: dict[str, Any] = {"added": added, "symmetric": symmetric, **scale}
+            c, norms, count = self.rows.product(a, b, (map_a, map_b), max_error, **options)
         else:
-            below = BELOW[maps[0].dtype] if symmetric else 1.0
-            options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "block": self.block}
-            options |= scale | {"symmetric": symmetric}
+            below = BELOW[map_a.dtype] if symmetric else 1.0
+            options = {"norm_a": map_a, "norm_b": map_b, "block": self.block, **scale}
+            options["symmetric"] = symmetric
             if self.is_sparse:
                 knob = {"tau": None, "valid_ratio": None, "max_error": max_error}
                 options |= {"drop": math.inf, "input": added, "below": below}
@@ -315,17 +328,18 @@ class Matrices:
                 c, norms = blocks.matrix(), map_c.matrix()
                 self.sums = (weakref.ref(c), sums)
             else:
-                tau = maps[0].new_zeros(())
+                tau = map_a.new_zeros(())
                 if max_error:
-                    tau = functional.find_tau(*maps, max_error=max_error) * below
+                    tau = functional.find_tau(map_a, map_b, max_error=max_error) * below
                 options |= {"tau": tau if max_error else 0.0, "out": out, "return_norms": True}
                 function: Callable[..., Any] = functional.mm if added is None else functional.addmm
                 c, norms = function(*operands, **options)
-                of_added = next((m for m, x in zip(maps, (a, b), strict=True) if x is added), added)
+                of_added = map_a if added is a else map_b if added is b else added
                 of = (a.dtype, a.device, c.numel(), self.block, alpha, beta, of_added)
-                count = partial(_counted, maps, tau, Recipe(*of, symmetric, a is b), norms)
+                recipe = Recipe(*of, symmetric, a is b)
+                count = partial(_counted, (map_a, map_b), tau, recipe, norms)
         self.steps.append(((step, a.dtype, max_error, residual), count))
-        return c, norms
+        return Operand(c, norms)
 
     def result(self, matrix: Tensor, residual: float = 0.0) -> Result:
         """Of the products so far, with the sum of their bounds."""
@@ -339,17 +353,16 @@ class Matrices:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
 
-    def commutator(self, a: Tensor, x: Tensor, share: float | None) -> float:
+    def commutator(self, a: Tensor, x: Tensor, loss: float | None) -> float:
         """norm(A X - X A) of symmetric matrices, with what their product may lose; None: nothing.
 
         No step of a function, and so to be called after :meth:`result`.
         """
         self.callback = None
-        maps = self.norms(a), self.norms(x)
-        each = None if share is None else relative(share, *maps)
-        product, _ = self.product("A X", a, x, maps, each, symmetric=False)
+        operands = self.operand(a), self.operand(x)
+        product, _ = self.product("A X", *operands, loss=loss, symmetric=False)
         largest = self.whole(_sums(product)).amax().item()
-        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * (share or 0.0)
+        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * (loss or 0.0)
 
     def identity(self, like: Tensor) -> Tensor:
         """1, which is zero in padding."""
@@ -369,11 +382,12 @@ class Matrices:
     def gershgorin(self, a: Tensor) -> tuple[float, float]:
         return _bounds(*(self.whole(x) for x in _circles(a)))
 
-    def trace_and_norm(self, a: Tensor, norms: Tensor) -> tuple[float, float]:
-        """Of a matrix with these norms. Waits for the device, but for the last product's."""
+    def trace_and_norm(self, x: Operand) -> tuple[float, float]:
+        """tr(X) and norm(X). Waits for the device, but for the last product's."""
         product, sums = self.sums
-        if sums is None or product is None or product() is not a:
-            sums = torch.stack((self.diagonal(a).sum(dtype=torch.float64), norm_of(norms)))
+        if sums is None or product is None or product() is not x.matrix:
+            trace = self.diagonal(x.matrix).sum(dtype=torch.float64)
+            sums = torch.stack((trace, norm_of(x.norms)))
         trace, norm = sums.tolist()
         return trace, norm
 
@@ -415,12 +429,6 @@ def norm_of(a: Tensor) -> Tensor:
     """The norm of a matrix, or of one with this norm map."""
     values = a.values() if is_sparse(a) else a
     return torch.linalg.vector_norm(values, dtype=torch.float64)
-
-
-def relative(error: float, map_a: Tensor, map_b: Tensor) -> float:
-    """What a product may lose, relative to the norms of its operands."""
-    norms = (norm_of(map_a) * norm_of(map_b)).item()
-    return error / norms if norms else 0.0
 
 
 def smaller(share: float, factor: float) -> float:

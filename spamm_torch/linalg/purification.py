@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .matrices import Callback, Matrices, NotConverged, Result, norm_of, smaller
+from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of, smaller
 
 _TINY = 1e-14  # more than the numbers from 0 to 1 are rounded by here, in a step
 
@@ -338,13 +338,13 @@ def _purified(
     )
     lowest, highest = of.gershgorin(hamiltonian)
     width = highest - lowest or 1.0
-    x = of.shifted(hamiltonian, -1 / width, highest / width).to(budget.dtype)
-    norms, spare = _map_and_spare(of, x, budget)
+    x = _operand(of, of.shifted(hamiltonian, -1 / width, highest / width), budget)
+    spare: Tensor | None = None  # memory for a dense product
     residuals: list[float] = []
-    start = _start(of, norms, (lowest, highest), budget.dtype)
+    start = _start(of, x.norms, (lowest, highest), budget.dtype)
     while True:
         # X is symmetric, so that tr(X^2) = norm(X)^2: the branch is known before the product.
-        trace, norm = of.trace_and_norm(x, norms)
+        trace, norm = of.trace_and_norm(x)
         trace_of_square = norm**2
         trail.squares.append(trace_of_square)
         residuals.append(trace - trace_of_square)
@@ -355,25 +355,23 @@ def _purified(
             if enough and (at_end or _has_stalled(decay, budget, occupied)):
                 if abs(trace - occupied) < 0.5:
                     ends = start, (trace, trace_of_square), (lowest, highest)
-                    return _judged(of, hamiltonian, x, budget, occupied, ends, trail)
+                    return _judged(of, hamiltonian, x.matrix, budget, occupied, ends, trail)
                 break
         elif (  # only the last iterations remain, or the first can do no more
             _predicted(decay, schedule.last_iterations) <= tolerance
             or _has_stalled(decay, budget, occupied)
         ):
-            budget = schedule.last
-            x = x.to(budget.dtype)
-            norms, spare = _map_and_spare(of, x, budget)
+            budget, spare = schedule.last, None
+            x = _operand(of, x.matrix, budget)
         if len(of.steps) == most_iterations:
             break
         last_done += budget == schedule.last
         squared = abs(trace_of_square - occupied) < abs(2 * trace - trace_of_square - occupied)
         step = _SQUARED if squared else "2X - X^2"
         options: dict[str, Any] = {"residual": residuals[-1], "out": spare}
-        options |= {} if squared else {"added": x, "beta": 2, "alpha": -1}
-        share = trail.share(len(of.steps), budget)
-        product = of.product(step, x, x, (norms, norms), share, **options)
-        (x, norms), spare = product, None if of.is_sparse else x
+        options |= {} if squared else {"added": x.matrix, "beta": 2, "alpha": -1}
+        product = of.product(step, x, x, trail.share(len(of.steps), budget), **options)
+        x, spare = product, None if of.is_sparse else x.matrix
     raise NotConverged(
         f"expected a gap above the {occupied} occupied states that the budget resolves; got "
         f"trace(X - X^2) = {residuals[-1]:.2g} after {len(of.steps)} iterations"
@@ -430,10 +428,9 @@ def _start(
     return rounded, (of.size + 8) * eps * max(abs(lowest), abs(highest)) / width
 
 
-def _map_and_spare(of: Matrices, x: Tensor, budget: Budget) -> tuple[Tensor, Tensor | None]:
-    """The norm map, for torch.mm the norm of all as one block; and memory for a dense product."""
-    norms = norm_of(x) if budget.max_error is None else of.norms(x)
-    return norms, None if of.is_sparse else torch.empty_like(x)
+def _operand(of: Matrices, x: Tensor, budget: Budget) -> Operand:
+    x = x.to(budget.dtype)
+    return of.operand(x) if budget.max_error is not None else Operand(x, norm_of(x))
 
 
 def _predicted(decay: list[float], steps: int) -> float:

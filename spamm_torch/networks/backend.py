@@ -13,6 +13,7 @@ import operator
 import sys
 import threading
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
@@ -46,12 +47,12 @@ from .fusion import (
     is_plain,
     lower_modules,
     name_of,
-    pair_of,
     sizes_of,
     value_of,
     values_written,
+    windows_of,
 )
-from .report import ConvertReport, Row
+from .report import ConvertReport, Row, shape_text
 
 _ops = torch.ops.spamm_torch
 
@@ -146,7 +147,7 @@ def fuse(
         rewriting = _Rewriting(module, sources, "")
         rewriting.run(_read, example_inputs is not None, compiles, packs=False)
     fused = fx.GraphModule(module, module.graph)
-    fused.meta["spamm_torch"] = tuple(rewriting.rows)
+    fused.meta["spamm_torch"] = tuple(row for _, row in rewriting.rows)
     return fused
 
 
@@ -175,13 +176,25 @@ def explain(model: nn.Module) -> ConvertReport:
     check_module(model, "explain")
     rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))
     calls = sorted(_calls_of(model), key=lambda call: call.number)
-    by_name = {row.name: row for row in itertools.chain(rows, *(call.rows for call in calls))}
-    if not by_name and not calls:
+    if not rows and not calls:
         raise ValueError(
             "explain expects a model that the backend spamm_torch compiled, called since; got "
             f"{type(model).__name__} of which nothing is compiled"
         )
-    return ConvertReport(by_name.values(), device=device_name(model))
+    names: defaultdict[int | None, list[str]] = defaultdict(list)  # of the layers of each weight
+    for name, tensor in _tensors_of(model):
+        names[id(tensor)].append(name.replace("_orig_mod.", "").removesuffix("weight").rstrip("."))
+    newest: dict[Any, Row] = {}  # a graph that is compiled again has the rows of before
+    for call in calls:
+        seen: Counter[Any] = Counter()
+        for weight, row in call.rows:
+            if weight is not None and weight not in names:
+                continue  # it left the model
+            known = names.get(weight, [row.name])
+            own = row if row.name in known else replace(row, name=known[0])
+            seen[key := (weight, own.name)] += 1
+            newest[key, seen[key]] = own
+    return ConvertReport([*rows, *newest.values()], device=device_name(model))
 
 
 def refresh_(model: Model) -> Model:
@@ -335,7 +348,7 @@ def _uncounted(
     counted = {
         id(module._buffers.get(name))
         for module in modules
-        if _is_tensor(module._buffers.get("num_batches_tracked"))
+        if module._buffers.get("num_batches_tracked") is not None
         for name in ("running_mean", "running_var")
     }
     norms = (arguments_of(node) for node in graph.nodes if name_of(node) == "batch_norm")
@@ -401,48 +414,38 @@ class _Folding:
 
     def add(self, engine: str, site: Site) -> None:
         """Adds the operands of a site, which are three tensors or None."""
-        shape = sizes_of(value_of(site.input))
-        read = (site.weight, site.bias, site.scales)
-        self._recipes.append((engine, site, fx.node.map_arg(read, self._copy), shape))
+        read = fx.node.map_arg((site.weight, site.bias, site.scales), self._copy)
+        self._recipes.append((engine, site, read, sizes_of(value_of(site.input))))
 
     def operands(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, ...]]:
         """The operands of each site for the values that the sources have now."""
-        values: dict[fx.Node, Any] = dict(
-            zip((self._copies[node] for node in self.sources), tensors, strict=True)
-        )
-
-        def value(node: fx.Node) -> Any:
-            if node not in values:
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-                function = node.target
-                if node.op == "call_method":
-                    function = getattr(args[0], str(function))
-                    args = args[1:]
-                values[node] = function(*args, **kwargs)
-            return values[node]
-
-        found: list[tuple[Tensor | None, ...]] = []
-        for engine, site, read, shape in self._recipes:
-            weight, bias, scales = fx.node.map_arg(read, value)
-            found.append(operands(engine, site, weight, bias, scales, shape))
-        return found
+        if not self._graph.find_nodes(op="output"):
+            self._graph.output([read for _, _, read, _ in self._recipes])
+        found: Any = fx.Interpreter(nn.Module(), graph=self._graph).run(*tensors)
+        return [
+            operands(engine, site, weight, bias, scales, shape)
+            for (engine, site, _, shape), (weight, bias, scales) in zip(
+                self._recipes, found, strict=True
+            )
+        ]
 
 
 class _Rewriting:
     """Puts one call in the place of each convolution and what it absorbs, in a graph.
 
     Attributes:
-        rows: of the report. folding: computes the operands of ``tensors``, its sources. buffers:
-        what the graph reads of these, attributes of the module; ``kept`` tells which they are.
+        rows: of the report, each behind the id of its weight, or None. folding: computes the
+        operands of ``tensors``, its sources. buffers: what the graph reads of these, attributes of
+        the module; ``kept`` tells which they are.
     """
 
     def __init__(self, module: fx.GraphModule, sources: Sequence[fx.Node], reason: str) -> None:
         self.module, self.graph = module, module.graph
-        self._constants = Constants(self.graph, sources)
+        self._constants, self._sources = Constants(self.graph, sources), set(sources)
         self._sites = find_sites(self.graph, self._constants)
         for site in self._sites:
             site.reason = site.reason or reason
-        self.rows: list[Row] = []
+        self.rows: list[tuple[int | None, Row]] = []
         self.folding = _Folding()
         self.buffers: list[Tensor] = []
         self.tensors: list[Tensor] = []
@@ -459,7 +462,8 @@ class _Rewriting:
             for site in progress.over("measuring convolutions", self._sites):
                 site.packs = packs
                 choice = None if site.reason else choose(site, measures, compiles)
-                self.rows.append(_row(site, choice))
+                weight = id(read(site.weight)) if site.weight in self._sources else None
+                self.rows.append((weight, _row(site, choice)))
                 if choice is not None:
                     chosen.append((site, choice))
                     self.folding.add(choice.engine, site)
@@ -522,13 +526,10 @@ class _Rewriting:
     def _replace_pool(self, node: fx.Node, leaves_norms: bool, compiles: bool) -> None:
         """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or where
         no compiler makes a kernel as fast."""
-        given = arguments_of(node)
+        given, windows = arguments_of(node), windows_of(node)
         has_own = not compiles and has_own_pool(value_of(given["input"]))
-        if given.get("return_indices") or not (leaves_norms or has_own):
+        if windows is None or not (leaves_norms or has_own):
             return
-        kernel, stride = given["kernel_size"], given.get("stride") or given["kernel_size"]
-        edges = (kernel, stride, given.get("padding", 0), given.get("dilation", 1))
-        windows = [list(pair_of(edge)) for edge in edges]
         args = (given["input"], *windows, bool(given.get("ceil_mode", False)))
         with self.graph.inserting_before(node):
             new = self._first_of(_ops.max_pool2d.default, args, {"norms": leaves_norms})
@@ -617,21 +618,18 @@ def _row(site: Site, choice: Choice | None) -> Row:
     if weight is not None and site.geometry:
         stride, _, dilation, groups = site.geometry
         outer, inner, *kernel = weight.shape
-        shape = f"{inner * groups} > {outer}, {'x'.join(map(str, kernel))}"
-        shape += f", /{stride[0]}" if max(stride) > 1 else ""
-        shape += f", dilated {dilation[0]}" if max(dilation) > 1 else ""
-        shape += f", {groups} groups" if groups > 1 else ""
+        shape = shape_text(inner * groups, outer, kernel, stride, dilation, groups)
     row = Row(site.name, shape, "left", reason=site.reason)
     if choice is None:
         return row
-    absorbed = site.absorbed
+    absorbed, then = site.absorbed, site.then
     if choice.engine == "torch":
         absorbed = tuple(what for what in absorbed if what in ("bn", "scale", "shift"))
+        then = next(iter(site.absorbed[len(absorbed) :]), then)
     elif choice.engine == "spamm, pool":
-        absorbed += ("pool",)
-    return replace(
-        row, action=choice.engine, absorbed=absorbed, reason=choice.reason, times=choice.times
-    )
+        absorbed, then = (*absorbed, "pool"), ""
+    made: Any = {"absorbed": absorbed, "then": then, "reason": choice.reason, "times": choice.times}
+    return replace(row, action=choice.engine, **made)
 
 
 # ---- Calls --------------------------------------------------------------------------------------
@@ -640,9 +638,14 @@ _calls: "weakref.WeakSet[_Call]" = weakref.WeakSet()
 _numbers = itertools.count()
 
 
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    parameters = model.named_parameters(remove_duplicate=False)
+    return itertools.chain(parameters, model.named_buffers(remove_duplicate=False))
+
+
 def _calls_of(model: nn.Module) -> Iterator["_Call"]:
     """Finds what was compiled of a model: it reads a tensor of the model's."""
-    own = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
+    own = {id(tensor) for _, tensor in _tensors_of(model)}
     for call in list(_calls):
         if any(id(tensor) in own for tensor in call.read):
             yield call
@@ -728,14 +731,11 @@ class _Call:
             return object()  # another one takes its place, which is not known here
         counts = [norm._buffers.get("num_batches_tracked") for norm in norms]
         try:
-            versions = list(map(_version_of, (*tensors, *filter(_is_tensor, counts))))
+            counted = (count for count in counts if count is not None)
+            versions = list(map(_version_of, (*tensors, *counted)))
         except RuntimeError:  # a tensor of inference mode counts none
             return object()
         return versions, [tensor.data_ptr() for tensor in tensors], list(map(id, counts))
-
-
-def _is_tensor(value: Any) -> bool:
-    return value is not None
 
 
 _METHODS = ("__call__", "forward", "_call_impl", "_conv_forward")

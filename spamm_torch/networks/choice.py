@@ -85,8 +85,8 @@ def operands(
                 continue
             other = given[0]
             other = other.flatten().to(dtype) if isinstance(other, Tensor) else other
-            shift = shift * other if kind == "mul" else shift + other
-            scale = scale * other if kind == "mul" else scale
+            shift = shift * other if kind == "scale" else shift + other
+            scale = scale * other if kind == "scale" else scale
         weight = (weight.to(dtype) * scale.reshape(-1, 1, 1, 1)).to(weight.dtype)
         if isinstance(shift, Tensor) or shift:
             shift = torch.as_tensor(shift, dtype=dtype, device=weight.device)

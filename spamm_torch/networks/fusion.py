@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 
-from ..nn import SpAMMConv2d
+from .._arguments import ACTIVATIONS
 
 _ops, _aten = torch.ops.spamm_torch, torch.ops.aten
 
@@ -29,7 +29,7 @@ _NAMES = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "pad", "max_pool2d"),
     *("constant_pad_nd", "alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
-    *("relu", "relu6", "hardswish", "silu", "leaky_relu", "linear"),
+    *("linear", *ACTIVATIONS),
 )
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 
@@ -177,7 +177,8 @@ class Site:
         scales: the maps of channels behind it, in order: (kind, operands).
         nodes: the convolution and what is computed with it, in order. ``folded``: how many of them
             are computed by other weights.
-        residual, activation, pool: as of the ops; ``pool`` is a node.
+        residual, activation, pool: as of the ops; ``pool`` is a node. then: the name of what
+            follows, and is a call of its own.
         is_last: whether its result has channels last in memory. packs: whether a weight may be
             replaced by a copy in the layout of oneDNN.
         reason: why it stays as it is; empty if it need not.
@@ -197,6 +198,7 @@ class Site:
     activation: str = "none"
     pool: fx.Node | None = None
     absorbed: tuple[str, ...] = ()
+    then: str = ""
     is_last: bool = False
     packs: bool = False
     reason: str = ""
@@ -239,10 +241,7 @@ def _site_of(node: fx.Node, constants: Constants) -> Site | None:
     site.is_last = value is not None and suggest_memory_format(value) == torch.channels_last
     site.reason = _reason(site, name, given, constants)
     if not site.reason:
-        padding = given.get("padding", 0)
-        if isinstance(padding, str):
-            padding = _padding_of(padding, value_of(site.weight), given)
-        edges = (given.get("stride", 1), padding, given.get("dilation", 1))
+        edges = (given.get("stride", 1), _padding_of(site, given), given.get("dilation", 1))
         site.geometry = (*(list(pair_of(edge)) for edge in edges), given.get("groups", 1))
     if name == "spamm":
         known = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -257,14 +256,12 @@ def pair_of(value: Any) -> Any:
 
 
 def _layer_name(node: fx.Node, weight: Any) -> str:
-    """The name of the module that calls it, or of the weight, or of the node."""
-    stack = node.meta.get("nn_module_stack")
-    if stack:
-        path = str(list(stack.values())[-1][0])
-        path = re.sub(r"\['?(\w+)'?\]", r".\1", path)
-        return re.sub(r"\b_modules\.|^L\.(self|fn)\.?|^self\.", "", path).strip(".") or node.name
-    is_attribute = isinstance(weight, fx.Node) and weight.op == "get_attr"
-    return str(weight.target).removesuffix(".weight") if is_attribute else node.name
+    """The name of the weight, or of the module that calls it, or of the node."""
+    if isinstance(weight, fx.Node) and weight.op == "get_attr":
+        return str(weight.target).removesuffix("weight").rstrip(".")
+    path = [str(path) for path, *_ in node.meta.get("nn_module_stack", {}).values()][-1:]
+    words = [word for word in re.findall(r"\w+", "".join(path)) if word != "_modules"]
+    return ".".join(words[2:]) or node.name  # behind "L['self']"
 
 
 def _reason(site: Site, name: str, given: dict[str, Any], constants: Constants) -> str:
@@ -280,19 +277,19 @@ def _reason(site: Site, name: str, given: dict[str, Any], constants: Constants) 
         return "its weight is of another type than its input"
     if not is_plain(weight):
         return f"its weight is a {type(weight).__name__}"
-    padding = given.get("padding", 0)
-    if isinstance(padding, str) and _padding_of(padding, weight, given) is None:
-        return f"padding {padding!r} that differs between sides"
+    if _padding_of(site, given) is None:
+        return f"padding {given['padding']!r} that differs between sides"
     return ""
 
 
-def _padding_of(padding: str, weight: Any, given: dict[str, Any]) -> tuple[int, int] | None:
-    """The padding that a word means; None where sides differ."""
-    if padding == "valid":
-        return (0, 0)
-    dilation = pair_of(given.get("dilation", 1))
-    both = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    return None if any(total % 2 for total in both) else (both[0] // 2, both[1] // 2)
+def _padding_of(site: Site, given: dict[str, Any]) -> Any:
+    """The padding, in numbers where it is a word; None where sides differ."""
+    padding = given.get("padding", 0)
+    if padding == "valid" or not isinstance(padding, str):
+        return 0 if padding == "valid" else padding
+    edges = zip(pair_of(given.get("dilation", 1)), value_of(site.weight).shape[2:], strict=True)
+    both = [d * (k - 1) for d, k in edges]
+    return None if any(total % 2 for total in both) else [total // 2 for total in both]
 
 
 class _Finder:
@@ -319,6 +316,7 @@ class _Finder:
         while len(site.nodes) > site.folded and _is_identity(site.last):
             site.nodes.pop()
         self._taken.update(site.nodes)
+        site.then = _name_behind(site.last)
         if site.activation == "relu" and site.residual is None and not site.skips:
             node = self._next(site)
             is_pair = node is not None and name_of(node) == "max_pool2d"
@@ -365,29 +363,21 @@ class _Finder:
     def _take_scale(self, site: Site) -> bool:
         """Takes a batch norm, or a product or sum with a constant of each channel."""
         node = self._next(site)
-        name = "" if node is None else name_of(node)
-        if node is None or name not in ("batch_norm", "mul", "add"):
+        kind = None if node is None else _SCALES.get(name_of(node))
+        if node is None or kind is None:
             return False
-        if name == "batch_norm":
+        operands: tuple[Any, ...] = (_other_operand(node, site.last),)
+        is_taken = operands[0] is not None and self._is_of_channels(site, operands[0])
+        if kind == "bn":
             given = arguments_of(node)
-            tensors = tuple(given.get(key) for key in _BATCH_NORM)
-            if given.get("training") or tensors[0] is None or given["input"] is not site.last:
-                return False
-            if not all(tensor in self._constants for tensor in tensors):
-                return False
-            site.scales.append(("bn", (*tensors, given.get("eps", 1e-5))))
-        else:
-            other = _other_operand(node, site.last)
-            if (
-                other is None
-                or other not in self._constants
-                or not self._is_of_channels(site, other)
-            ):
-                return False
-            site.scales.append((name, (other,)))
-        self._take(
-            site, node, "bn" if name == "batch_norm" else "scale" if name == "mul" else "shift"
-        )
+            operands = tuple(given.get(key) for key in _BATCH_NORM)
+            has_statistics = not given.get("training") and operands[0] is not None
+            is_taken = has_statistics and given["input"] is site.last
+        if not is_taken or not all(operand in self._constants for operand in operands):
+            return False
+        more = (given.get("eps", 1e-5),) if kind == "bn" else ()
+        site.scales.append((kind, (*operands, *more)))
+        self._take(site, node, kind)
         site.folded = len(site.nodes)
         return True
 
@@ -441,6 +431,20 @@ class _Finder:
                     return
 
 
+def _name_behind(node: fx.Node) -> str:
+    """The name of what alone reads a value, with the slope of a leaky ReLU; else how many do."""
+    user = next(iter(node.users), node)
+    if len(node.users) != 1:
+        return f"{len(node.users)} calls" if node.users else ""
+    if user.op in ("call_module", "output"):
+        module = attribute(node.graph.owning_module, str(user.target))
+        return "" if user.op == "output" else type(module).__name__
+    name = name_of(user) or str(getattr(user.target, "__name__", user.target))
+    slope = arguments_of(user).get("negative_slope", 0.01) if name == "leaky_relu" else 0.01
+    return name if slope == 0.01 else f"{name} {slope}"
+
+
+_SCALES = {"batch_norm": "bn", "mul": "scale", "add": "shift"}
 _BATCH_NORM = ("running_mean", "running_var", "weight", "bias")
 
 
@@ -465,29 +469,32 @@ def _is_identity(node: fx.Node) -> bool:
     return not given.get("training", given.get("train", True))
 
 
-def _is_pool_of_pairs(node: fx.Node) -> bool:
+def windows_of(node: fx.Node) -> list[list[Any]] | None:
+    """Kernel, stride, padding and dilation of a max pool, each a pair; None with indices."""
     given = arguments_of(node)
-    kernel, stride, padding, dilation, ceil_mode, indices = (given.get(key) for key in _POOLING)
+    kernel = given["kernel_size"]
     edges = (
-        pair_of(kernel),
-        pair_of(stride or kernel),
-        pair_of(padding or 0),
-        pair_of(dilation or 1),
+        kernel,
+        given.get("stride") or kernel,
+        given.get("padding", 0),
+        given.get("dilation", 1),
     )
-    is_of_pairs = edges == ((2, 2), (2, 2), (0, 0), (1, 1)) and not ceil_mode
-    return not indices and is_of_pairs
+    return None if given.get("return_indices") else [list(pair_of(edge)) for edge in edges]
+
+
+def _is_pool_of_pairs(node: fx.Node) -> bool:
+    is_whole = not arguments_of(node).get("ceil_mode")
+    return is_whole and windows_of(node) == [[2, 2], [2, 2], [0, 0], [1, 1]]
 
 
 def activation_of(node: fx.Node) -> str | None:
     """The name of the activation that a node computes, if the ops compute it."""
     name = name_of(node)
-    if name in ("relu", "relu6", "silu", "hardswish"):
-        return name
-    if name not in ("leaky_relu", "hardtanh", "clamp", "clamp_min"):
+    if name in ACTIVATIONS:
+        return name if arguments_of(node).get("negative_slope", 0.01) == 0.01 else None
+    if name not in ("hardtanh", "clamp", "clamp_min"):
         return None
     given = arguments_of(node)
-    if name == "leaky_relu":
-        return name if given.get("negative_slope", 0.01) == 0.01 else None
     least = given.get("min_val", given.get("min", -1.0))
     most = given.get("max_val", given.get("max", 1.0 if name == "hardtanh" else None))
     if isinstance(least, fx.Node) or isinstance(most, fx.Node) or least != 0:
@@ -500,57 +507,46 @@ def activation_of(node: fx.Node) -> str | None:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _does_more(module: nn.Module) -> bool:
-    """Tells whether a call of a module does more than its class's ``forward``."""
+class _Tracer(fx.Tracer):
+    """Traces one layer, down to functions of tensors."""
+
+    def to_bool(self, obj: Any) -> bool:
+        """Passes over checks of a number of dimensions; as of the base for other values."""
+        compared = obj.node.args[:1]
+        if obj.node.target is operator.ne and getattr(compared[0], "target", "") == "dim":
+            return False
+        return super().to_bool(obj)
+
+
+def _functions_of(module: Any) -> fx.Graph | None:
+    """The graph of one of torch's own layers; None where it has none, or a call does more."""
     own = vars(module)
-    return any(own[name] for name in _HOOKS) or bool({"forward", "_conv_forward"} & own.keys())
+    does_more = any(own[name] for name in _HOOKS) or {"forward", "_conv_forward"} & own.keys()
+    counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+    if does_more or counts or not is_torchs or module._modules:
+        return None
+    try:
+        found = _Tracer().trace(module)
+    except Exception:  # whatever a layer does with what has no value yet
+        return None
+    found.eliminate_dead_code()
+    return found
 
 
 def lower_modules(graph: fx.Graph) -> None:
     """Puts functions of tensors in the place of torch's own layers that a graph calls."""
-    root: Any = graph.owning_module
-    for node in list(graph.nodes):
-        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+    for node in graph.find_nodes(op="call_module"):
+        module = attribute(graph.owning_module, str(node.target))
+        layer = _functions_of(module)
+        inputs = [] if layer is None else layer.find_nodes(op="placeholder")
+        if layer is None or len(inputs) != len(node.args) or node.kwargs:
             continue
-        module = attribute(root, str(node.target))
-        if not isinstance(module, nn.Module) or _does_more(module):
-            continue
+        for read in layer.find_nodes(op="get_attr"):
+            read.target = f"{node.target}.{read.target}"
+        for each in layer.nodes:
+            each.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
         with graph.inserting_before(node):
-            new = _lowered(graph, node, module)
-        if new is not None:
-            new.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
-            node.replace_all_uses_with(new)
-            graph.erase_node(node)
-
-
-def _lowered(graph: fx.Graph, node: fx.Node, module: Any) -> fx.Node | None:
-    x, kind = node.args[0], type(module)
-
-    def tensor(name: str) -> fx.Node | None:
-        return None if getattr(module, name) is None else graph.get_attr(f"{node.target}.{name}")
-
-    if kind is nn.Conv2d and module.padding_mode == "zeros":
-        edges = (module.stride, module.padding, module.dilation, module.groups)
-        return graph.call_function(F.conv2d, (x, tensor("weight"), tensor("bias"), *edges))
-    if kind is nn.BatchNorm2d and not module.training and module.running_mean is not None:
-        tensors = [tensor(name) for name in _BATCH_NORM]
-        return graph.call_function(F.batch_norm, (x, *tensors, False, 0.0, module.eps))
-    if kind is nn.MaxPool2d:
-        return graph.call_function(
-            F.max_pool2d, (x,), {key: getattr(module, key) for key in _POOLING}
-        )
-    simple = {
-        nn.ReLU: F.relu,
-        nn.SiLU: F.silu,
-        nn.Hardswish: F.hardswish,
-        nn.Sigmoid: torch.sigmoid,
-    }
-    if kind in simple:
-        return graph.call_function(simple[kind], (x,))
-    if kind is nn.LeakyReLU:
-        return graph.call_function(F.leaky_relu, (x, module.negative_slope))
-    if kind in (nn.ReLU6, nn.Hardtanh):
-        return graph.call_function(F.hardtanh, (x, module.min_val, module.max_val))
-    if kind is SpAMMConv2d:
-        return None
-    return graph.call_function(_aten.alias.default, (x,)) if kind is nn.Identity else None
+            new: Any = graph.graph_copy(layer, dict(zip(inputs, node.args, strict=True)))
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)

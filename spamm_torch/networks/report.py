@@ -21,7 +21,7 @@ FORMAT = 3  # of settings files
 
 _WIDTH = 99  # of a table
 # The last ones are left out where there is no room for all.
-_COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us")
+_COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us", "then")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Row:
         action: by :func:`convert_`, "spamm" (a :class:`SpAMMConv2d` now) or "left" (as it was). By
             the backend, its engine, or "left". reason: why.
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
-            "pool").
+            "pool"). then: what follows it, by a call of its own, as in "prelu" or "2 calls".
         setting: what is skipped, if anything. band: the lowest and highest valid ratio of a batch
             when it was calibrated.
         times: measured microseconds of the engines, by name; empty where none were measured.
@@ -50,6 +50,7 @@ class Row:
     times: tuple[tuple[str, Timing], ...] = ()
     band: Band | None = None
     geometry: str = ""
+    then: str = ""
 
 
 class ConvertReport(tuple[Row, ...]):
@@ -144,7 +145,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     us = " / ".join(str(time).replace(" us", "") for time in (dense, spamm) if time is not None)
     return (
         *(row.name or "(root)", row.action, row.shape, _short(row.setting)),
-        *(" ".join(row.absorbed), us),
+        *(" ".join(row.absorbed), us, row.then),
     )
 
 
@@ -167,13 +168,21 @@ def shape_of(layer: nn.Module) -> str:
         return f"{layer.in_features} > {layer.out_features}"
     if not isinstance(layer, nn.modules.conv._ConvNd):
         return ""
-    parts = [f"{layer.in_channels} > {layer.out_channels}", "x".join(map(str, layer.kernel_size))]
-    if set(layer.stride) != {1}:
-        parts.append("/" + "x".join(map(str, dict.fromkeys(layer.stride))))
-    if set(layer.dilation) != {1}:
-        parts.append(f"dilation {'x'.join(map(str, dict.fromkeys(layer.dilation)))}")
-    if layer.groups > 1:
-        parts.append(f"groups {layer.groups}")
+    channels = layer.in_channels, layer.out_channels
+    edges = layer.kernel_size, layer.stride, layer.dilation
+    return shape_text(*channels, *edges, layer.groups)
+
+
+def shape_text(
+    inputs: int, outputs: int, kernel: Any, stride: Any, dilation: Any, groups: int
+) -> str:
+    """The shape of a convolution, as of :func:`shape_of`."""
+    parts = [f"{inputs} > {outputs}", "x".join(map(str, kernel))]
+    for word, edges in (("/", stride), ("dilation ", dilation)):
+        if set(edges) != {1}:
+            parts.append(word + "x".join(map(str, dict.fromkeys(edges))))
+    if groups > 1:
+        parts.append(f"groups {groups}")
     return ", ".join(parts)
 
 

@@ -66,22 +66,17 @@ def test_kernels_are_built_for_the_chips_that_run_them(setup_module):
     """
     if _library.BUILT["cuda_targets"] != ["8.0+PTX", "9.0a"] or cuobjdump() is None:
         pytest.skip("needs a library built for 8.0+PTX and 9.0a, and cuobjdump")
-    found = {
-        kind: sorted(
-            re.findall(
-                rf"(\w+)\.(sm_\w+)\.{kind}", tool(cuobjdump(), option, _library.library_path())
-            )
-        )
-        for kind, option in (("cubin", "--list-elf"), ("ptx", "--list-ptx"))
-    }
+    found = {}
+    for kind, option in (("cubin", "--list-elf"), ("ptx", "--list-ptx")):
+        listed = tool(cuobjdump(), option, _library.library_path())
+        found[kind] = sorted(re.findall(rf"(\w+)\.(sm_\w+)\.{kind}", listed))
     names = [Path(source).stem for source in setup_module.sources("cuda/**/*.cu")]
     names += setup_module.instances()
     others = [name for name in names if "sm90" not in name]
     assert len(others) < len(names)
     assert found["ptx"] == sorted((name, "sm_80") for name in others)
-    assert found["cubin"] == sorted(
-        [(name, "sm_80") for name in others] + [(name, "sm_90") for name in names]
-    )
+    of_hopper = [(name, "sm_90") for name in names]
+    assert found["cubin"] == sorted([(name, "sm_80") for name in others] + of_hopper)
 
 
 # ---- build_info ---------------------------------------------------------------------------------
@@ -148,37 +143,30 @@ def built_with(package, torch_version):
     file.write_text(json.dumps({**json.loads(file.read_text()), "torch": torch_version}))
 
 
-def test_another_minor_version_of_torch_is_refused(copy_of_package):
-    built_with(copy_of_package, "2.10.3+cu126")
-    line = import_error(copy_of_package)
-    for words in ("2.10.3+cu126", torch.__version__, "--no-build-isolation"):
-        assert words in line
-
-
-def test_damaged_and_missing_files_are_one_line(copy_of_package):
-    """A library's with the loader's reason."""
+def test_what_cannot_be_loaded_is_one_line(copy_of_package):
+    """Another minor version of torch, and files that are damaged, with the loader's reason, or
+    missing.
+    """
     library, facts = copy_of_package / "libspamm_torch.so", copy_of_package / "_built.json"
-    whole = facts.read_bytes()
-    for content in (b"", b"{", b"[]", b"null", b'{"version": "0.1.0"}'):
-        facts.write_bytes(content)
-        line = import_error(copy_of_package)
-        assert str(facts) in line
-        assert "is damaged" in line
-    facts.write_bytes(whole)
-    for content, reason in (
-        (b"", "file too short"),
-        (b"not a library" * 100, "invalid ELF header"),
+    whole, damaged = facts.read_bytes(), (str(facts), "is damaged")
+    missing = ("pip install --force-reinstall", str(copy_of_package))
+    built_with(copy_of_package, "2.10.3+cu126")
+    other = facts.read_bytes()
+    for file, content, words in (
+        (facts, other, ("2.10.3+cu126", torch.__version__, "--no-build-isolation")),
+        *((facts, x, damaged) for x in (b"", b"{", b"[]", b"null", b'{"version": "0.1.0"}')),
+        (facts, None, missing),
+        (library, b"", ("cannot be loaded", "file too short")),
+        (library, b"not a library" * 100, ("cannot be loaded", "invalid ELF header")),
+        (library, None, missing),
     ):
-        library.write_bytes(content)
+        facts.write_bytes(whole)
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
         line = import_error(copy_of_package)
-        assert "cannot be loaded" in line
-        assert reason in line
-    for missing in (library, facts):
-        missing.unlink()
-        line = import_error(copy_of_package)
-        assert "pip install --force-reinstall" in line
-        assert str(copy_of_package) in line
-        missing.write_bytes(whole)
+        assert all(word in line for word in words), line
 
 
 # ---- Import in a clone --------------------------------------------------------------------------
@@ -204,17 +192,15 @@ def test_clone_finds_the_installed_library_that_it_hides(clone, copy_of_package)
     assert result.stdout.strip() == f"{library} {spamm_torch.__version__}", result.stderr
 
 
-def test_clone_without_an_installed_package_says_how_to_build(clone):
-    line = import_error(clone)
-    assert f"run `make build` in {clone.parent}" in line
-
-
-def test_clone_does_not_take_a_library_of_other_sources(clone, copy_of_package):
+def test_clone_without_a_library_of_its_sources_says_how_to_build(clone, copy_of_package):
+    """Without an installed one, and with one of other sources."""
+    build = f"run `make build` in {clone.parent}"
+    assert build in import_error(clone)
     with (clone / "nn.py").open("a") as file:
         file.write("# changed\n")
     line = import_error(clone, copy_of_package.parent)
     assert str(copy_of_package) in line
-    assert f"run `make build` in {clone.parent}" in line
+    assert build in line
 
 
 # ---- setup.py -----------------------------------------------------------------------------------
@@ -243,21 +229,29 @@ def test_no_nvcc_is_a_cpu_only_build(setup_module, tmp_path):
     assert "FORCE_CUDA=1" in line
 
 
-def test_reasons_for_a_cpu_only_build(setup_module, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("forced", "is_there", "cuda", "reason"),
+    [
+        ("1", True, "13.0", None),
+        (None, True, "13.0", None),
+        ("0", True, "13.0", "FORCE_CUDA"),
+        (None, False, "13.0", "no nvcc"),
+        (None, True, None, "without CUDA"),
+    ],
+)
+def test_reasons_for_a_cpu_only_build(
+    setup_module, monkeypatch, tmp_path, forced, is_there, cuda, reason
+):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").touch()
-    monkeypatch.setattr(setup_module.cpp_extension, "CUDA_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setenv("FORCE_CUDA", "1")
-    assert setup_module.reason_for_cpu_only() is None
-    monkeypatch.setenv("FORCE_CUDA", "0")
-    assert "FORCE_CUDA" in setup_module.reason_for_cpu_only()
-    monkeypatch.delenv("FORCE_CUDA")
-    assert setup_module.reason_for_cpu_only() is None
-    monkeypatch.setattr(setup_module.cpp_extension, "CUDA_HOME", None)
-    assert "no nvcc" in setup_module.reason_for_cpu_only()
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert "without CUDA" in setup_module.reason_for_cpu_only()
+    home = str(tmp_path) if is_there else None
+    monkeypatch.setattr(setup_module.cpp_extension, "CUDA_HOME", home)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("FORCE_CUDA", raising=False)
+    if forced:
+        monkeypatch.setenv("FORCE_CUDA", forced)
+    found = setup_module.reason_for_cpu_only()
+    assert reason in found if reason else found is None
     monkeypatch.setenv("FORCE_CUDA", "yes")
     with raises_line(SystemExit, "0 or 1; got 'yes'"):
         setup_module.reason_for_cpu_only()
@@ -267,7 +261,10 @@ def test_reasons_for_a_cpu_only_build(setup_module, monkeypatch, tmp_path):
     ("cores", "gib", "jobs"), [(2, 64.0, 2), (16, 24.0, 8), (16, 1.0, 1), (1, 0.0, 1)]
 )
 def test_default_max_jobs(setup_module, cores, gib, jobs):
-    assert setup_module.default_max_jobs(cores, gib) == jobs
+    """By cores and the memory that the kernel calls available."""
+    text = f"MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable:   {int(gib * 2**20)} kB\n"
+    assert setup_module.default_max_jobs(cores, setup_module.free_gib(text)) == jobs
+    assert setup_module.free_gib() > 0
 
 
 @pytest.mark.parametrize(
@@ -287,17 +284,11 @@ def test_targets_of_a_files_kernels(setup_module, monkeypatch, targets, file, ex
     assert setup_module.flags_of_targets(file) == flags
 
 
-TARGETS = {  # and whether Hopper's kernels are built
-    **dict.fromkeys(("8.0+PTX 9.0a", "8.0;9.0a+PTX", "9.0a+PTX", "9.0a 10.0"), True),
-    **dict.fromkeys(("9.0", "8.0+PTX", "8.0;9.0+PTX"), False),
-}
-
-
 def test_plain_hopper_beside_its_own_target_is_refused(setup_module, monkeypatch):
-    for targets, hopper in TARGETS.items():
+    for targets in ("8.0+PTX 9.0a", "8.0;9.0a+PTX", "9.0a+PTX", "9.0a 10.0", "9.0", "8.0;9.0+PTX"):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
         setup_module.check_cuda_targets()
-        assert setup_module.builds_for_hopper() == hopper, targets
+        assert setup_module.builds_for_hopper() == ("9.0a" in targets), targets
     for targets in ("9.0 9.0a", "8.0+PTX;9.0+PTX;9.0a", "Hopper 9.0a"):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
         with raises_line(SystemExit, "TORCH_CUDA_ARCH_LIST must hold"):
@@ -357,21 +348,16 @@ x = layers[0](image)  # ![not](a-picture.png)
 
 def test_missing_cutlass_is_one_line(setup_module, monkeypatch):
     monkeypatch.setattr(setup_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as error:
+    with raises_line(SystemExit, "pip install --no-deps nvidia-cutlass=="):
         setup_module.cutlass_include()
-    [line] = str(error.value).splitlines()
-    assert "pip install --no-deps nvidia-cutlass==" in line
 
 
-def test_every_source_has_an_object_of_its_own(setup_module):
-    """Objects are named after sources without their suffix: a .cu beside a .cpp would hide it."""
+def test_every_source_is_compiled_once(setup_module):
+    """Host files by themselves or in one unit, which is for Hopper alone or for any chip. Objects
+    are named after sources without their suffix: a .cu beside a .cpp would hide it.
+    """
     sources = setup_module.sources("**/*.cpp", "**/*.cu")
-    assert sources
-    assert len({Path(source).with_suffix("") for source in sources}) == len(sources)
-
-
-def test_every_host_file_is_compiled_once(setup_module):
-    """By itself or in one unit. A unit is for Hopper alone or for any chip."""
+    assert len({Path(source).with_suffix("") for source in sources}) == len(sources) > 0
     files = setup_module.sources("cpu/**/*.cpp", "cuda/**/*.cpp", "shards/*.cpp")
     compiled = []
     for source in setup_module.in_units(files):
@@ -379,12 +365,6 @@ def test_every_host_file_is_compiled_once(setup_module):
         compiled += found or [source]
         assert len({"sm90" in file for file in found}) <= 1, source
     assert sorted(compiled) == files
-
-
-def test_free_memory_is_what_the_kernel_calls_available(setup_module):
-    text = "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable:   12582912 kB\n"
-    assert setup_module.free_gib(text) == 12.0
-    assert setup_module.free_gib() > 0
 
 
 # ---- What a run of tests says on a machine without a GPU ----------------------------------------

@@ -15,18 +15,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import distributed_mm
 import from_scipy
 import my_resnet
 import spamm_torch
-from spamm_torch.calibration import (
-    CalibrationReport,
-    CalibrationRow,
-    LayerStats,
-    ModelStats,
-    Outcome,
-)
-from spamm_torch.networks import ConvertReport
+from spamm_torch import calibration, networks
 
 ROOT = Path(__file__).parents[2]
 API = (ROOT / "docs" / "api.md").read_text()
@@ -40,29 +32,22 @@ record_stats refresh_ revert_ row_cuts sparse valid_counts valid_ratio
 """
 
 
-@pytest.mark.parametrize("name", ["OrderedBatch", "likeness_order", "order_batch"])
-def test_names_that_left(name):
-    line = rf"^module 'spamm_torch' has no attribute '{name}': docs/serving.md orders a batch by"
-    with pytest.raises(AttributeError, match=line):
-        getattr(spamm_torch, name)
-    assert not hasattr(spamm_torch, "nothing")
-
-
 def test_the_names():
+    """Results stay in their modules: nobody makes one; annotations and isinstance name them."""
     assert NAMES.split() == spamm_torch.__all__
     assert len(spamm_torch.__all__) <= 28
     assert all(hasattr(spamm_torch, name) for name in spamm_torch.__all__)
     assert (Path(spamm_torch.__file__).parent / "py.typed").exists()
     names = re.findall(r"^\| (`[^|]+`) \|", API.partition("## All names")[2], re.MULTILINE)
     assert {name.strip("`") for row in names for name in row.split(", ")} == {*spamm_torch.__all__}
-
-
-def test_results_stay_in_their_modules():
-    """Nobody makes one; annotations and isinstance name them."""
-    results = (CalibrationReport, CalibrationRow, LayerStats, ModelStats, Outcome)
-    for result in (*results, ConvertReport):
-        assert result.__doc__
-        assert not hasattr(spamm_torch, result.__name__)
+    for name in ("CalibrationReport", "CalibrationRow", "LayerStats", "ModelStats", "Outcome"):
+        assert getattr(calibration, name).__doc__
+    assert networks.ConvertReport.__doc__
+    left = r"^module 'spamm_torch' has no attribute '\w+': docs/serving.md orders a batch by"
+    for name in ("OrderedBatch", "likeness_order", "order_batch"):
+        with pytest.raises(AttributeError, match=left):
+            getattr(spamm_torch, name)
+    assert not hasattr(spamm_torch, "nothing")
 
 
 # ---- The contract -------------------------------------------------------------------------------
@@ -91,17 +76,11 @@ def test_the_page_has_the_signatures():
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_each_parameter_is_described_and_has_a_type(function):
-    doc = inspect.getdoc(function)
-    _, args, after = doc.partition("Args:\n")
+    _, args, after = inspect.getdoc(function).partition("Args:\n")
     assert args, "no Args"
-    described = {
-        name.strip()
-        for line in after.splitlines()
-        if line.startswith("    ") and not line.startswith("     ") and ":" in line
-        for name in line.partition(":")[0].split(",")
-    }
+    described = ", ".join(re.findall(r"^    (\S[^:\n]*):", after, re.MULTILINE)).split(", ")
     signature = inspect.signature(function)
-    assert described >= set(signature.parameters)
+    assert {*described} >= {*signature.parameters}
     assert signature.return_annotation is not signature.empty
     assert all(p.annotation is not p.empty for p in signature.parameters.values())
 
@@ -130,9 +109,8 @@ def of_the_reader():
     }
 
 
-PAGES = [pytest.param("README", marks=pytest.mark.inductor)]
-PAGES += [*(f"docs/{name}" for name in ("api", "networks", "serving", "calibration"))]
-PAGES += ["docs/block_sparse"]
+PAGES = [f"docs/{name}" for name in ("api", "networks", "serving", "calibration", "block_sparse")]
+PAGES += [pytest.param("README", marks=pytest.mark.inductor)]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -240,17 +218,15 @@ def test_the_example_of_a_network(capsys):
     assert sum("bn" in row.split() for row in rows) == 20
 
 
-@pytest.mark.parametrize(("name", "needs"), [("scf_pyscf", "pyscf"), ("density_300k", "tblite")])
+@pytest.mark.parametrize(
+    ("name", "needs"), [("scf_pyscf", "pyscf"), ("density_300k", "tblite"), ("distributed_mm", "")]
+)
 def test_examples_without_the_program_they_need(monkeypatch, name, needs):
-    for module in (needs, f"{needs}.interface"):
+    for module in filter(None, (needs, needs and f"{needs}.interface")):
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(SystemExit, match=rf"^error: expected {needs}, .*; got .*{needs}"):
-        importlib.import_module(name).main([])
-
-
-def test_the_distributed_example_without_torchrun(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr("sys.argv", ["distributed_mm.py"])
-    with pytest.raises(SystemExit, match=r"^error: start it with torchrun"):
-        distributed_mm.main()
+    monkeypatch.setattr("sys.argv", [f"{name}.py"])
+    line = rf"expected {needs}, .*; got .*{needs}" if needs else "start it with torchrun"
+    with pytest.raises(SystemExit, match=rf"^error: {line}"):
+        importlib.import_module(name).main()

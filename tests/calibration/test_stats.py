@@ -73,9 +73,8 @@ def test_layers_set_by_hand(device, is_frozen):
 def test_several_calls_of_one_layer_count_together(device):
     conv = SpAMMConv2d(32, 64, 3, padding=1, tau=TAU).to(device)
     model = nn.Sequential(conv)
-    inputs = [
-        scale * dark_pictures(count, channels=32).to(device) for count, scale in ((64, 1), (192, 3))
-    ]
+    sizes = ((64, 1), (192, 3))
+    inputs = [scale * dark_pictures(count, channels=32).to(device) for count, scale in sizes]
     with record_stats(model) as stats:
         model(inputs[0])
         assert stats["0"].calls == 1  # may be read meanwhile
@@ -122,11 +121,8 @@ def test_padding_that_torch_makes_and_weights_computed_anew(options):
     input = dark_pictures(2, channels=32)
     with record_stats(nn.Sequential(conv)) as stats:
         conv(input)
-    padded = nn.functional.pad(
-        input,
-        [conv.dilation[0]] * 4,
-        mode="reflect" if "padding_mode" in options else "constant",
-    )
+    mode = "reflect" if "padding_mode" in options else "constant"
+    padded = nn.functional.pad(input, [conv.dilation[0]] * 4, mode=mode)
     given = {"padding": 0, "dilation": conv.dilation, "pixel_block": (64, 1, 1)}
     assert_is(stats["0"], info_of(padded, conv.weight, **given))
 
@@ -155,16 +151,13 @@ def test_the_table():
 # ---- Settings from what was seen ----------------------------------------------------------------
 
 
-def residual(inner, outer, stride):
-    """A block of a ResNet whose shortcut is a convolution."""
-    block = BasicBlock(inner, outer, stride)
-    block.downsample = nn.Conv2d(inner, outer, 1, stride)
-    return block
-
-
 def residual_network(seed):
+    """Blocks of a ResNet whose shortcuts are convolutions."""
     torch.manual_seed(seed)
-    blocks = residual(32, 32, 1), residual(32, 64, 2)
+    blocks = [
+        BasicBlock(32, outer, stride, nn.Conv2d(32, outer, 1, stride))
+        for outer, stride in ((32, 1), (64, 2))
+    ]
     return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *blocks, nn.Flatten(2)).eval()
 
 

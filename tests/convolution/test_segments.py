@@ -261,6 +261,25 @@ def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, force_un
             assert torch.equal(got, of_boxes), value
 
 
+@pytest.mark.parametrize("layer", UNSKIPPED)
+def test_tf32_has_the_bits_of_the_kernel_of_boxes(layer, force_unskipped, set_tf32):
+    set_tf32(True)
+    case = Case(UNSKIPPED[layer], torch.float32)
+    own = {"pixel_block": (1, 8, 8)}  # an image does not depend on its batch: never cuDNN's
+    force_unskipped("0")
+    of_boxes = case(bias=False, residual=False, activation="none", **own)
+    epilogue = of_boxes.double() + case.bias.view(-1, 1, 1) + case.residual
+    for value in ("1", *TILES):
+        if value.startswith("128x208"):  # has no room for three stages
+            continue
+        force_unskipped(value)
+        got = case(bias=False, residual=False, activation="none", **own)
+        assert torch.equal(got, of_boxes), value
+        for activation in ("relu", "silu"):
+            expected = ACTIVATIONS[activation](epilogue).float()
+            torch.testing.assert_close(case(activation=activation, **own), expected)
+
+
 def test_the_rule_changes_no_bit(force_unskipped):
     """If the kernel of boxes has no segments, no result tells which of the two ran."""
     case = Case((64, 64, 128, 14, 14, *THREE), torch.float16)

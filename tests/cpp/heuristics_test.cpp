@@ -30,46 +30,35 @@ TEST(Heuristics, HopperKernelsRunOnHopperAlone) {
 }
 
 TEST(Heuristics, TensorMapsTakeWhat32BitCoordinatesReach) {
-  constexpr int64_t kTooLong = int64_t{1} << 31;
-  EXPECT_TRUE(tensor_maps_take(1, 1, 1));
-  EXPECT_TRUE(tensor_maps_take(100'000, 100'000, 100'000));
-  EXPECT_FALSE(tensor_maps_take(kTooLong, 1, 1));
-  EXPECT_FALSE(tensor_maps_take(1, kTooLong, 1));
-  EXPECT_FALSE(tensor_maps_take(1, 1, kTooLong));
+  for (const int64_t length : {int64_t{1}, int64_t{100'000}, int64_t{1} << 31}) {
+    const bool takes = length < int64_t{1} << 31;
+    EXPECT_EQ(tensor_maps_take(length, 1, 1), takes);
+    EXPECT_EQ(tensor_maps_take(1, length, 1), takes);
+    EXPECT_EQ(tensor_maps_take(1, 1, length), takes);
+  }
   EXPECT_FALSE(tensor_maps_take(64, 64, 0));
 }
 
-TEST(Heuristics, KernelsByTypeAndChip) {
-  const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper) -> std::string {
-    return kernel_name(choose_kernel(dtype, {64, 64, 64}, allow_tf32, hopper));
-  };
-  EXPECT_EQ(name(at::kHalf, false, true), "sm90-wgmma-f16");
-  EXPECT_EQ(name(at::kBFloat16, false, true), "sm90-wgmma-bf16");
-  EXPECT_EQ(name(at::kHalf, false, false), "sm80-mma-f16");
-  EXPECT_EQ(name(at::kBFloat16, false, false), "sm80-mma-bf16");
-  for (const bool hopper : {false, true}) {
-    EXPECT_EQ(name(at::kDouble, true, hopper), hopper ? "sm90-dmma-f64" : "sm80-dmma-f64");
+TEST(Heuristics, KernelsByTypeBlockAndChip) {
+  for (const Block& block : {Block{64, 64, 64}, Block{128, 64, 128}, Block{32, 64, 64},
+                             Block{64, 32, 64}, Block{128, 128, 32}}) {
+    const bool is_small = std::min({block.m, block.k, block.n}) == 32;
+    const auto name = [&](c10::ScalarType dtype, bool tf32, bool hopper) -> std::string {
+      return kernel_name(choose_kernel(dtype, block, tf32, hopper));
+    };
+    for (const bool tf32 : {false, true}) {
+      EXPECT_EQ(name(at::kHalf, tf32, true), "sm90-wgmma-f16");
+      EXPECT_EQ(name(at::kBFloat16, tf32, true), "sm90-wgmma-bf16");
+      EXPECT_EQ(name(at::kDouble, tf32, true), "sm90-dmma-f64");
+      EXPECT_EQ(name(at::kHalf, tf32, false), "sm80-mma-f16");
+      EXPECT_EQ(name(at::kBFloat16, tf32, false), "sm80-mma-bf16");
+      EXPECT_EQ(name(at::kDouble, tf32, false), "sm80-dmma-f64");
+      EXPECT_EQ(name(at::kFloat, tf32, false), tf32 ? "sm80-mma-tf32" : "sm80-simt-f32");
+    }
+    EXPECT_EQ(name(at::kFloat, false, true), "sm90-wgmma-f32x3");  // in halves
+    EXPECT_EQ(name(at::kFloat, true, true), is_small ? "sm80-mma-tf32" : "sm90-wgmma-f32x1");
   }
   EXPECT_THROW(choose_kernel(at::kInt, {64, 64, 64}, false, false), c10::TypeError);
-}
-
-TEST(Heuristics, Float32InHalvesOnHopper) {
-  const auto name = [](Block block, bool allow_tf32, bool hopper) -> std::string {
-    return kernel_name(choose_kernel(at::kFloat, block, allow_tf32, hopper));
-  };
-  for (const Block& block : {Block{64, 64, 64}, Block{128, 64, 128}}) {
-    EXPECT_EQ(name(block, false, true), "sm90-wgmma-f32x3");
-    EXPECT_EQ(name(block, true, true), "sm90-wgmma-f32x1");
-    EXPECT_EQ(name(block, false, false), "sm80-simt-f32");
-    EXPECT_EQ(name(block, true, false), "sm80-mma-tf32");
-  }
-  for (const Block& block : {Block{32, 64, 64}, Block{64, 32, 64}, Block{128, 128, 32}}) {
-    EXPECT_EQ(name(block, false, true), "sm90-wgmma-f32x3");
-    EXPECT_EQ(name(block, true, true), "sm80-mma-tf32");
-  }
-}
-
-TEST(Heuristics, HalvesByProducts) {
   EXPECT_EQ(split_parts_of(Kernel::kSm90F32x1), 1);
   EXPECT_EQ(split_parts_of(Kernel::kSm90F32x3), 2);
   EXPECT_EQ(split_parts_of(Kernel::kSm80F32), 0);
@@ -98,19 +87,19 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   const auto tile = [](Kernel kernel, int64_t batch, int64_t m, int64_t n) {
     return choose_tile(kernel, {batch, batch, batch, m, n, 1024}, kMultiprocessors);
   };
-  EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1024, 1024), TileSize::kSmall);
+  struct Edges {
+    Kernel kernel;
+    int64_t small, large;
+  };
+  for (const auto& [kernel, small, large] :
+       {Edges{Kernel::kSm80F16, 1408, 1536}, Edges{Kernel::kSm90F32x3, 1536, 1664},
+        Edges{Kernel::kSm90F64, 1536, 2048}, Edges{Kernel::kSm90F32x1, 1024, 2048},
+        Edges{Kernel::kSm90F16, 1024, 2048}}) {
+    EXPECT_EQ(tile(kernel, 1, small, small), TileSize::kSmall) << kernel_name(kernel);
+    EXPECT_EQ(tile(kernel, 1, large, large), TileSize::kLarge) << kernel_name(kernel);
+  }
   EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1536, 1408), TileSize::kLarge);  // 132 tiles of 128 x 128
   EXPECT_EQ(tile(Kernel::kSm80F16, 132, 1, 1), TileSize::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1024, 1024), TileSize::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1536, 1536), TileSize::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1664, 1664), TileSize::kLarge);  // 169 tiles of 128 x 128
-  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 1536, 1536), TileSize::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 2048, 2048), TileSize::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1024, 1024), TileSize::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 2048, 2048), TileSize::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1024, 1024), TileSize::kSmall);  // 128 tiles of 128 x 64
-  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 2048, 2048), TileSize::kLarge);  // 128 of 128 x 256
-  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 8200, 8200), TileSize::kLarge);
   EXPECT_EQ(tile(Kernel::kSm90Bf16, 264, 1, 1), TileSize::kSmall);  // what is outside costs, too
 }
 
@@ -121,7 +110,7 @@ TEST(Heuristics, TilesThatFillTheChip) {
   };
   for (const int64_t n : {500, 1000, 1024}) EXPECT_EQ(tile(n), TileSize::kSmall) << n;
   for (const int64_t n : {1040, 1088, 1152, 1408}) EXPECT_EQ(tile(n), TileSize::kMedium) << n;
-  for (const int64_t n : {2000, 2048, 4096, 8192}) EXPECT_EQ(tile(n), TileSize::kLarge) << n;
+  for (const int64_t n : {2000, 2048, 4096, 8192, 8200}) EXPECT_EQ(tile(n), TileSize::kLarge) << n;
   for (const int64_t n : {2049, 2056, 2112}) EXPECT_EQ(tile(n), TileSize::kSquare) << n;
   for (int64_t n = 64; n < 10'000; n += 100) {
     const TileSize found = tile(n, false);
@@ -182,13 +171,8 @@ TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
   }
 }
 
-TEST(Heuristics, TileRowsWalkedTogether) {
-  EXPECT_EQ(group_rows(1), 8);
-  EXPECT_EQ(group_rows(16), 8);
-  EXPECT_EQ(group_rows(17), 16);
-}
-
-TEST(Heuristics, CountersOfTiles) {
+TEST(Heuristics, TileRowsWalkedTogetherAndCountersOfTiles) {
+  for (const int64_t columns : {1, 16, 17}) EXPECT_EQ(group_rows(columns), columns <= 16 ? 8 : 16);
   for (const Kernel kernel : kKernels) {
     EXPECT_EQ(claims_tiles(kernel), std::string(kernel_name(kernel)).starts_with("sm90"));
   }
@@ -214,44 +198,38 @@ TEST(Heuristics, ConvolutionKernelsByTypeAndChip) {
 }
 
 TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
-  const UnskippedConv large = {128, 256, 256, 9, 56 * 56, 56 * 56};
-  const auto ours = [](UnskippedConv size, at::ScalarType dtype = at::kFloat, bool tf32 = false,
-                       bool hopper = true) {
-    return own_unskipped_conv_pays(dtype, tf32, hopper, kMultiprocessors, size);
+  using Sizes = std::vector<UnskippedConv>;
+  const auto expect = [](at::ScalarType dtype, bool hopper, const Sizes& ours,
+                         const Sizes& cudnns) {
+    for (const bool is_ours : {true, false}) {
+      for (const UnskippedConv& x : is_ours ? ours : cudnns) {
+        EXPECT_EQ(own_unskipped_conv_pays(dtype, tf32, hopper, kMultiprocessors, x), is_ours)
+            << c10::toString(dtype) << ", " << x.images << " images, " << x.in_channels
+            << " channels of " << x.in_pixels << " pixels";
+      }
+    }
   };
-  EXPECT_TRUE(ours(large));
-  EXPECT_TRUE(ours(large, at::kFloat, true));
-  EXPECT_TRUE(ours({8, 512, 128, 1, 784, 784}, at::kFloat, true));
-  EXPECT_FALSE(ours({8, 256, 256, 9, 196, 196}, at::kFloat, true));  // few tiles
-  EXPECT_FALSE(ours({32, 36, 72, 9, 2500, 2500}, at::kFloat, true));
-  EXPECT_FALSE(ours({128, 258, 256, 9, 3136, 3136}, at::kFloat, true));
-  EXPECT_FALSE(ours(large, at::kFloat, false, false));
-  EXPECT_FALSE(ours(large, at::kHalf, false, false));
+  const UnskippedConv large = {128, 256, 256, 9, 56 * 56, 56 * 56},
+                      odd = {16, 100, 100, 9, 169, 169};
+  const UnskippedConv stem = {1, 3, 64, 49, 224 * 224, 112 * 112};
+  const UnskippedConv one = {1, 64, 64, 9, 56 * 56, 56 * 56};
   for (const bool hopper : {false, true}) {
-    const auto of_double = [&](UnskippedConv size) {
-      return ours(size, at::kDouble, false, hopper);
-    };
-    EXPECT_TRUE(of_double(large));
-    EXPECT_TRUE(of_double({1, 64, 64, 9, 56 * 56, 56 * 56}));
-    EXPECT_TRUE(of_double({128, 32, 32, 9, 1024, 1024}));
-    EXPECT_FALSE(of_double({16, 100, 100, 9, 169, 169}));
-    EXPECT_FALSE(of_double({17, 48, 96, 25, 35 * 35, 35 * 35}));
-    EXPECT_FALSE(of_double({1, 3, 64, 49, 224 * 224, 112 * 112}));
-    EXPECT_FALSE(of_double({64, 512, 2048, 1, 49, 49}));
-    EXPECT_TRUE(of_double({32, 256, 64, 1, 56 * 56, 56 * 56}));
+    expect(at::kDouble, hopper,
+           {large, one, {128, 32, 32, 9, 1024, 1024}, {32, 256, 64, 1, 56 * 56, 56 * 56}},
+           {odd, stem, {17, 48, 96, 25, 35 * 35, 35 * 35}, {64, 512, 2048, 1, 49, 49}});
   }
-  EXPECT_TRUE(ours({100, 64, 128, 9, 256, 256}));
-  EXPECT_TRUE(ours({2, 640, 640, 9, 1024, 1024}));  // by a matrix
-  EXPECT_FALSE(ours({2, 64, 64, 9, 512 * 512, 512 * 512}));
-  EXPECT_FALSE(ours({1, 64, 64, 9, 56 * 56, 56 * 56}));
-  EXPECT_FALSE(ours({1, 3, 64, 49, 224 * 224, 112 * 112}));
-  EXPECT_FALSE(ours({32, 24, 144, 1, 56 * 56, 56 * 56}));
+  expect(at::kFloat, true,
+         {large, {100, 64, 128, 9, 256, 256}, {2, 640, 640, 9, 1024, 1024}},  // by a matrix
+         {stem, one, {2, 64, 64, 9, 512 * 512, 512 * 512}, {32, 24, 144, 1, 56 * 56, 56 * 56}});
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {
-    EXPECT_TRUE(ours({1, 3, 64, 49, 224 * 224, 112 * 112}, dtype));
-    EXPECT_TRUE(ours({1, 512, 512, 9, 196, 196}, dtype));
-    EXPECT_FALSE(ours({16, 100, 100, 9, 169, 169}, dtype));
-    EXPECT_FALSE(ours({3, 33, 64, 9, 3500, 3500}, dtype));
+    expect(dtype, true, {stem, {1, 512, 512, 9, 196, 196}}, {odd, {3, 33, 64, 9, 3500, 3500}});
   }
+  expect(at::kFloat, false, {}, {large});
+  expect(at::kHalf, false, {}, {large});
+  // In TF32: few tiles, padding, and channels that are not aligned.
+  expect(at::kFloat, true, {large, {8, 512, 128, 1, 784, 784}},
+         {{8, 256, 256, 9, 196, 196}, {32, 36, 72, 9, 2500, 2500}, {128, 258, 256, 9, 3136, 3136}},
+         /*tf32=*/true);
 }
 
 TEST(Heuristics, Float32ConvolutionsByChannels) {
@@ -312,17 +290,14 @@ TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
   for (const int forced : {1, 2, 4}) {
     EXPECT_EQ(segments(512, 1 << 20, 1, forced), forced);
   }
-}
-
-TEST(Heuristics, SegmentsAreAPowerOfTwoAndRunAtOnce) {
+  // They are a power of two and run at once.
   for (const int multiprocessors : {1, 16, 114, 132}) {
     for (const int64_t pixels : {1, 1000, 5000, 20'000}) {
       for (const int64_t steps : {1, 9, 36, 288}) {
         const int found = choose_conv_segments(200, pixels, steps, multiprocessors);
-        EXPECT_TRUE(found == 1 || found == 2 || found == 4);
-        const int64_t tiles = blocks_of(200, 128) * blocks_of(pixels, 128);
-        EXPECT_TRUE(found == 1 || found * tiles <= multiprocessors);
-        EXPECT_TRUE(found == 1 || found * 8 <= steps);
+        const int64_t tiles = 2 * blocks_of(pixels, 128);
+        EXPECT_TRUE(found == 1 || ((found == 2 || found == 4) && found * 8 <= steps &&
+                                   found * tiles <= multiprocessors));
       }
     }
   }
@@ -375,6 +350,10 @@ TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
       EXPECT_TRUE(std::ranges::find(kUnskippedTiles, found) != std::end(kUnskippedTiles));
     }
   }
+  // Shared memory, which the model of time counts too.
+  EXPECT_EQ((UnskippedTile{128, 96}.stages(2)), 7);
+  EXPECT_EQ((UnskippedTile{128, 192}.stages(2)), 5);
+  EXPECT_EQ((UnskippedTile{64, 384}.stages(2)), 3);
 }
 
 TEST(Heuristics, ConsecutivePixelsPayWithoutSegments) {
@@ -390,13 +369,6 @@ TEST(Heuristics, ConsecutivePixelsPayWithoutSegments) {
   EXPECT_FALSE(pays(512, 1 << 20, 72, 0, 2));  // forced segments
   EXPECT_TRUE(pays(1024, 14 * 14, 4));         // one image
   EXPECT_TRUE(pays(64, 64 * 56 * 56, 9));
-}
-
-// Shared memory, which the model of time counts too.
-TEST(Heuristics, StagesOfConsecutivePixels) {
-  EXPECT_EQ((UnskippedTile{128, 96}.stages(2)), 7);
-  EXPECT_EQ((UnskippedTile{128, 192}.stages(2)), 5);
-  EXPECT_EQ((UnskippedTile{64, 384}.stages()), 3);
 }
 
 TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {

@@ -1,9 +1,11 @@
-// The calls of the C++ API: against at:: where nothing is skipped, against each other where
-// something is. The ops below them are held to the definition by the tests in Python.
+// The calls of the C++ API: against at:: where nothing is skipped, against each other or within
+// their promise where something is. The ops below them are held to the definition by the tests in
+// Python.
 #include <c10/util/Exception.h>
 
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "arguments.h"
 #include "spamm.h"
@@ -45,11 +47,9 @@ TEST_P(Products, TheKnobsAgreeForEveryType) {
 TEST_P(Products, AddmmScalesAndIgnoresItsInputForBetaZero) {
   const Tensor a = random({80, 90}), b = random({90, 50}), bias = random({50});
   const Tensor expected = at::addmm(bias, a, b, 0.5, 2);
-  EXPECT_LE(
-      relative_error(
-          mm(a, b, {.knob = kDense, .block = {32, 64, 32}, .input = bias, .beta = 0.5, .alpha = 2}),
-          expected),
-      tolerance(at::kFloat));
+  const Tensor sums =
+      mm(a, b, {.knob = kDense, .block = {32, 64, 32}, .input = bias, .beta = 0.5, .alpha = 2});
+  EXPECT_LE(relative_error(sums, expected), tolerance(at::kFloat));
   const Tensor nan = at::full({50}, std::numeric_limits<float>::quiet_NaN(), options());
   EXPECT_LE(relative_error(mm(a, b, {.knob = kDense, .input = nan, .beta = 0}), at::mm(a, b)),
             tolerance(at::kFloat));
@@ -63,12 +63,12 @@ TEST_P(Products, BmmSharesOneThresholdAndLinearTakesRowsOfAnyShape) {
   EXPECT_LE(relative_error(c[0], at::mm(a[0], b[0])), tolerance(at::kFloat));
   EXPECT_LE(relative_error(c[2], at::mm(a[2], b[2])), tolerance(at::kFloat));
   const Tensor input = random({2, 5, 96}), weight = random({40, 96}), bias = random({40});
-  EXPECT_LE(relative_error(linear(input, weight, bias, {.knob = kDense}),
-                           at::linear(input, weight, bias)),
-            tolerance(at::kFloat));
-  EXPECT_LE(relative_error(linear(input[0][0], weight, std::nullopt, {.knob = kDense}),
-                           at::linear(input[0][0], weight)),
-            tolerance(at::kFloat));
+  const std::pair<Tensor, OptTensor> cases[] = {{input, bias}, {input[0][0], std::nullopt}};
+  for (const auto& [x, added] : cases) {
+    EXPECT_LE(
+        relative_error(linear(x, weight, added, {.knob = kDense}), at::linear(x, weight, added)),
+        tolerance(at::kFloat));
+  }
 }
 
 TEST_P(Products, SymmetricProductsWithNormsIntoMemoryThatIsGiven) {
@@ -86,6 +86,39 @@ TEST_P(Products, SymmetricProductsWithNormsIntoMemoryThatIsGiven) {
   mm_out(x, x, x, {.knob = knob, .input = x, .beta = 2, .alpha = -1});
   EXPECT_TRUE(at::equal(x, expected));
   EXPECT_THROW(mm_out(x.narrow(0, 0, 64), x, x, {.knob = knob}), c10::Error);
+}
+
+class Conv2d : public OnDevice {};
+SPAMM_TEST_ON_DEVICES(Conv2d);
+
+TEST_P(Conv2d, TakesEveryOption) {
+  const Tensor input = random({3, 12, 13, 11}), weight = random({10, 6, 5, 3}), bias = random({10});
+  ConvOptions options = {.stride = {2, 1}, .padding = {2, 0}, .dilation = {1, 2}, .groups = 2};
+  const Tensor sums = at::conv2d(input, weight, bias, {2, 1}, {2, 0}, {1, 2}, 2);
+  options.residual = random(sums.sizes());
+  options.activation = "silu";
+  const Tensor expected = at::silu(sums + *options.residual);
+  const Tensor dense = dense_conv2d(input, weight, bias, options);
+  EXPECT_LE(relative_error(dense, expected), tolerance(at::kFloat));
+  options.knob = kDense;
+  const Tensor output = conv2d(input, weight, bias, options);
+  EXPECT_EQ(output.sizes(), expected.sizes());
+  EXPECT_LE(relative_error(output, expected), tolerance(at::kFloat));
+}
+
+TEST_P(Conv2d, KeepsWithinMaxErrorAndUsesIt) {
+  // Images whose brightness falls from the middle, so that there is something to skip.
+  const Tensor window = at::exp(-at::linspace(-3, 3, 16, options()).square());
+  const Tensor input = random({64, 32, 16, 16}) * window.unsqueeze(1) * window;
+  const Tensor weight = random({32, 32, 3, 3});
+  const Tensor dense = at::conv2d(input, weight, {}, 1, 1);
+  const Tensor output =
+      conv2d(input, weight, std::nullopt, {.padding = {1, 1}, .knob = {.max_error = 0.01}});
+  const double operands = weight.norm().item<double>() *
+                          at::im2col(input, {3, 3}, {1, 1}, {1, 1}, {1, 1}).norm().item<double>();
+  const double lost = (output - dense).norm().item<double>();
+  EXPECT_GT(lost, 1e-5 * dense.norm().item<double>());
+  EXPECT_LE(lost, 0.01 * operands);
 }
 
 // The stages by themselves.
@@ -135,8 +168,6 @@ TEST_P(Stages, MultiplyBelievesTheMapsItIsGiven) {
   EXPECT_TRUE(at::equal(c, at::full({64, 64}, 2 * 3 + 0.5 * 32, options())));
 }
 
-}  // namespace
-
 TEST_P(Products, ShardsHaveTheBitsOfTheWhole) {
   const Tensor a = decaying(300, 256), b = decaying(256, 310);
   for (const Knob& knob : {Knob{.threshold = 0.5}, Knob{.valid_ratio = 0.3}}) {
@@ -159,8 +190,6 @@ TEST(MirrorUpper, CopiesTheUpperTriangleOfEachMatrix) {
 }
 
 // ---- Bad input: the type of the error, and one line that says what was expected and what came ---
-
-namespace {
 
 // A call raises an `Error` of one line with these parts.
 template <class Error>
@@ -201,5 +230,4 @@ TEST(Errors, AreOfTheirKindAndOneLine) {
 }
 
 }  // namespace
-
 }  // namespace spamm::testing

@@ -68,6 +68,8 @@ const std::vector<Knob>& knobs() {
 TEST_F(SpammHost, HasTheBitsOfOneDevice) {
   for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
     const Tensor a = decaying(640, 320, dtype), b = decaying(320, 1000, dtype);
+    const Tensor ratio = valid_ratio(norm_map(a, {64, 64}), norm_map(b, {64, 64}), *knobs()[0].tau);
+    EXPECT_NEAR(ratio.item<double>(), 0.5, 0.4);  // some are skipped
     for (const Knob& knob : knobs()) {
       const Tensor expected = mm(a, b, {.knob = knob});
       for (const int64_t devices : {1, 2, 3}) {
@@ -78,13 +80,6 @@ TEST_F(SpammHost, HasTheBitsOfOneDevice) {
       }
     }
   }
-}
-
-TEST_F(SpammHost, SkipsSomeBlockProducts) {
-  const Tensor a = decaying(640, 320), b = decaying(320, 1000);
-  const Tensor ratio = valid_ratio(norm_map(a, {64, 64}), norm_map(b, {64, 64}), *knobs()[0].tau);
-  EXPECT_GT(ratio.item<double>(), 0.1);
-  EXPECT_LT(ratio.item<double>(), 0.9);
 }
 
 TEST_F(SpammHost, AnyPanelsSizesAndBlocks) {
@@ -105,27 +100,21 @@ TEST_F(SpammHost, AnyPanelsSizesAndBlocks) {
   }
 }
 
-TEST_F(SpammHost, ChoosesSizesByItself) {
-  const Tensor a = decaying(300, 200), b = decaying(200, 9000);
-  const Tensor expected = mm(a, b, {.knob = knobs()[0]});
-  EXPECT_TRUE(at::equal(from_host(a, b, knobs()[0], 2, {}), expected));
-  EXPECT_TRUE(at::equal(from_host(a, b, knobs()[1], 2, {}), mm(a, b, {.knob = knobs()[1]})));
-}
-
-TEST_F(SpammHost, EmptyProducts) {
+TEST_F(SpammHost, AnyStridesAndSizesOfItsOwn) {
+  const Tensor a = decaying(256, 512).t(), b = decaying(512, 9003).slice(1, 3).slice(0, 0, 256);
+  const Tensor row = at::randn({1, 500}).expand({256, 500});
+  for (const Tensor& x : {b, row}) {
+    for (const size_t knob : {0, 1}) {
+      const Tensor expected = mm(a.contiguous(), x.contiguous(), {.knob = knobs()[knob]});
+      for (const HostSizes& sizes : {HostSizes{}, small()}) {
+        EXPECT_TRUE(at::equal(from_host(a, x, knobs()[knob], 2, sizes), expected));
+      }
+    }
+  }
   const Tensor none = from_host(at::empty({0, 64}), at::ones({64, 70}), knobs()[0], 2, {});
   EXPECT_EQ(none.sizes(), at::IntArrayRef({0, 70}));
   const Tensor narrow = from_host(at::ones({70, 64}), at::empty({64, 0}), knobs()[1], 2, {});
   EXPECT_EQ(narrow.sizes(), at::IntArrayRef({70, 0}));
-}
-
-TEST_F(SpammHost, AnyStrides) {
-  const Tensor a = decaying(256, 512).t(), b = decaying(512, 600).slice(1, 3, 503).slice(0, 0, 256);
-  const Tensor row = at::randn({1, 500}).expand({256, 500});
-  EXPECT_TRUE(at::equal(from_host(a, b, knobs()[0], 2, small()),
-                        mm(a.contiguous(), b.contiguous(), {.knob = knobs()[0]})));
-  EXPECT_TRUE(at::equal(from_host(a, row, knobs()[0], 2, small()),
-                        mm(a.contiguous(), row.contiguous(), {.knob = knobs()[0]})));
 }
 
 TEST_F(SpammHost, BelievesTheMapsItIsGiven) {

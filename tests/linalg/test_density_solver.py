@@ -16,7 +16,7 @@ from models.water import matrices
 from spamm_torch import sparse
 from spamm_torch.linalg import DensitySolver, NotConverged, density
 from spamm_torch.linalg.density import BOLTZMANN
-from spamm_torch.linalg.expansion import Fermi, planned, wide
+from spamm_torch.linalg.expansion import Fermi, expansion_for, fermi_window
 
 SCF = Path(__file__).resolve().parents[2] / "data" / "scf"
 
@@ -92,7 +92,8 @@ def test_closed_shell(waters, storage, accuracy):
 
 
 def test_forms_and_orders(waters):
-    """Results in the form of F: numpy, scipy, dense and block-sparse tensors."""
+    """Results in the form of F: numpy of any strides and bytes, scipy, tensors of either layout."""
+    scipy_sparse = pytest.importorskip("scipy.sparse")
     f, s, positions, electrons, values, vectors = waters
     d = 2 * filled(values, vectors, electrons // 2)[0]
     mixed = torch.randperm(len(s), generator=torch.Generator().manual_seed(1))
@@ -111,21 +112,18 @@ def test_forms_and_orders(waters):
         assert off(found[back][:, back], d) <= 1e-8
         found = solver(f_mixed.float(), electrons, accuracy=1e-6).density
         assert found.dtype == torch.float64
-    own = DensitySolver(sparse.from_dense(s, 64), order=torch.arange(len(s)))
-    assert off(own(f, electrons).density, d) <= 1e-8
-    padded = DensitySolver(sparse.from_dense(s, 64), size=len(s), storage="sparse")
-    assert off(padded(f, electrons).density, d) <= 1e-8
-
-
-def test_scipy(waters):
-    scipy_sparse = pytest.importorskip("scipy.sparse")
-    f, s, positions, electrons, values, vectors = waters
-    d = 2 * filled(values, vectors, electrons // 2)[0]
-    for storage in ("dense", "sparse"):
         solver = DensitySolver(scipy_sparse.csr_array(s), positions=positions, storage=storage)
         found = solver(scipy_sparse.csr_array(f), electrons).density
         assert isinstance(found, scipy_sparse.csr_array)
         assert off(found.toarray(), d) <= 1e-8
+    own = DensitySolver(sparse.from_dense(s, 64), order=torch.arange(len(s)))
+    assert off(own(f, electrons).density, d) <= 1e-8
+    padded = DensitySolver(sparse.from_dense(s, 64), size=len(s), storage="sparse")
+    assert off(padded(f, electrons).density, d) <= 1e-8
+    turned, solver = f.numpy()[::-1, ::-1], DensitySolver(s.numpy()[::-1, ::-1])
+    found = solver(turned, electrons).density
+    assert off(found[::-1, ::-1].copy(), d) <= 1e-8
+    assert off(solver(turned.astype(">f8"), electrons).density, found) <= 1e-12
 
 
 def test_cycles_of_pyscf(of_pyscf):
@@ -194,9 +192,7 @@ def test_chemical_potential(waters):
 
 def test_orthogonal_functions():
     h = torch.diag((-1.0) ** torch.arange(100)).double()
-    h += (
-        0.3 * torch.diag(torch.ones(99), 1).double() + 0.3 * torch.diag(torch.ones(99), -1).double()
-    )
+    h += 0.3 * (torch.diag(torch.ones(99), 1) + torch.diag(torch.ones(99), -1))
     d = 2 * filled(*states(h, torch.eye(100)), 50)[0]
     assert off(DensitySolver()(h, 100).density, d) <= 1e-8
     assert off(DensitySolver(order=torch.arange(100).flip(0))(h, 100).density, d) <= 1e-8
@@ -222,31 +218,33 @@ def test_levels_cut_in_half():
     assert abs(found.entropy - 2 * entropy) <= 1e-6
 
 
-def test_out_of_reach(waters):
-    f, s, _, electrons, *_ = waters
-    refuses(
-        NotConverged, lambda: DensitySolver(s)(f, electrons, accuracy=1e-15), "accuracy of 1e-15"
-    )
-    refuses(NotConverged, lambda: DensitySolver(s - 2 * torch.eye(len(s))), "positive definite")
-
-
 def test_refused(waters):
-    f, s, positions, *_ = waters
-    solver = DensitySolver(s)
-    refuses(ValueError, lambda: solver(f), "neither")
-    refuses(ValueError, lambda: solver(f, 10, mu=0.0), "both")
-    refuses(ValueError, lambda: solver(f, 262), "from 0 to 130")
-    refuses(ValueError, lambda: solver(f, 10, temperature=-1), "kelvin")
-    refuses(ValueError, lambda: solver(f, 10, accuracy=0), "accuracy")
-    refuses(ValueError, lambda: solver([f], 10), "one matrix or two")
-    refuses(ValueError, lambda: solver(f.triu(), 10), "symmetric")
-    refuses(ValueError, lambda: solver(f * math.nan, 10), "finite")
-    refuses(RuntimeError, lambda: solver(f[:100, :100], 10), "130 x 130")
-    refuses(TypeError, lambda: solver("F", 10), "numpy")
-    refuses(ValueError, lambda: DensitySolver(s, storage="csr"), "storage")
-    refuses(ValueError, lambda: DensitySolver(s, positions=positions, order=range(130)), "both")
-    blocks = DensitySolver(s, storage="sparse")
-    refuses(RuntimeError, lambda: blocks(f.clone().requires_grad_(), 10), "gradient")
+    f, s, positions, electrons, *_ = waters
+    solver, blocks = DensitySolver(s), DensitySolver(s, storage="sparse")
+    for error, call, words in (
+        (NotConverged, lambda: solver(f, electrons, accuracy=1e-15), "accuracy of 1e-15"),
+        (NotConverged, lambda: DensitySolver(s - 2 * torch.eye(len(s))), "positive definite"),
+        (ValueError, lambda: solver(f), "neither"),
+        (ValueError, lambda: solver(f, 10, mu=0.0), "both"),
+        (ValueError, lambda: solver(f, 262), "from 0 to 130"),
+        (ValueError, lambda: solver(f, 10, temperature=-1), "kelvin"),
+        (ValueError, lambda: solver(f, 10, accuracy=0), "accuracy"),
+        (ValueError, lambda: solver([f], 10), "one matrix or two"),
+        (ValueError, lambda: solver(f.triu(), 10), "symmetric"),
+        (ValueError, lambda: solver(f * math.nan, 10), "finite"),
+        (RuntimeError, lambda: solver(f[:100, :100], 10), "130 x 130"),
+        (TypeError, lambda: solver("F", 10), "numpy"),
+        (TypeError, lambda: solver(f + 1j * f, 10), "F must be real"),
+        (TypeError, lambda: solver(f.to_sparse(), 10), "F must be dense, or"),
+        (TypeError, lambda: DensitySolver(s.numpy() * (1 + 0j)), "S must be real"),
+        (ValueError, lambda: DensitySolver(s, storage="csr"), "storage"),
+        (ValueError, lambda: DensitySolver(s, positions=positions, order=range(130)), "both"),
+        (RuntimeError, lambda: blocks(f.clone().requires_grad_(), 10), "gradient"),
+    ):
+        refuses(error, call, words)
+    for order in ([-1, 0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 4], [0.0, 1.0, 2.0, 3.0], [[0, 1, 2, 3]]):
+        words = "order must name each function once, 0 to N - 1; got"
+        refuses(ValueError, lambda o=order: DensitySolver(order=o)(np.eye(4), 2), words)
 
 
 # ---- Temperature --------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ def test_temperatures(waters, temperature, count):
 def test_polynomials_of_fermi_functions():
     """At points of the whole spectrum, wherever in its range the chemical potential is."""
     for width, mu in ((1.0, 0.3), (30.0, 21.0)):
-        made = planned(*wide(1e-3, (0.0, width), mu))
+        made = expansion_for(*fermi_window(1e-3, (0.0, width), mu))
         fermi = Fermi(made, 1e-3, 1e-9)
         energies = torch.linspace(0, width, 20001, dtype=torch.float64)
         energies = torch.cat((energies, torch.linspace(mu - 0.05, mu + 0.05, 20001).double()))
@@ -333,31 +331,6 @@ def test_gradients(given):
         return found.density, found.energy, found.free_energy
 
     assert torch.autograd.gradcheck(function, (f, s), eps=1e-5, atol=1e-6, fast_mode=True)
-
-
-@pytest.mark.parametrize(
-    "order", [[-1, 0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 4], [0.0, 1.0, 2.0, 3.0], [[0, 1, 2, 3]]]
-)
-def test_an_order_names_each_function_once(order):
-    with pytest.raises(ValueError, match=r"^order must name each function once, 0 to N - 1; got"):
-        DensitySolver(order=order)(np.eye(4), 2)
-
-
-def test_complex_matrices_and_formats_without_blocks_are_refused(waters):
-    f, s, *_ = waters
-    for bad, text in ((f + 1j * f, "F must be real"), (f.to_sparse(), "F must be dense, or")):
-        with pytest.raises(TypeError, match=f"^{text}"):
-            DensitySolver(s)(bad, 4)
-    with pytest.raises(TypeError, match=r"^S must be real"):
-        DensitySolver(np.asarray(s) * (1 + 0j))
-
-
-def test_arrays_of_any_strides_and_bytes(waters):
-    f, s, _, electrons, *_ = waters
-    turned = np.asarray(f)[::-1, ::-1]
-    solver = DensitySolver(np.asarray(s)[::-1, ::-1])
-    found = solver(turned, electrons).density
-    assert off(solver(turned.astype(">f8"), electrons).density, found) <= 1e-12
 
 
 def test_calls_repeat_the_share_that_met_the_accuracy(waters, monkeypatch):

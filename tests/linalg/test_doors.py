@@ -1,5 +1,6 @@
 """Arguments that functions of matrices refuse before the first product, and those they take."""
 
+import functools
 import math
 
 import numpy as np
@@ -10,12 +11,23 @@ from support import (
     refuses,
 )
 
+from density.measuring import measure, methods
+from density.sources import Problem
+from models.files import UserError
 from spamm_torch import linalg, sparse
 
 N = 100
 CHAIN = torch.diag((-1.0) ** torch.arange(N)).double()
 CHAIN += 0.2 * (torch.diag(torch.ones(N - 1), 1) + torch.diag(torch.ones(N - 1), -1))
 ABOVE = CHAIN + 5 * torch.eye(N)  # of levels above 0, where those of padding lie below
+
+
+def ring(sites):
+    """Sites with their two neighbours."""
+    a = torch.roll(torch.eye(sites, dtype=torch.float64), 1, 0)
+    return a + a.mT
+
+
 FUNCTIONS = {
     "purify": lambda a, **options: linalg.purify(a, N, max_error=1e-8, **options),
     "purify, error": lambda a, **options: linalg.purify(a, N, error=1e-6, **options),
@@ -40,32 +52,27 @@ def put(request):
     return made
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_matrices_that_are_not_symmetric(put, name):
-    triangle, nearly = ABOVE.tril(), ABOVE.clone()
-    nearly[3, 70] += 1e-9
-    for a in (triangle, triangle.mT, nearly, torch.randn(N, N).double()):
-        given, options = put(a)
-        words = "expects a symmetric matrix; got norm(A - A^T) = "
-        refuses(ValueError, lambda g=given, o=options: FUNCTIONS[name](g, **o), words)
+def with_entry(a, row, column, value):
+    a = a.clone()
+    a[row, column] = value
+    return a
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *POWERS])
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_numbers_that_are_not_finite(put, name, number):
-    a = ABOVE.clone()
-    a[7, 7] = number
-    given, options = put(a)
-    function = (FUNCTIONS | POWERS)[name]
-    refuses(
-        ValueError, lambda: function(given, **options), "expects finite numbers; got NaN or inf"
-    )
-
-
-def test_a_basis_that_is_not_finite():
-    z = ABOVE.clone()
-    z[3, 4] = math.nan
+def test_matrices_that_have_no_answer(put, name):
+    """The fuzzer draws more of them."""
+    nearly = with_entry(ABOVE, 3, 70, 1e-9)
+    not_finite = (with_entry(ABOVE, 7, 7, number) for number in (math.nan, math.inf))
+    asymmetric = () if name in POWERS else (ABOVE.tril(), nearly, torch.randn(N, N).double())
+    for words, matrices in (
+        ("expects finite numbers; got NaN or inf", not_finite),
+        ("expects a symmetric matrix; got norm(A - A^T) = ", asymmetric),
+    ):
+        for given, options in map(put, matrices):
+            call = functools.partial((FUNCTIONS | POWERS)[name], given, **options)
+            refuses(ValueError, call, words)
     words = "in_basis expects finite numbers; got NaN or infinity in z"
+    z = with_entry(ABOVE, 3, 4, math.nan)
     refuses(ValueError, lambda: linalg.in_basis(ABOVE, z, max_error=0.0), words)
 
 
@@ -76,6 +83,9 @@ def test_padding_without_a_size(name):
     refuses(ValueError, lambda: FUNCTIONS[name](given), words)
     words = "rows of a behind size=97 must be 0; got another in row 99"
     refuses(ValueError, lambda: FUNCTIONS[name](given, size=97), words)
+    padded = sparse.to_dense(FUNCTIONS[name](given, size=N).matrix)
+    assert not padded[N:].any()
+    assert not padded[:, N:].any()
     whole = torch.block_diag(ABOVE, torch.eye(28).double())
     assert FUNCTIONS[name](sparse.from_dense(whole, 32)).matrix.shape == (128, 128)
 
@@ -90,8 +100,7 @@ def test_products_that_padding_does_not_matter_to():
 
 
 def test_asymmetry_by_rounding_is_in_the_bound():
-    a = ABOVE.clone()
-    a[3, 4] += 1e-12
+    a = with_entry(ABOVE, 3, 4, ABOVE[3, 4] + 1e-12)
     for name in ("inverse_factor", "inverse_sqrt"):
         exact, found = (FUNCTIONS[name](x) for x in (ABOVE, a))
         assert found.total_bound > exact.total_bound
@@ -119,21 +128,20 @@ def test_overlaps_that_have_no_inverse(s, dtype, name, max_error):
             function(a, max_error=max_error, **options)
 
 
-def _neighbours(sites):
-    a = torch.diag(torch.ones(sites - 1).double(), 1)
-    a[0, -1] = 1
-    return a + a.mT
-
-
 def test_states_that_have_no_gap():
-    """A ring with two states at the Fermi level, and levels of four states each, cut in half."""
+    """Rings with two states at the Fermi level, levels of four states each, cut in half, and all
+    states but one at a level.
+    """
     q = torch.linalg.qr(torch.randn(N, N, generator=torch.Generator().manual_seed(0)).double())[0]
     levels = (q * torch.arange(25.0).double().repeat_interleave(4)) @ q.mT
     complete = torch.eye(N).double() - 1
-    for h in (-_neighbours(N), (levels + levels.mT) / 2, complete):
+    for h in (ring(N), -ring(N), (levels + levels.mT) / 2, complete):
         for options in ({"max_error": 1e-8}, {"schedule": linalg.loose_then_tight(1e-7)}):
-            with pytest.raises(linalg.NotConverged, match="gap"):
+            with pytest.raises(linalg.NotConverged, match=f"a gap above the {N // 2} occ"):
                 linalg.purify(h, N, **options)
+    of = Problem("ring", ring(8), 8, 8), methods([1e-9], None, 4)
+    with pytest.raises(UserError, match=r"a gap above the 4 occupied states; got"):
+        measure(ring(8), *of, repeats=1, block=32, progress=print)
 
 
 def test_a_power_of_one_is_a_copy():

@@ -3,10 +3,11 @@
 import copy
 import importlib
 import json
+import math
 import pickle
 from dataclasses import fields
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -323,37 +324,48 @@ def test_a_setting_goes_to_json_and_back():
 
 # ---- Bad input ----------------------------------------------------------------------------------
 
-BAD_SETTINGS = [
-    (partial(SpAMMConfig, **setting), *refusal)
-    for setting, *refusal in (
-        ({}, ValueError, "exactly one of tau, valid_ratio and max_error must be given; got none"),
-        ({"tau": 1, "max_error": 1}, ValueError, "got tau and max_error"),
-        ({"valid_ratio": 0}, ValueError, "valid_ratio must be in (0, 1]; got 0"),
-        ({"tau": float("nan")}, ValueError, "tau must be a number; got nan"),
-        ({"tau": torch.tensor(1.0)}, TypeError, "tau must be a number in a SpAMMConfig"),
-        ({"tau": 1, "block": 48}, ValueError, "block must be 32, 64 or 128"),
-        ({"tau": 1, "pixel_block": (1, 2, 2)}, ValueError, "pixel_block must be"),
-        ({"tau": 10**400}, ValueError, "tau must be a number that float64 holds; got a larger one"),
-        ({"max_error": Fraction(10**400)}, ValueError, "max_error must be a number that float64"),
-    )
-] + [
-    (partial(make, value), error, *fragments)
-    for make, value, error, *fragments in (
+NOT_HELD = "tau must be a number that float64 holds; got a larger one"
+BAD_DICTS = [
+    ({}, "exactly one of tau, valid_ratio and max_error must be given; got none"),
+    ({"tau": None}, "exactly one of tau, valid_ratio and max_error must be given; got none"),
+    ({"tau": 1, "max_error": 1}, "must be given; got tau and max_error"),
+    ({"valid_ratio": 0}, "valid_ratio must be in (0, 1]; got 0"),
+    ({"tau": 10**400}, NOT_HELD),
+    *[({"tau": 1, "block": block}, "block must be 32, 64 or 128, or a")
+      for block in (48, 10**400, [64] * 9)],
+    *[({"tau": 1, "pixel_block": block}, "pixel_block must be (images, rows, columns), powers of")
+      for block in ([1, 2, 2], [0, 0, 0], [1e300, 1, 1])],
+    *[({"tau": tau}, f"tau must be a number in a SpAMMConfig; got {tau!r}") for tau in ("1", True)],
+    *[({"tau": 1, name: 2}, f"; got {name}") for name in ("speed", "__class__")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD_DICTS)
+def test_bad_settings(tmp_path, bad, message):
+    """As a dict, as JSON and in a file."""
+    for call in (
+        lambda: SpAMMConfig.from_dict(bad),
+        lambda: SpAMMConfig.from_json(json.dumps(bad)),
+        lambda: convert_(resnet(), settings(tmp_path, setting(bad))),
+    ):
+        refuses((TypeError, ValueError), call, message)
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "error", "message"),
+    [
+        (SpAMMConfig, math.nan, ValueError, "tau must be a number; got nan"),
+        (SpAMMConfig, torch.tensor(1.0), TypeError, "tau must be a number in a SpAMMConfig"),
+        (SpAMMConfig, Fraction(10**400), ValueError, NOT_HELD),
         (SpAMMConfig.from_json, "", ValueError, "a SpAMMConfig must be JSON; got ''"),
         (SpAMMConfig.from_json, "[]", ValueError, "must be a JSON object; got '[]'"),
-        (SpAMMConfig.from_json, '{"tau": 1, "speed": 2}', ValueError, "holds tau, ", "; got speed"),
-        (SpAMMConfig.from_json, '{"tau": 1, "max_error": 1}', ValueError, "exactly one of"),
         (SpAMMConfig.from_json, 3, TypeError, "is made of a str of JSON; got int"),
         (SpAMMConfig.from_dict, [1], TypeError, "a SpAMMConfig is made of a dict; got list"),
-        (SpAMMConfig.from_dict, {1: 2}, ValueError, "a SpAMMConfig holds tau, ", "; got 1"),
-    )
-]
-
-
-@pytest.mark.parametrize("case", BAD_SETTINGS)
-def test_bad_settings(case):
-    make, error, *fragments = case
-    refuses(error, make, *fragments)
+        (SpAMMConfig.from_dict, {1: 2}, ValueError, "a SpAMMConfig holds tau, "),
+    ],
+)
+def test_what_no_setting_is_made_of(make, value, error, message):
+    refuses(error, lambda: make(value), message)
 
 
 def refused(model, error, message, **options):
@@ -374,6 +386,8 @@ BAD = {
         ({"example_input": pictures()}, "takes no example_input any more: torch.compile(model, ba"),
         ({"overrides": {"conv1": 0.5}}, "overrides must hold a SpAMMConfig or None; got float"),
         ({"overrides": {1: None}}, "overrides must have names as keys; got 1"),
+        ({"tau": 1.0, "reference": torch.zeros(1)},
+         "convert_ takes no reference any more: calibrate(model, loader, evaluate, max_drop)"),
         ({"overrides": ["conv1"]}, "overrides must be a dict from names to settings; got list"),
     ],
     ValueError: [
@@ -444,20 +458,7 @@ OTHER_SETTINGS = [
      "x3, padding 0x0' for 'conv1', which is '3 > 32, 3x3, padding 1x1'"),
     (layer("conv1", engine="cudnn"),
      "the settings must have engines spamm, dense, left, spamm with a setting;"),
-    (setting({"tau": 0.5, "max_error": 1}),
-     "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
     (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
-    (setting({"tau": 10**400}), "tau must be a number that float64 holds; got a larger one"),
-    *[(setting(SKIPS.to_dict() | change), message) for change, message in (
-        *[({"tau": tau}, f"tau must be a number in a SpAMMConfig; got {tau!r}")
-          for tau in ("1", True)],
-        ({"tau": None}, "exactly one of tau, valid_ratio and max_error must be given; got none"),
-        *[({"block": block}, "block must be 32, 64 or 128, or a") for block in (10**400, [64] * 9)],
-        *[({"pixel_block": block}, "pixel_block must be (images, rows, columns), powers of two")
-          for block in ([0, 0, 0], [1e300, 1, 1])],
-        ({"__class__": "x"}, "a SpAMMConfig holds tau, valid_ratio, max_error, block, pixel_bl"),
-        ({"valid_ratio": 0.5}, "must be given; got tau and valid_ratio"),
-    )],
     (setting({"tau": "high"}),
      "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
     *[(layer(band=band), f"bands of two valid ratios, 0 <= low <= high <= 1; got {band} for 'l")
@@ -477,14 +478,6 @@ OTHER_SETTINGS = [
 @pytest.mark.parametrize(("change", "message"), OTHER_SETTINGS)
 def test_settings_of_another_model(tmp_path, change, message):
     refused(resnet(), ValueError, message, config=settings(tmp_path, change))
-
-
-def test_a_reference_left():
-    message = "convert_ takes no reference any more: calibrate(model, loader, evaluate, max_drop)"
-    refused(resnet(), TypeError, message, reference=torch.zeros(1, 3, 8, 8))
-
-
-def test_settings_come_without_overrides(tmp_path):
     message = "overrides must not come with a settings file, which names each layer's setting; got"
     options = {"config": settings(tmp_path, lambda _: None), "overrides": {"conv1": None}}
     refused(resnet(), ValueError, message, **options)

@@ -1,17 +1,23 @@
 """The functions inside torch.compile, torch.export, FakeTensor and autocast."""
 
+import functools
 import io
+from collections import Counter
 
 import matrices
 import pytest
 import torch
-from support import flops_of
+from support import Watching, flops_of, norm_maps
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
+from torch.utils._pytree import tree_map_only
 
+import fuzz
 import spamm_torch
+
+ops = torch.ops.spamm_torch
 
 
 def operands(device, dtype=torch.float32, seed=0):
@@ -228,127 +234,67 @@ def test_autocast_inside_compile(device):
     assert torch.equal(compiled(function)(a, b), function(a, b))
 
 
-# ---- opcheck and flops ---------------------------------------------------------------------------
+# ---- opcheck -------------------------------------------------------------------------------------
 
-
-ops = torch.ops.spamm_torch
-
-
-def operand(device, *shape, seed=0, dtype=torch.float32, requires_grad=False):
-    values = matrices.normal(*shape, dtype=dtype, device=device, seed=seed)
-    return values.requires_grad_(requires_grad)
-
-
-def cases_of_stages(device):
-    """(name, op, arguments, options)"""
-    a, b = operand(device, 70, 100), operand(device, 100, 40)
-    batch = operand(device, 2, 70, 100, dtype=torch.float16, requires_grad=True)
-    yield "norm_map", ops.norm_map, (batch, (32, 64)), {}
-    yield "norm_map, strided", ops.norm_map, (a.double().t(), (128, 32)), {}
-    yield "norm_maps", ops.norm_maps, (a, b, (32, 64, 128)), {}
-    for dtype, of in ((torch.float32, (2,)), (torch.float64, ())):
-        maps = [operand(device, *of, *shape, dtype=dtype).abs() for shape in ((3, 4), (4, 2))]
-        name, host, tau = f", {dtype}", torch.tensor(0.5), torch.tensor(0.5, device=device)
-        skip, low = {"skip_norm_b": maps[1] * 2}, torch.tensor(1 << 20, device=device)
-        more = {"max_iterations": 5, "tolerance": 0.1}
-        yield f"find_tau{name}", ops.find_tau, (*maps, 0.4), more
-        yield f"find_tau by error{name}", ops.find_tau, maps, {"max_error": 0.1, **skip}
-        yield f"product_histogram{name}", ops.product_histogram, (*maps, low, 3, 100), {}
-        yield f"valid_counts{name}", ops.valid_counts, (*maps, host), {}
-        yield f"error_bound{name}", ops.error_bound, (*maps, tau), skip
-
-
-def cases_of_products(device):
-    for dtype, of, wants in ((torch.float32, (), True), (torch.bfloat16, (2,), False)):
-        options = {"dtype": dtype, "requires_grad": wants}
-        a, b = operand(device, *of, 40, 70, **options), operand(device, *of, 70, 50, **options)
-        more = {"input": operand(device, 40, 50, **options), "beta": 2, "alpha": 0.5}
-        name, tau = f", {dtype}", torch.tensor(40.0, device=device)
-        maps = ops.norm_map(a, (32, 64)), ops.norm_map(b, (64, 32))
-        yield f"multiply{name}", ops.multiply, (a, b, *maps, tau, (32, 64, 32)), more
-        yield f"spamm{name}", ops.spamm, (a, b), {"tau": tau}
-        yield f"spamm by error{name}", ops.spamm, (a, b), {"max_error": 0.5, **more}
-        ratio = {"valid_ratio": 0.5, "block": (32, 32, 64), **more}
-        yield f"spamm_with_norms{name}", ops.spamm_with_norms, (a, b), ratio
-    a, b = operand(device, 40, 70), operand(device, 70, 40, seed=1)
-    ratio = {"valid_ratio": 0.5}
-    square = operand(device, 70, 70, requires_grad=True)
-    yield "symmetric", ops.spamm, (square, square), {**ratio, "symmetric": True}
-    given = {"norm_a": ops.norm_map(a, (64, 64)), "norm_b": ops.norm_map(b, (64, 64))}
-    yield "given maps", ops.spamm, (a, b), {"threshold": 40.0, **given}
-    for sizes in ((0, 4, 3), (5, 0, 3)):
-        m, k, n = sizes
-        yield f"empty {sizes}", ops.spamm, (operand(device, m, k), operand(device, k, n)), ratio
-    for layout in ("transposed", "one row"):
-        yield layout, ops.spamm, [matrices.LAYOUTS[layout](x) for x in (a, b)], ratio
-    into = {"input": operand(device, 40, 40), "beta": 2, "symmetric": True}
-    into["norms"], out = torch.ones(2, 2, device=device), operand(device, 40, 40)
-    block = {"max_error": 0.1, "block": (32, 32, 32)}
-    yield "spamm_into", ops.spamm_into, (a, b), {"out": out, **block, **into}
-
-
-def cases_of_convolutions(device):
-    for dtype in (torch.float32, torch.float16):
-        input = operand(device, 2, 8, 5, 6, dtype=dtype)
-        weight = operand(device, 16, 8, 3, 3, dtype=dtype, seed=1)
-        given = {"valid_ratio": 0.5, "activation": "relu"}
-        yield f"with norms, {dtype}", ops.conv2d_with_norms, (input, weight), {"valid_ratio": 0.5}
-        norms = {"norm_input": torch.ones(1, 5, 6, 1, device=device), "weight_is_ready": True}
-        single = (input[0], weight, None, 2)
-        yield f"one picture, {dtype}", ops.conv2d_with_norms, single, {**given, **norms}
-    bias = operand(device, 16, dtype=dtype, seed=2, requires_grad=True)
-    yield "half types", ops.conv2d, (input, weight, bias, [2, 1], [1, 1]), given
-    last = {"memory_format": torch.channels_last}
-    for of, of_weight, setting in (
-        ((2, 3, 6, 5), (4, 3, 3, 3), {"tau": torch.tensor(0.5), "padding": [1, 1]}),
-        ((2, 4, 6, 5), (4, 2, 2, 3), {"valid_ratio": 0.5, "groups": 2, "stride": [2, 1]}),
-        ((3, 6, 5), (4, 3, 1, 1), {"max_error": 0.1, "pixel_block": [1, 4, 8]}),
-    ):
-        input, bias = (operand(device, *shape, requires_grad=True) for shape in (of, (4,)))
-        weight = operand(device, *of_weight).to(**last if "groups" in setting else {})
-        yield f"conv2d of {of}", ops.conv2d, (input, weight.requires_grad_(), bias), setting
-    for wants in (False, True):
-        shapes = (2, 6, 6, 7), (8, 6, 3, 3), (8,)
-        given = tuple(operand(device, *shape, requires_grad=wants) for shape in shapes)
-        residual = operand(device, 2, 8, 6, 7).to(**last).requires_grad_(wants)
-        options = {"padding": [1, 1], "residual": residual, "activation": "silu"}
-        for name in ("dense_conv2d", "conv2d", "conv2d_with_norms")[: 2 if wants else 3]:
-            knob = {} if name == "dense_conv2d" else {"threshold": 0.5}
-            yield f"{name}, residual, {wants}", getattr(ops, name), given, options | knob
-    given = (operand(device, 2, 8, 6, 7).to(**last), operand(device, 8, 1, 3, 3), given[2].detach())
-    options |= {"groups": 8, "residual": residual.detach()}
-    yield "dense_conv2d of groups", ops.dense_conv2d, given, options
-    yield "conv2d of groups", ops.conv2d, given, {"threshold": 0.0, **options}
-    single = {**options, "residual": options["residual"][0]}
-    yield "dense_conv2d of one picture", ops.dense_conv2d, (given[0][0], *given[1:]), single
-    for setting in ({}, {"groups": 2}, {"block": [128, 64, 32]}):
-        weight = operand(device, 40, 33, 2, 3)
-        yield f"conv2d_weight_norm {setting}", ops.conv2d_weight_norm, (weight,), setting
-    input, weight = operand(device, 3, 16, 9, 8).to(**last), operand(device, 24, 16, 3, 3)
-    for norms in (False, True):
-        options = {"kernel_size": 3, "stride": 2, "padding": 1, "norms": norms}
-        yield f"max_pool2d, {norms}", ops.max_pool2d, (input,), options
-    options = {"norm_weight": ops.conv2d_weight_norm(weight), "activation": "relu"}
-    yield "conv2d_max_pool", ops.conv2d_max_pool, (input, weight, None, 1, 1), options
-
-
-def cases(device):
-    families = cases_of_stages, cases_of_products, cases_of_convolutions
-    return {name: case for family in families for name, *case in family(device)}
-
-
-CASES = cases("cpu")
-FIRST = {op: name for name, (op, *_) in reversed(CASES.items())}  # case of each op
+NO_GRADIENTS = ("conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "spamm_into")
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+DRAWN = {"dense": 24, "convolution": 20, "pool": 16}  # cases of each family
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_opcheck(device, name):
-    """Each op's first case under a graph of any sizes, too, which takes the longest."""
-    op, args, options = cases(device)[name]
-    checks = (*CHECKS, "test_aot_dispatch_dynamic") if name in FIRST.values() else CHECKS
-    rounds = {"rtol": 2e-2, "atol": 2e-2} if name == "half types" else {}
-    opcheck(op.default, tuple(args), options, test_utils=checks, **rounds)
+def calls_of_cases(device, family):
+    """Name, arguments and options of each op that drawn cases call."""
+    calls = []
+    for number in range(DRAWN[family]):
+        case = fuzz.drawn(0, number, family)
+        case |= {name: "normal" for name in case if name.startswith("pattern")}
+        with Watching(lambda *call: calls.append(call)):
+            assert fuzz.problem(case, device) is None
+    return [call for call in calls if hasattr(ops, call[0]) and "backend" not in call[0]]
+
+
+def calls_beside_cases(device):
+    """Arguments that no case draws."""
+    make = functools.partial(matrices.normal, device=device)
+    a, b, low = make(70, 100), make(100, 40), torch.tensor(1 << 20, device=device)
+    block, tau = (32, 64, 32), torch.tensor(40.0, device=device)
+    more = {"input": make(70, 40), "beta": 2, "alpha": 0.5}
+    yield "norm_maps", (a, b, block), {}
+    yield "multiply", (a, b, *norm_maps(a, b, block), tau, block), more
+    for dtype, of in ((torch.float32, (2,)), (torch.float64, ())):
+        maps = [make(*of, *shape, dtype=dtype).abs() for shape in ((3, 4), (4, 2))]
+        skip = {"skip_norm_b": maps[1] * 2}
+        yield "find_tau", (*maps, 0.4), {"max_iterations": 5, "tolerance": 0.1}
+        yield "find_tau", maps, {"max_error": 0.1, **skip}
+        yield "product_histogram", (*maps, low, 3, 100), {}
+        yield "error_bound", (*maps, tau), skip
+    input, weight = make(8, 5, 6), make(16, 8, 3, 3)
+    norms = {"norm_input": torch.ones(1, 5, 6, 1, device=device), "weight_is_ready": True}
+    yield "conv2d_with_norms", (input, weight, None, 2), {"valid_ratio": 0.5, **norms}
+    residual = {"residual": make(16, 3, 4), "activation": "silu"}
+    yield "dense_conv2d", (input, weight), residual
+    yield "conv2d", (input, weight), {"threshold": 0.5, **residual}
+
+
+@pytest.mark.usefixtures("set_tf32")  # which cases change
+@pytest.mark.parametrize("family", [*DRAWN, None])
+def test_opcheck(device, family):
+    """Each op's first call under a graph of any sizes, too, which takes the longest."""
+    calls = calls_beside_cases(device) if family is None else calls_of_cases(device, family)
+    counts = Counter()
+    for name, args, options in calls:
+        counts[name] += 1
+        if counts[name] > 8:
+            continue
+        wants = name not in NO_GRADIENTS and counts[name] % 2 == 1
+
+        def fresh(x, wants=wants):
+            x = x.detach() if x.numel() else x.new_zeros(x.shape)  # which torch can clone
+            return x.requires_grad_(wants and x.is_floating_point() and x.dim() > 0)
+
+        args, options = tree_map_only(torch.Tensor, fresh, (args, options))
+        checks = (*CHECKS, "test_aot_dispatch_dynamic") if counts[name] == 1 else CHECKS
+        rounds = {"rtol": 2e-2, "atol": 2e-2}
+        opcheck(getattr(ops, name).default, tuple(args), options, test_utils=checks, **rounds)
 
 
 # ---- FlopCounterMode counts products as the dense ones that they stand for ----------------------

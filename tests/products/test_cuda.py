@@ -1,5 +1,9 @@
-"""Subjects of CUDA alone: streams, graphs, no host synchronisation, TF32, huge operands."""
+"""Subjects of CUDA alone: streams, graphs, no host synchronisation, tiles, huge operands, segments.
 
+Whatever kernel, tile or copy serves, the bits are the same.
+"""
+
+import itertools
 import os
 import random
 import sys
@@ -9,18 +13,20 @@ import pytest
 import reference
 import torch
 from processes import python
-from support import captured, hopper_kernels_run, norm_maps, operands
+from support import captured, hopper_kernels_run, norm_maps, operands, relative_error
 
 import fuzz
 import spamm_torch
 from fuzzing import products as drawn
 from fuzzing import space
-from spamm_torch import addmm, mm, norm_map
+from spamm_torch import mm, norm_map
 
 pytestmark = pytest.mark.cuda
 
 KNOBS = [{"tau": 60.0}, {"valid_ratio": 0.4}, {"max_error": 0.1}]
 GIB = 2**30
+HALF = [torch.float16, torch.bfloat16]
+MOST = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}  # of an error
 
 
 # ---- Streams, graphs, synchronisation -----------------------------------------------------------
@@ -30,7 +36,7 @@ GIB = 2**30
 def test_work_is_ordered_on_the_current_stream(knob):
     """Operands are written on a side stream, after a long delay there, just before the product."""
     a, b = operands()
-    expected = spamm_torch.mm(a, b, **knob)
+    expected = mm(a, b, **knob)
     late_a, late_b = torch.zeros_like(a), torch.zeros_like(b)
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
@@ -38,7 +44,7 @@ def test_work_is_ordered_on_the_current_stream(knob):
         torch.cuda._sleep(100_000_000)
         late_a.copy_(a)
         late_b.copy_(b)
-        actual = spamm_torch.mm(late_a, late_b, **knob)
+        actual = mm(late_a, late_b, **knob)
         late_a.zero_()  # ordered after the product as well
     side.synchronize()
     assert torch.equal(actual, expected)
@@ -53,7 +59,7 @@ def test_products_in_a_row_wait_for_each_other(dtype, knob):
     def chain(after_each):
         x = a
         for _ in range(8):
-            x = spamm_torch.mm(x, b, **knob)
+            x = mm(x, b, **knob)
             after_each()
         return x
 
@@ -66,7 +72,7 @@ def test_products_in_a_row_wait_for_each_other(dtype, knob):
 def test_a_graph_replays_with_new_data(dtype, knob):
     a, b = (x.clone() for x in operands(dtype))
     knob = {"tau": torch.tensor(60.0, device="cuda")} if knob == {"tau": "tensor"} else knob
-    graph, result = captured(lambda: spamm_torch.mm(a, b, **knob))
+    graph, result = captured(lambda: mm(a, b, **knob))
     for seed in (0, 10, 20):
         new_a, new_b = operands(dtype, seed)
         a.copy_(new_a)
@@ -74,31 +80,14 @@ def test_a_graph_replays_with_new_data(dtype, knob):
         if isinstance(knob.get("tau"), torch.Tensor):
             knob["tau"].fill_(50.0 + seed)
         graph.replay()
-        assert torch.equal(result, spamm_torch.mm(new_a, new_b, **knob))
+        assert torch.equal(result, mm(new_a, new_b, **knob))
 
 
-def test_every_stage_can_be_captured():
-    a, b = operands()
-    static_a, static_b = a.clone(), b.clone()
-
-    def stages(a, b):
-        maps = norm_maps(a, b)
-        tau = spamm_torch.find_tau(*maps, 0.4)
-        return (
-            *maps,
-            tau,
-            torch.ops.spamm_torch.find_tau(*maps, max_error=0.1),
-            spamm_torch.valid_counts(*maps, tau),
-            spamm_torch.valid_ratio(*maps, tau),
-            spamm_torch.error_bound(*maps, tau),
-        )
-
-    graph, results = captured(lambda: stages(static_a, static_b))
-    new_a, new_b = operands(seed=7)
-    static_a.copy_(new_a)
-    static_b.copy_(new_b)
-    graph.replay()
-    assert all(map(torch.equal, results, stages(new_a, new_b)))
+def stages(norm_a, norm_b):
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.4)
+    by_error = torch.ops.spamm_torch.find_tau(norm_a, norm_b, max_error=0.1)
+    at_tau = (spamm_torch.valid_counts, spamm_torch.valid_ratio, spamm_torch.error_bound)
+    return tau, by_error, *(function(norm_a, norm_b, tau) for function in at_tau)
 
 
 # One thread block finds tau, or many with norms in one and in two turns, or counts beyond 32 bits.
@@ -106,7 +95,7 @@ SEARCHES = [(5, 7, 4), (20, 48, 30), (70, 1100, 70), (1700, 1700, 1700)]
 
 
 @pytest.mark.parametrize("shape", SEARCHES)
-def test_every_search_can_be_captured(shape):
+def test_every_stage_can_be_captured(shape):
     mb, kb, nb = shape
 
     def maps(seed):
@@ -115,21 +104,20 @@ def test_every_search_can_be_captured(shape):
         return [torch.rand(of, device="cuda", generator=generator) for of in sizes]
 
     static = maps(0)
-    graph, tau = captured(lambda: spamm_torch.find_tau(*static, 0.4))
+    graph, results = captured(lambda: stages(*static))
     for seed in (1, 2):
         new = maps(seed)
         for into, values in zip(static, new, strict=True):
             into.copy_(values)
         graph.replay()
-        assert torch.equal(tau, spamm_torch.find_tau(*new, 0.4))
-        ratio = spamm_torch.valid_ratio(*new, tau).item()
-        assert ratio == pytest.approx(0.4, abs=max(1e-6, 1 / (mb * kb * nb)))
+        assert all(map(torch.equal, results, stages(*new)))
+        assert results[3].item() == pytest.approx(0.4, abs=max(1e-6, 1 / (mb * kb * nb)))
 
 
 SIDE = 2560  # large enough for thread blocks to claim tiles from each other
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize("k", [64, 20000])
 def test_tiles_with_no_few_and_many_valid_steps(dtype, k):
     """Lists that are empty, that hold a part of a tile, and more tiles than thread blocks."""
@@ -142,16 +130,15 @@ def test_tiles_with_no_few_and_many_valid_steps(dtype, k):
     valid = (norm_a != 0).repeat_interleave(64, 0).repeat_interleave(64, 1)[:, :k]
     expected = (a.double() * valid) @ b.double()
     for tau in (1e-30, torch.tensor(1e-30, device="cuda")):
-        actual = spamm_torch.mm(a, b, tau=tau, norm_a=norm_a, norm_b=norm_b)
-        error = (actual.double() - expected).norm() / expected.norm()
-        assert error < {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}[dtype]
+        actual = mm(a, b, tau=tau, norm_a=norm_a, norm_b=norm_b)
+        assert relative_error(actual, expected) < MOST[dtype] / 2 ** (dtype in HALF)
         assert not actual[8 * 64 : 25 * 64].any()
 
 
 # ---- Which kernel runs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 def test_hopper_has_kernels_of_its_own(dtype):
     expected = "sm90-wgmma-" if hopper_kernels_run() else "sm80-mma-"
     for block in (32, 64, 128, (128, 64, 128), (64, 128, 32)):
@@ -174,28 +161,28 @@ def test_the_portable_kernels_can_be_forced_and_an_unknown_tile_cannot(environme
     program = """
 import torch, spamm_torch
 a = torch.randint(-2, 3, (70, 4200), device="cuda").half()
-assert spamm_torch.mm(a, a.T, tau=0.0).equal((a.float() @ a.T.float()).half())
+assert mm(a, a.T, tau=0.0).equal((a.float() @ a.T.float()).half())
 print(spamm_torch.backend_for("cuda", torch.half))"""
     path = os.pathsep.join(sys.path)
     result = python("-c", program, PYTHONPATH=path, **environment)
     assert answer in (result.stdout + result.stderr).splitlines()[-1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (32, 64, 128), (64, 32, 32)])
 def test_a_block_of_c_does_not_depend_on_its_neighbours(dtype, block):
     """Kernels do what is valid for a whole tile in one go, and anything else piece by piece."""
     m, k, n = reference.edges(block)
     a, b = operands(dtype, m=640, k=2000, n=768)
-    norm_a = torch.ones_like(spamm_torch.norm_map(a, (m, k)))
-    norm_b = torch.ones_like(spamm_torch.norm_map(b, (k, n)))
-    dense = spamm_torch.mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
+    norm_a = torch.ones_like(norm_map(a, (m, k)))
+    norm_b = torch.ones_like(norm_map(b, (k, n)))
+    dense = mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
     generator = torch.Generator().manual_seed(0)
     kept_rows = torch.rand(norm_a.shape[0], generator=generator) < 0.5
     kept_columns = torch.rand(norm_b.shape[1], generator=generator) < 0.5
     norm_a[~kept_rows.cuda()] = torch.rand(norm_a.shape[1], generator=generator).cuda()
     norm_b[:, ~kept_columns.cuda()] = torch.rand(norm_b.shape[0], 1, generator=generator).cuda()
-    actual = spamm_torch.mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
+    actual = mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
     for i in kept_rows.nonzero().flatten().tolist():
         for j in kept_columns.nonzero().flatten().tolist():
             rows, columns = slice(i * m, (i + 1) * m), slice(j * n, (j + 1) * n)
@@ -203,7 +190,7 @@ def test_a_block_of_c_does_not_depend_on_its_neighbours(dtype, block):
     assert not torch.equal(actual, dense)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("block", [32, 64, (32, 64, 128), (128, 32, 64)])
 @pytest.mark.parametrize("poisoned", ["a", "b"])
 def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
@@ -211,19 +198,65 @@ def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
     m, k, n = reference.edges(block)
     a = matrices.patchy(300, 520, dtype=dtype, device="cuda")
     b = matrices.patchy(520, 400, dtype=dtype, device="cuda", seed=1)
-    norm_a, norm_b = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    norm_a, norm_b = norm_map(a, (m, k)), norm_map(b, (k, n))
     tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
     norm_a[-1, :], norm_b[:, -1] = 0.0, 0.0  # whole lines of blocks of C
     norm_a[1, 2] = norm_b[3, 1] = 0.0
-    expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    expected = mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
     if poisoned == "a":
         a[m : 2 * m, 2 * k : 3 * k] = float("nan")
         a[a.shape[0] // m * m :] = float("inf")
     else:
         b[3 * k : 4 * k, n : 2 * n] = float("nan")
         b[:, b.shape[1] // n * n :] = float("inf")
-    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    actual = mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
     assert torch.equal(actual, expected)
+
+
+def middle(a, b):
+    """A tau that skips about half of the block products."""
+    return 1.0001 * (norm_map(a).median() * norm_map(b).median()).item()
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("edges", [(1040, 1100), (2056, 2060), (2049, 2112), (4104, 1300)])
+def test_parts_have_the_bits_of_the_whole(dtype, edges):
+    """The tiles of the whole and of its parts are of different shapes."""
+    a, b = operands(dtype, m=edges[0], k=300, n=edges[1])
+    for tau in (0.0, middle(a, b)):
+        whole = mm(a, b, tau=tau)
+        slices = [((0, 64), (512, 1024), (960, edge)) for edge in edges]  # of whole blocks
+        for rows, columns in itertools.product(*slices):
+            part = mm(a[slice(*rows)], b[:, slice(*columns)], tau=tau)
+            assert torch.equal(part, whole[slice(*rows), slice(*columns)])
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("shape", [(1100, 700, 1030), (2056, 130, 2056), (70, 2500, 90)])
+def test_layouts_change_no_bit(dtype, shape):
+    """The norm pass copies what the kernels cannot read in place, or not as fast."""
+    a, b = operands(dtype, 0, *shape)
+    tau = middle(a, b)
+    expected, given = mm(a, b, tau=tau), {"norm_a": norm_map(a), "norm_b": norm_map(b)}
+    for names in itertools.product(("misaligned", "transposed", "wide rows"), repeat=2):
+        x, y = (matrices.LAYOUTS[name](of) for name, of in zip(names, (a, b), strict=True))
+        assert torch.equal(mm(x, y, tau=tau), expected), names
+        assert torch.equal(mm(x, y, tau=tau, **given), expected), names
+    square = a[:, : len(a)][: a.shape[1]]
+    odd = matrices.LAYOUTS["misaligned"](square)
+    assert torch.equal(mm(odd, odd, tau=tau), mm(square, square.clone(), tau=tau))
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 20_000, 64), (1, 4096, 1000), (100, 5000, 300)])
+def test_long_sums_on_few_tiles(dtype, shape):
+    a, b = operands(dtype, 0, *shape)
+    assert relative_error(mm(a, b, tau=0.0), a.double() @ b.double()) < MOST[dtype]
+    for tau in (0.0, middle(a, b), 1e30):
+        expected = mm(a, b, tau=tau)
+        assert all(torch.equal(mm(a, b, tau=tau), expected) for _ in range(10))
+        assert torch.equal(mm(a, b, tau=tau, norm_a=norm_map(a), norm_b=norm_map(b)), expected)
+    assert not mm(a, b, tau=1e30).any()
 
 
 # ---- Beyond 2^31 elements -----------------------------------------------------------------------
@@ -259,12 +292,12 @@ def test_a_huge_matrix(m, k, n):
     """A, B or the result; for each row of blocks also A's norms."""
     needs_memory(24)
     a, b = small_integers(m, k), small_integers(k, n)
-    result = spamm_torch.mm(a, b, tau=0.5)
+    result = mm(a, b, tau=0.5)
     assert max(a.numel(), b.numel(), result.numel()) > 2**31
     assert_dense_product(result, a, b)
     del result
-    last = spamm_torch.norm_map(a[m // 64 * 64 :].clone())
-    assert torch.equal(spamm_torch.norm_map(a)[-1], last[-1])
+    last = norm_map(a[m // 64 * 64 :].clone())
+    assert torch.equal(norm_map(a)[-1], last[-1])
 
 
 def test_a_huge_stride():
@@ -274,7 +307,7 @@ def test_a_huge_stride():
     a = wide[:, :100]
     a.copy_(matrices.patchy(66, 100, dtype=torch.float16))
     b = matrices.patchy(100, 70, dtype=torch.float16, device="cuda", seed=1)
-    assert torch.equal(spamm_torch.mm(a, b, tau=1.0), spamm_torch.mm(a.clone(), b, tau=1.0))
+    assert torch.equal(mm(a, b, tau=1.0), mm(a.clone(), b, tau=1.0))
 
 
 def test_more_batches_and_block_rows_than_a_grid_dimension_holds():
@@ -284,8 +317,8 @@ def test_more_batches_and_block_rows_than_a_grid_dimension_holds():
     assert torch.equal(spamm_torch.bmm(a, b, tau=0.0), expected)
     a = torch.ones(32 * 65_600, 2, dtype=torch.float16, device="cuda")
     b = torch.ones(2, 3, dtype=torch.float16, device="cuda")
-    assert (spamm_torch.mm(a, b, tau=0.5, block=32) == 2).all()
-    assert (spamm_torch.mm(b.t(), a.t(), tau=0.5, block=32) == 2).all()
+    assert (mm(a, b, tau=0.5, block=32) == 2).all()
+    assert (mm(b.t(), a.t(), tau=0.5, block=32) == 2).all()
 
 
 def test_thread_blocks_that_keep_pace():
@@ -293,7 +326,7 @@ def test_thread_blocks_that_keep_pace():
     a, b = operands(torch.float16, m=64, k=2**17, n=64)
     batch = 34 * torch.cuda.get_device_properties(a.device).multi_processor_count
     actual = spamm_torch.bmm(a.expand(batch, -1, -1), b.expand(batch, -1, -1), tau=0.0)
-    expected = spamm_torch.mm(a, b, tau=0.0)
+    expected = mm(a, b, tau=0.0)
     assert torch.equal(actual, expected.expand(batch, -1, -1))
 
 
@@ -304,8 +337,8 @@ def test_thread_blocks_that_keep_pace():
 @pytest.mark.parametrize("knob", KNOBS)
 def test_operands_on_another_than_the_current_device(dtype, knob):
     a, b = operands(dtype)
-    expected = spamm_torch.mm(a, b, **knob)
-    actual = spamm_torch.mm(a.to("cuda:1"), b.to("cuda:1"), **knob)
+    expected = mm(a, b, **knob)
+    actual = mm(a.to("cuda:1"), b.to("cuda:1"), **knob)
     assert actual.device == torch.device("cuda:1")
     assert torch.equal(actual.to("cuda:0"), expected)
     assert torch.cuda.current_device() == 0
@@ -315,7 +348,7 @@ def test_operands_on_another_than_the_current_device(dtype, knob):
 def test_operands_on_two_cuda_devices():
     a, b = operands()
     with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
-        spamm_torch.mm(a, b.to("cuda:1"), tau=1.0)
+        mm(a, b.to("cuda:1"), tau=1.0)
 
 
 # ---- float64 products whose tiles two thread blocks of a GPU multiply, a segment of K each -------
@@ -325,9 +358,8 @@ STEP = 64  # of K
 SHAPES = [(1040, 1040, 1040), (64, 2000, 64), (130, 300, 70), (1, 65, 200), (500, 40, 100)]
 
 
-def wide_and_narrow(m, k, n, seed=0):
-    a = matrices.normal(m, k, dtype=torch.float64, device="cuda", seed=seed)
-    return a, matrices.normal(k, n, dtype=torch.float64, device="cuda", seed=seed + 1)
+def doubles(m, k, n):
+    return operands(torch.float64, 0, m, k, n)
 
 
 def of_segment(a, b, segment):
@@ -337,20 +369,15 @@ def of_segment(a, b, segment):
     return a[..., columns].contiguous(), b[..., columns, :].contiguous()
 
 
-def sum_of_segments(force, multiply, a, b):
-    """The sum of the segments, each of them computed by a product of its own."""
-    force(1)
-    return multiply(*of_segment(a, b, 0)) + multiply(*of_segment(a, b, 1))
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tau", [0.0, 4096.0, 1e30])
 @pytest.mark.parametrize("block", [64, 32])
 def test_each_segment_has_the_bits_of_a_product_of_its_steps(force, shape, tau, block):
-    a, b = wide_and_narrow(*shape)
+    a, b = doubles(*shape)
     tau *= (block / 64) ** 2
-    expected = sum_of_segments(force, lambda a, b: mm(a, b, tau=tau, block=block), a, b)
+    force(1)
     whole = mm(a, b, tau=tau, block=block)
+    expected = sum(mm(*of_segment(a, b, segment), tau=tau, block=block) for segment in (0, 1))
     force(2)
     got = mm(a, b, tau=tau, block=block)
     if hopper_kernels_run():
@@ -360,60 +387,17 @@ def test_each_segment_has_the_bits_of_a_product_of_its_steps(force, shape, tau, 
 
 @pytest.mark.usefixtures("set_tf32")
 def test_drawn_products(force):
-    """Every layout and pattern; tests/robustness has those of one segment."""
+    """Every form, layout and pattern; tests/robustness has those of one segment."""
     force(2)
     rng = random.Random(0)
-    for _ in range(100):
+    for _ in range(200):
         case = {"family": "dense", **space.draw(drawn.DENSE, rng), "dtype": "float64"}
         assert fuzz.problem(case, "cuda") is None, case
 
 
-def test_batches_and_what_is_added(force):
-    a, b = wide_and_narrow(5 * 70, 200, 90)
-    a = a.view(5, 70, 200)
-    spamm = torch.ops.spamm_torch.spamm
-    force(2)
-    together = spamm(a, b.expand(5, 200, 90), threshold=3000.0)
-    assert torch.equal(together, torch.stack([mm(matrix, b, tau=3000.0) for matrix in a]))
-    added = matrices.normal(70, 90, dtype=torch.float64, device="cuda", seed=2)
-    expected = 0.5 * added - 2 * together[0]
-    got = addmm(added, a[0], b, beta=0.5, alpha=-2.0, tau=3000.0)
-    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-12)
-    assert addmm(added, a[0], b, beta=0.5, alpha=-2.0, tau=3000.0, out=added) is added
-    assert torch.equal(added, got)
-
-
-def test_results_amid_other_memory(force):
-    """Segments meet in the result itself, and touch nothing beside it."""
-    a, b = wide_and_narrow(150, 700, 133)
-    force(2)
-    expected = mm(a, b, tau=3000.0)
-    for width in (200, 201):  # rows whose pairs of entries are aligned, and rows where they are not
-        memory = torch.full((170, width), 7.0, dtype=torch.float64, device="cuda")
-        mm(a, b, tau=3000.0, out=memory[:150, :133])
-        assert torch.equal(memory[:150, :133], expected)
-        memory[:150, :133] = 7
-        assert (memory == 7).all()
-    x, y = wide_and_narrow(200, 200, 200)
-    expected = addmm(x, x, y, beta=2, alpha=-1, tau=3000.0)
-    assert torch.equal(addmm(x, x, y, beta=2, alpha=-1, tau=3000.0, out=x), expected)
-
-
-@pytest.mark.parametrize("n", [65, 500, 1040])
-def test_symmetric_products_have_the_bits_of_whole_ones(force, n):
-    upper = matrices.normal(n, n, dtype=torch.float64, device="cuda").triu()
-    a = upper + upper.triu(1).mT
-    force(2)
-    for tau in (0.0, 4096.0):
-        c, norms = mm(a, a, tau=tau, symmetric=True, return_norms=True)
-        whole = mm(a, a, tau=tau)
-        assert torch.equal(c, torch.where(torch.ones_like(c, dtype=torch.bool).triu(), whole, c.mT))
-        assert torch.equal(norms, norm_map(c))
-
-
 def test_what_is_skipped_stays_out(force):
     """Infinities and NaN of skipped blocks enter no sum, whichever segment they are in."""
-    a, b = wide_and_narrow(128, 640, 128)
+    a, b = doubles(128, 640, 128)
     norm_a, norm_b = norm_map(a), norm_map(b)
     norm_a[0, 3] = norm_a[1, 8] = 0
     clean = a.clone()
@@ -426,7 +410,7 @@ def test_what_is_skipped_stays_out(force):
 def test_the_same_bits_every_time(force):
     """Whichever thread block is last, in graphs and on two streams at once."""
     force(2)
-    a, b = wide_and_narrow(700, 900, 700)
+    a, b = doubles(700, 900, 700)
     expected = [mm(a, b, tau=tau) for tau in (0.0, 4096.0)]
     outs = [[torch.empty_like(c) for c in expected] for _ in range(20)]
     streams = [torch.cuda.Stream() for _ in expected]

@@ -1,5 +1,7 @@
 """Every check of arguments: the exception's type, one line, and the value that was refused."""
 
+import itertools
+
 import matrices
 import numpy
 import pytest
@@ -62,31 +64,19 @@ AT_TAU = (spamm_torch.valid_counts, spamm_torch.valid_ratio, spamm_torch.error_b
     ("error", "knobs", "got"),
     [
         (ValueError, {}, "got none"),
-        (ValueError, {"tau": 1.0, "valid_ratio": 0.5}, "got tau and valid_ratio"),
-        (ValueError, {"tau": 1.0, "max_error": 0.5}, "got tau and max_error"),
-        (ValueError, {"valid_ratio": 0.5, "max_error": 0.5}, "got valid_ratio and max_error"),
-        (
-            ValueError,
-            {"tau": 1.0, "valid_ratio": 0.5, "max_error": 0.5},
-            "got tau and valid_ratio and max_error",
+        *(
+            (ValueError, dict.fromkeys(names, 0.5), f"got {' and '.join(names)}")
+            for count in (2, 3)
+            for names in itertools.combinations(("tau", "valid_ratio", "max_error"), count)
         ),
         (ValueError, {"tau": NAN}, "got nan"),
-        (ValueError, {"valid_ratio": 0.0}, "got 0"),
-        (ValueError, {"valid_ratio": 1.5}, "got 1.5"),
-        (ValueError, {"valid_ratio": -0.25}, "got -0.25"),
-        (ValueError, {"valid_ratio": NAN}, "got nan"),
-        (ValueError, {"valid_ratio": INF}, "got inf"),
-        (ValueError, {"max_error": -0.5}, "got -0.5"),
-        (ValueError, {"max_error": NAN}, "got nan"),
-        (ValueError, {"tau": 1.0, "block": 48}, "got 48"),
-        (ValueError, {"tau": 1.0, "block": "64"}, "got '64'"),
-        (ValueError, {"tau": 1.0, "block": True}, "got True"),
-        (ValueError, {"tau": 1.0, "block": 0}, "0"),
-        (ValueError, {"tau": 1.0, "block": -64}, "-64"),
-        (ValueError, {"tau": 1.0, "block": 256}, "256"),
-        (ValueError, {"tau": 1.0, "block": (32, 64, 16)}, "[32, 64, 16]"),
-        (ValueError, {"tau": 1.0, "block": (32, 64)}, "[32, 64]"),
-        (ValueError, {"tau": 1.0, "block": (32, 32, 32, 32)}, "[32, 32, 32, 32]"),
+        *((ValueError, {"valid_ratio": x}, f"got {x:g}") for x in (0.0, 1.5, -0.25, NAN, INF)),
+        *((ValueError, {"max_error": x}, f"got {x}") for x in (-0.5, NAN)),
+        *((ValueError, {"tau": 1.0, "block": x}, repr(x)) for x in (48, "64", True, 0, -64, 256)),
+        *(
+            (ValueError, {"tau": 1.0, "block": x}, listed(x))
+            for x in ((32, 64, 16), (32, 64), (32, 32, 32, 32))
+        ),
         (TypeError, {"tau": 1.0, "return_info": 1}, "return_info must be True or False; got 1"),
     ],
     ids=str,
@@ -121,16 +111,6 @@ def test_operand_types(operands, product):
 def test_threshold_tensors(operands, product, error, tau, got):
     tau = tau.to(operands[0].device)
     refuses(error, lambda: PRODUCTS[product](*operands, tau=tau), "tau", got)
-
-
-@pytest.mark.cuda
-@every_product
-def test_operands_on_two_devices(product):
-    a, b = matrices.normal(40, 50), matrices.normal(50, 30)
-    for wrong in ((a.cuda(), b), (a, b.cuda())):
-        batches = [operand.expand(2, -1, -1) for operand in wrong]
-        call = lambda w=wrong, bb=batches: PRODUCTS[product](*w, *bb, tau=1.0)  # noqa: E731
-        refuses(RuntimeError, call, "cpu", "cuda")
 
 
 # ---- Single arguments ---------------------------------------------------------------------------
@@ -354,25 +334,25 @@ def test_a_product_of_matrices_has_no_batches(device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("misplaced", ["input", "norm_a", "norm_b"])
 @pytest.mark.parametrize(("place", "other"), [("cuda", "cpu"), ("cpu", "cuda")])
-def test_another_tensor_on_another_device(misplaced, place, other):
-    a, more = torch.ones(40, 40, device=place), {misplaced: torch.ones(1, 1, device=other)}
-    refuses(RuntimeError, lambda: ops.spamm(a, a, tau=torch.tensor(1.0), **more), "cpu", "cuda")
-
-
-@pytest.mark.cuda
-def test_maps_and_thresholds_on_another_device():
-    norms = torch.ones(2, 2)
+def test_tensors_on_two_devices(place, other):
+    a = torch.ones(40, 40, device=place)
+    for product in PRODUCTS.values():
+        batch = a.expand(2, 40, 40)
+        call = lambda p=product, bb=batch: p(a, a.to(other), bb, bb.to(other), tau=1.0)  # noqa: E731
+        refuses(RuntimeError, call, "cpu", "cuda")
     for stage in STAGES.values():
-        refuses(RuntimeError, lambda s=stage: s(norms.cuda(), norms), "cpu", "cuda")
-        refuses(RuntimeError, lambda s=stage: s(norms, norms.cuda()), "cpu", "cuda")
-    on_gpu = torch.tensor(1.0, device="cuda")
-    refuses(RuntimeError, lambda: spamm_torch.valid_counts(norms, norms, on_gpu), "tau", "cuda")
-    refuses(RuntimeError, lambda: mm(norms, norms, tau=on_gpu), "tau", "cuda")
-    x = torch.ones(40, 40, device="cuda")
-    refuses(RuntimeError, lambda: linear(x, x.cpu(), tau=1.0), "input and weight must be on the")
-    refuses(RuntimeError, lambda: linear(x, x, x[0].cpu(), tau=1.0), "bias and input must be on")
+        refuses(RuntimeError, lambda s=stage: s(a, a.to(other)), "cpu", "cuda")
+    for name in ("input", "norm_a", "norm_b"):
+        more = {"tau": torch.tensor(1.0), name: torch.ones(1, 1, device=other)}
+        refuses(RuntimeError, lambda m=more: ops.spamm(a, a, **m), "cpu", "cuda")
+    refuses(
+        RuntimeError, lambda: linear(a, a, a[0].to(other), tau=1.0), "bias and input must be on"
+    )
+    if place == "cpu":
+        tau = torch.tensor(1.0, device=other)
+        for call in (spamm_torch.valid_counts, mm):
+            refuses(RuntimeError, lambda c=call: c(a, a, tau=tau), "tau", "cuda")
 
 
 @pytest.mark.parametrize("name", ["tau", "norm_a", "norm_b"])

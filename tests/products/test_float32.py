@@ -1,11 +1,9 @@
 """float32 products on CUDA: accuracy, TF32, the whole range of the type."""
 
 import matrices
-import numpy as np
 import pytest
-import reference
 import torch
-from support import hopper_kernels_run, memory_limit, norm_maps, operands
+from support import hopper_kernels_run, memory_limit, norm_maps, operands, relative_error
 
 import spamm_torch
 
@@ -18,30 +16,16 @@ def tf32(request, set_tf32):
     return request.param
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.3])
-@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
-def test_float32_follows_the_setting_of_torch(tf32, ratio, block):
-    a, b = operands(m=500, k=800, n=300)
-    m, k, n = reference.edges(block)
-    maps = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
-    tau = spamm_torch.find_tau(*maps, ratio)
-    actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau, block=block))
-    error = np.abs(actual - reference.multiply(a, b, *maps, tau, block))
-    bound = reference.rounding_bound(a, b, *maps, tau, block, tf32=tf32)
-    assert (error <= bound).all()
-    if tf32:  # or TF32 was not used where torch allows it
-        strict = reference.rounding_bound(a, b, *maps, tau, block)
-        assert (error > strict).any()
+def assert_as_accurate(a, b, block=64, factor=1.0, least=0.0):
+    """A product's error is that of torch's, times a factor, or below the least that counts."""
+    exact = a.double() @ b.double()
+    ours = relative_error(spamm_torch.mm(a, b, tau=0.0, block=block), exact)
+    assert ours <= max(factor * relative_error(a @ b, exact), least)
 
 
-def frobenius_error(product, a, b):
-    dense = a.double() @ b.double()
-    return ((product.double() - dense).norm() / dense.norm()).item()
-
-
-def distances(rows, columns):
+def distances(x):
     """The paper's decay matrix: entries fall off with their distance from the diagonal."""
-    row, column = (torch.arange(n, device="cuda", dtype=torch.float32) for n in (rows, columns))
+    row, column = (torch.arange(n, device=x.device, dtype=torch.float32) for n in x.shape)
     return 0.1 / ((row[:, None] - column).abs().pow(0.1) + 1)
 
 
@@ -49,21 +33,19 @@ DATA = {
     "normal": lambda a, b: (a, b),
     "positive": lambda a, b: (a.abs(), b.abs()),
     "uniform": lambda a, b: (torch.special.ndtr(a), torch.special.ndtr(b)),
-    "decay": lambda a, b: (distances(*a.shape), distances(*b.shape)),
+    "decay": lambda a, b: (distances(a), distances(b)),
 }
 
 
 @pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize("data", DATA)
 def test_float32_is_as_accurate_as_cublas(tf32, data, block):
-    a, b = DATA[data](*operands(m=1000, k=2000, n=1000))
-    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0, block=block), a, b)
-    allowed = 1
+    allowed = 1.0
     if tf32:  # all of the error is that of rounding the operands; the portable kernel truncates too
         allowed = 1.02 if hopper_kernels_run() else 1.5
     elif data in ("positive", "uniform") and not hopper_kernels_run():
-        allowed = 2  # cuBLAS cuts K here; the portable kernel sums in one go
-    assert ours <= allowed * frobenius_error(a @ b, a, b)
+        allowed = 2.0  # cuBLAS cuts K here; the portable kernel sums in one go
+    assert_as_accurate(*DATA[data](*operands(m=1000, k=2000, n=1000)), block, allowed)
 
 
 # M and N, and K: from all that a tile can hold to where cuBLAS cuts K into parts, one tile or many.
@@ -74,9 +56,7 @@ SHAPES += [(1536, 4096), (2048, 64), (2048, 256), (2048, 2048), (3000, 4096)]
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(("edge", "k"), SHAPES)
 def test_float32_by_halves_is_as_accurate_as_cublas(edge, k, data, hopper):
-    a, b = DATA[data](*operands(m=edge, k=k, n=edge))
-    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
-    assert ours <= frobenius_error(a @ b, a, b)
+    assert_as_accurate(*DATA[data](*operands(m=edge, k=k, n=edge)))
 
 
 @pytest.mark.parametrize("edge", [256, 2048])
@@ -90,12 +70,20 @@ def test_float32_sums_overflow_to_infinity(edge):
     assert torch.equal(actual, torch.full_like(actual, torch.inf))
 
 
-def test_float32_backend_by_block_and_setting(tf32, hopper):
+def test_the_setting_chooses_the_kernel(tf32, set_tf32, hopper):
     expected = "sm90-wgmma-f32x1" if tf32 else "sm90-wgmma-f32x3"
     assert spamm_torch.backend_for("cuda", torch.float32) == expected
     expected = "sm80-mma-tf32" if tf32 else "sm90-wgmma-f32x3"
     for block in (32, (128, 64, 32)):
         assert spamm_torch.backend_for("cuda", torch.float32, block) == expected
+    a, b = operands()
+    product = spamm_torch.mm(a, b, tau=0.0)
+    set_tf32(not tf32)
+    assert not torch.equal(spamm_torch.mm(a, b, tau=0.0), product)
+    a, b = operands(device="cpu")  # which it does not reach
+    product = spamm_torch.mm(a, b, tau=0.0)
+    set_tf32(tf32)
+    assert torch.equal(spamm_torch.mm(a, b, tau=0.0), product)
 
 
 SCALINGS = {
@@ -141,9 +129,7 @@ def powers_of_ten(x, dim, most, repeats=1):
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "every third column"])
 def test_float32_of_any_scaling_is_near_cublas(tf32, scaling, layout, block):
     a, b = (matrices.LAYOUTS[layout](x) for x in operands(m=500, k=1000, n=400))
-    a, b = SCALINGS[scaling](a, b, powers_of_ten)
-    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0, block=block), a, b)
-    assert ours <= 4 * frobenius_error(a @ b, a, b)
+    assert_as_accurate(*SCALINGS[scaling](a, b, powers_of_ten), block, 4)
 
 
 @pytest.mark.parametrize("large", [slice(0, 64), slice(256, 320), slice(448, 512)])
@@ -155,10 +141,10 @@ def test_float32_sums_beside_large_ones_keep_their_digits(tf32, large, factor, b
     a *= 1e-5
     a[:, large] *= factor
     b[large, 32:] = 0
-    ours = spamm_torch.mm(a, b, tau=0.0, block=block)
-    assert frobenius_error(ours, a, b) <= 1.5 * frobenius_error(a @ b, a, b)
-    mine, theirs = ours[:, 32:], (a @ b)[:, 32:]
-    assert frobenius_error(mine, a, b[:, 32:]) <= 1.5 * frobenius_error(theirs, a, b[:, 32:])
+    assert_as_accurate(a, b, block, 1.5)
+    mine, theirs = spamm_torch.mm(a, b, tau=0.0, block=block), a @ b
+    errors = [relative_error(c[:, 32:], a.double() @ b[:, 32:].double()) for c in (mine, theirs)]
+    assert errors[0] <= 1.5 * errors[1]
 
 
 @pytest.mark.parametrize("block", [32, 64])
@@ -169,7 +155,7 @@ def test_float32_loses_little_beside_tau(tf32, block):
     b[1::2] *= 2.0**-45
     rows, depth, columns = (-(-size // block) for size in (300, 260, 280))
     dense = a.double() @ b.double()
-    exact = frobenius_error(a @ b, a, b) * dense.norm().item()
+    exact = relative_error(a @ b, dense) * dense.norm().item()
     for tau in (2.0**-34, 2.0**-30, 2.0**-20, 2.0**-10):
         actual = spamm_torch.mm(a, b, tau=tau, block=block).double()
         lost = depth * (rows * columns) ** 0.5 * tau / 1000  # at most
@@ -183,13 +169,6 @@ def wide_operands(m, k, n):
     a[:, ::2] *= 2.0**-40
     b[1::2] *= 2.0**-40
     return a, b
-
-
-def allowed_error(a, b, block):
-    """cuBLAS's error, or that of the kernels' order of sums: portable ones add k after k."""
-    in_order = spamm_torch.backend_for("cuda", torch.float32, block).startswith("sm80")
-    own = 2.0**-24 * a.shape[1] ** 0.5 if in_order else 2e-7
-    return max(frobenius_error(a @ b, a, b), own)
 
 
 # More pairs than a tile keeps for later, odd edges, one large tile and more than one.
@@ -213,9 +192,11 @@ WIDE += [(turning_wide, (edge, 2700, edge)) for edge in (100, 2100)]
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "every third column", "misaligned"])
 @pytest.mark.parametrize("block", [32, 64])
 def test_float32_of_wide_blocks_is_as_accurate_as_cublas(make, shape, layout, block):
+    """Or as the kernels' order of sums: portable ones add k after k."""
+    in_order = spamm_torch.backend_for("cuda", torch.float32, block).startswith("sm80")
     a, b = (matrices.LAYOUTS[layout](x) for x in make(*shape))
-    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0, block=block), a, b)
-    assert ours <= allowed_error(a, b, block)
+    least = 2.0**-24 * a.shape[1] ** 0.5 if in_order else 2e-7
+    assert_as_accurate(a, b, block, least=least)
 
 
 @pytest.mark.parametrize("block", [32, 64])
@@ -230,8 +211,8 @@ def test_float32_of_overlaps_is_as_accurate_as_cublas(block):
     mean = widths[:, None] * widths / (widths[:, None] + widths)
     a = (4 * mean / (widths[:, None] + widths)) ** 0.75
     a = (a * torch.exp(-mean * torch.cdist(places, places) ** 2)).float().cuda()
+    assert_as_accurate(a, a, block, least=2e-7)
     product = spamm_torch.mm(a, a, tau=0.0, block=block)
-    assert frobenius_error(product, a, a) <= max(frobenius_error(a @ a, a, a), 2e-7)
     exact = a.double() @ a.double()  # all terms are positive: each block is right to its own size
     for i, j in ((0, 13), (13, 0), (0, 7), (5, 12)):
         rows, columns = (slice(64 * x, min(64 * x + 64, 900)) for x in (i, j))
@@ -265,21 +246,6 @@ def test_float32_of_wide_blocks_at_the_ends_of_the_range(scale, block):
     assert torch.allclose(actual, expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("block", [32, 64])
-def test_a_skipped_product_of_wide_blocks_leaves_no_trace(block):
-    """Nor does what shares a tile with a block, or the length of its lists of pairs."""
-    a, b = wide_operands(m=200, k=1300, n=260)
-    maps = norm_maps(a, b, block)
-    maps[0][1::2, ::3] = 0
-    zeros = a.clone()
-    mask = (maps[0] == 0).repeat_interleave(block, 0).repeat_interleave(block, 1)
-    zeros[mask[:200, :1300]] = 0
-    skipped = spamm_torch.mm(a, b, tau=1e-30, block=block, norm_a=maps[0], norm_b=maps[1])
-    assert torch.equal(skipped, spamm_torch.mm(zeros, b, tau=0.0, block=block))
-    part = spamm_torch.mm(a[64:128].clone(), b[:, 128:192].clone(), tau=0.0, block=block)
-    assert torch.equal(spamm_torch.mm(a, b, tau=0.0, block=block)[64:128, 128:192], part)
-
-
 def uneven_operands(m, k, n):
     """Blocks of which none, one or both hold entries of many magnitudes along K."""
     a, b = operands(m=m, k=k, n=n)
@@ -291,10 +257,23 @@ def uneven_operands(m, k, n):
     return a, b
 
 
-@pytest.mark.parametrize("block", [32, 64, 128])
-def test_a_block_of_float32_does_not_depend_on_others(tf32, block):
-    """Whatever shares a tile, a batch or K with it, and whether that is skipped."""
-    a, b = uneven_operands(m=512, k=2048, n=640)
+def without(x, norms, block, value=0.0):
+    """A matrix whose blocks of norm zero hold a value."""
+    wide = norms.repeat_interleave(block, 0).repeat_interleave(block, 1)
+    return torch.where(wide[: x.shape[0], : x.shape[1]] == 0, value, x)
+
+
+@pytest.mark.parametrize(
+    ("make", "block"),
+    [
+        *((uneven_operands, block) for block in (32, 64, 128)),
+        (wide_operands, 32),
+        (wide_operands, 64),
+    ],
+)
+def test_a_block_of_float32_does_not_depend_on_others(tf32, make, block):
+    """Whatever shares a tile, a batch, K or a list of pairs with it, and if that is skipped."""
+    a, b = make(m=500, k=2000, n=640)
     rows, columns = slice(128, 256), slice(256, 384)
     if block == 32:  # halves of what the kernels scale and load together
         rows, columns = slice(96, 160), slice(288, 352)
@@ -303,12 +282,14 @@ def test_a_block_of_float32_does_not_depend_on_others(tf32, block):
     assert torch.equal(whole[rows, columns], part)
     batch = spamm_torch.bmm(torch.stack([-a, a]), b.expand(2, -1, -1), tau=0.0, block=block)
     assert torch.equal(batch[1], whole)
-    maps = norm_maps(a, b, block)
-    a_zeros = a.clone()
-    a_zeros[:, 512:1024] = 0
-    maps[0][:, 512 // block : 1024 // block] = 0
-    skipped = spamm_torch.mm(a, b, tau=1e-30, block=block, norm_a=maps[0], norm_b=maps[1])
-    assert torch.equal(skipped, spamm_torch.mm(a_zeros, b, tau=0.0, block=block))
+    norm_a, norm_b = norm_maps(a, b, block)
+    if make is wide_operands and not tf32:
+        norm_a[1::2, ::3] = 0
+    else:
+        norm_a[:, 512 // block : 1024 // block] = 0
+    skipped = spamm_torch.mm(a, b, tau=1e-30, block=block, norm_a=norm_a, norm_b=norm_b)
+    zeros = without(a, norm_a, block)
+    assert torch.equal(skipped, spamm_torch.mm(zeros, b, tau=0.0, block=block))
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan, 1e38])
@@ -318,11 +299,8 @@ def test_a_skipped_block_of_32_leaves_no_trace(tf32, bad, edge):
     a, b = uneven_operands(m=edge, k=320, n=edge)
     maps = norm_maps(a, b, 32)
     maps[0][2::4, 1::3] = maps[0][3, 4] = maps[1][1::3, 3::4] = 0
-    skip = lambda x, norms, value: torch.where(  # noqa: E731
-        norms.repeat_interleave(32, 0).repeat_interleave(32, 1) == 0, value, x
-    )
     product = lambda value: spamm_torch.mm(  # noqa: E731
-        *(skip(x, norms, value) for x, norms in zip((a, b), maps, strict=True)),
+        *(without(x, norms, 32, value) for x, norms in zip((a, b), maps, strict=True)),
         **{"tau": 1e-30, "block": 32, "norm_a": maps[0], "norm_b": maps[1]},
     )
     assert torch.equal(product(bad), product(0.0))
@@ -384,29 +362,13 @@ def test_float32_says_how_much_memory_its_halves_need(hopper):
         spamm_torch.mm(a, a, tau=0.0)
 
 
-def test_the_setting_does_not_reach_the_cpu(tf32):
-    a, b = operands(device="cpu")
-    actual = spamm_torch.mm(a, b, tau=0.0)
-    torch.backends.cuda.matmul.allow_tf32 = not tf32
-    assert torch.equal(spamm_torch.mm(a, b, tau=0.0), actual)
-
-
-def peak_memory(call):
-    """Bytes that a call takes at its peak beyond what was allocated before."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    result = call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before, result
-
-
 def test_many_small_matrices_take_little_memory(tf32):
     """Split parts pad each of them to 64 x 64."""
     a = torch.ones(50_000, 4, 4, device="cuda")
-    used, result = peak_memory(lambda: spamm_torch.bmm(a, a, tau=0.0))
-    assert (result == 4).all()
-    assert used < 20 * 3 * a.numel() * 4  # operands and result
-    used, shared = peak_memory(lambda: spamm_torch.bmm(a[:1].expand_as(a), a, tau=0.0))
-    assert torch.equal(shared, result)
-    assert used < 20 * 3 * a.numel() * 4
+    for b in (a, a[:1].expand_as(a)):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        assert (spamm_torch.bmm(b, a, tau=0.0) == 4).all()
+        used = torch.cuda.max_memory_allocated() - before
+        assert used < 20 * 3 * a.numel() * 4  # operands and result

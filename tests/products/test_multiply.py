@@ -1,27 +1,23 @@
 """mm, addmm, bmm and linear against the oracle.
 
 Most operands here are ``matrices.patchy``, whose products sum exactly in float32 and in TF32: a
-right result then has one rounding, to the operands' type, and is compared bit for bit. Normally
-distributed operands are compared within ``reference.rounding_bound``. Shapes, layouts, types and
-knobs are the fuzzer's, of which tests/robustness runs 2,000 cases; here is what none of them draws.
+right result then has one rounding, to the operands' type, and is compared bit for bit. Shapes,
+layouts, types, numbers and knobs are the fuzzer's, of which tests/robustness runs 2,000 cases; here
+is what none of them draws.
 """
-
-import itertools
 
 import matrices
 import numpy as np
 import pytest
 import reference
 import torch
+import torch.utils.checkpoint
+from processes import forked
+from support import norm_maps, relative_error
 
 import spamm_torch
 
 INF, NAN = float("inf"), float("nan")
-
-
-def norm_maps(a, b, block):
-    m, k, n = reference.edges(block)
-    return spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
 
 
 def middle_tau(a, b, block, quantile=0.6):
@@ -30,15 +26,11 @@ def middle_tau(a, b, block, quantile=0.6):
     return float(candidates[int(quantile * (len(candidates) - 1))])
 
 
-def exact(a, b, tau, block, **scaling):
+def assert_exact(actual, a, b, tau, block, maps=None, **scaling):
     """The oracle's product, by the decisions that the library's norm maps make, rounded once."""
-    maps = norm_maps(a, b, block)
-    return torch.from_numpy(reference.multiply(a, b, *maps, tau, block, **scaling)).to(a.dtype)
-
-
-def assert_exact(actual, a, b, tau, block, **scaling):
     assert actual.device == a.device
-    expected = exact(a, b, tau, block, **scaling)
+    maps = maps or norm_maps(a, b, block)
+    expected = torch.from_numpy(reference.multiply(a, b, *maps, tau, block, **scaling)).to(a.dtype)
     torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -52,18 +44,6 @@ def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
     b = matrices.patchy(k, n, dtype=dtype, device=device, seed=1)
     tau = middle_tau(a, b, 128)
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=128), a, b, tau, 128)
-
-
-@pytest.mark.parametrize("shape", [(300, 1000, 200), (70, 4000, 40)])
-def test_rounding_is_the_types_own(device, dtype, shape):
-    """Normally distributed operands: float32 sums for half types, float64 for float64."""
-    m, k, n = shape
-    a = matrices.normal(m, k, dtype=dtype, device=device)
-    b = matrices.normal(k, n, dtype=dtype, device=device, seed=1)
-    tau, maps = middle_tau(a, b, 64, 0.5), norm_maps(a, b, 64)
-    expected = reference.multiply(a, b, *maps, tau, 64)
-    error = np.abs(reference.to_float64(spamm_torch.mm(a, b, tau=tau)) - expected)
-    assert (error <= reference.rounding_bound(a, b, *maps, tau, 64)).all()
 
 
 def test_a_memory_mapped_file(tmp_path):
@@ -87,40 +67,17 @@ def test_results_beyond_the_type_are_inf(device, dtype):
         assert result[1].tolist() == [0, 0]
 
 
-# ---- Thresholds ---------------------------------------------------------------------------------
-
-
-@pytest.mark.strength(3)  # what is skipped is decided here
-@pytest.mark.parametrize(
-    ("form", "tau"),
-    [
-        *itertools.product(["float", "host tensor", "device tensor"], [0.0, -0.0, -3.5, -INF]),
-        ("host tensor", NAN),
-        ("device tensor", NAN),
-    ],
-)
-def test_no_positive_tau_is_the_dense_product(device, dtype, form, tau):
+@pytest.mark.parametrize("where", ["number", "cpu", "device"])
+@pytest.mark.parametrize("tau", [-0.0, -3.5, -INF, NAN])
+def test_no_positive_tau_is_the_dense_product(device, dtype, where, tau):
+    if where == "number" and tau != tau:
+        return  # refused: test_errors
     a = matrices.patchy(100, 150, dtype=dtype, device=device)
     b = matrices.patchy(150, 70, dtype=dtype, device=device, seed=1)
-    place = {"host tensor": "cpu", "device tensor": device}
-    threshold = tau if form == "float" else torch.tensor(tau, device=place[form])
+    place = device if where == "device" else "cpu"
+    threshold = tau if where == "number" else torch.tensor(tau, device=place)
     dense = (a.double() @ b.double()).to(dtype)
     assert torch.equal(spamm_torch.mm(a, b, tau=threshold), dense)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_product_at_tau_is_kept(device, dtype):
-    """Block k = 0 of norm product exactly tau stays; the next representable tau drops it."""
-    a = torch.zeros(32, 64, dtype=dtype, device=device)
-    b = torch.zeros(64, 32, dtype=dtype, device=device)
-    a[0, 0], b[0, 0] = 3.0, 5.0
-    a[0, 32], b[32, 0] = 7.0, 4.0
-    tau = torch.tensor(15.0, dtype=dtype, device=device)
-    above = torch.nextafter(tau, torch.full_like(tau, INF))
-    assert spamm_torch.mm(a, b, tau=tau, block=32)[0, 0].item() == 15 + 28
-    assert spamm_torch.mm(a, b, tau=above, block=32)[0, 0].item() == 28
-    assert spamm_torch.mm(a, b, tau=28.0, block=32)[0, 0].item() == 28
-    assert spamm_torch.mm(a, b, tau=28.5, block=32)[0, 0].item() == 0
 
 
 @pytest.mark.parametrize("tau_dtype", matrices.DTYPES)
@@ -147,38 +104,18 @@ def test_given_norm_maps_decide(device):
     assert torch.equal(actual, expected)
 
 
-# ---- NaN and Inf --------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("new_memory_holds_nan")
-@pytest.mark.strength(4)  # what is skipped is decided here
-@pytest.mark.parametrize("special", [INF, -INF, NAN])
-@pytest.mark.parametrize("tau", [0.0, 1.0, INF])
-@pytest.mark.parametrize("operand", ["a", "b"])
-def test_nan_and_inf_are_never_skipped(device, dtype, special, tau, operand):
-    a = matrices.patchy(100, 100, dtype=dtype, device=device)
-    b = matrices.patchy(100, 100, dtype=dtype, device=device, seed=1)
-    (a if operand == "a" else b)[40, 70] = special
-    actual = spamm_torch.mm(a, b, tau=tau, block=32)
-    assert_exact(actual, a, b, tau, 32)
-    line = actual[40] if operand == "a" else actual[:, 70]
-    assert not torch.isfinite(line).all()
-
-
 @pytest.mark.parametrize("tau", [0.5, -0.5])
 def test_given_norms_below_zero_decide_by_their_products(device, dtype, tau):
     """No norm is, but what they say is done: two below zero make a valid product."""
     a = matrices.patchy(128, 128, dtype=dtype, device=device).t()
     b = matrices.patchy(128, 128, dtype=dtype, device=device, seed=1)
-    norm_a = torch.tensor([[-1.0, 2.0], [1.0, -1.0]], device=device)
-    norm_b = torch.tensor([[-1.0, 1.0], [0.1, -3.0]], device=device)
-    maps = norm_a.to(spamm_torch.norm_map(a).dtype), norm_b.to(spamm_torch.norm_map(b).dtype)
+    given = {"device": device, "dtype": matrices.norm_dtype(dtype)}
+    maps = [torch.tensor(x, **given) for x in ([[-1, 2], [1, -1]], [[-1, 1], [0.1, -3]])]
     actual = spamm_torch.mm(a, b, tau=tau, norm_a=maps[0], norm_b=maps[1])
-    expected = reference.multiply(a, b, *maps, tau, 64)
-    assert torch.equal(actual.cpu(), torch.from_numpy(expected).to(dtype))
+    assert_exact(actual, a, b, tau, 64, maps)
 
 
-# ---- addmm --------------------------------------------------------------------------------------
+# ---- addmm, batches, linear ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0, 2), (-0.25, -0.5), (2, 0)])
@@ -195,39 +132,16 @@ def test_addmm(device, dtype, beta, alpha, shape, layout):
     assert_exact(actual, a, b, tau, 32, input=input, beta=beta, alpha=alpha)
 
 
-# ---- bmm ----------------------------------------------------------------------------------------
-
-
-def test_bmm_knobs_speak_for_all_batches(device):
-    """One batch ten times the other: a ratio of one half keeps the large one and drops the rest."""
-    large = matrices.normal(1, 96, 96, device=device).abs() + 1
-    a = torch.cat([large, large / 10])
-    result = spamm_torch.bmm(a, a, valid_ratio=0.5, block=32)
-    assert not result[1].any()
-    maps = norm_maps(a, a, 32)
-    tau = spamm_torch.find_tau(*maps, 0.5)
-    assert spamm_torch.valid_counts(*maps, tau).sum((1, 2)).tolist() == [27, 0]
-    assert torch.equal(result, spamm_torch.bmm(a, a, tau=tau, block=32))
-    tau = torch.ops.spamm_torch.find_tau(*maps, max_error=0.05)
-    assert torch.equal(
-        spamm_torch.bmm(a, a, max_error=0.05, block=32), spamm_torch.bmm(a, a, tau=tau, block=32)
-    )
-
-
 @pytest.mark.parametrize("shape", [(3, 70, 90), (70, 90), (1, 90), (90,), (3, 1, 90), (1, 1, 1)])
 def test_batched_product_with_input(device, shape):
     """The operator takes batches with an input, as torch.baddbmm does."""
     a = matrices.patchy(3, 70, 100, device=device)
     b = matrices.patchy(3, 100, 90, device=device, seed=1)
     tau = middle_tau(a, b, 32)
-    input = matrices.patchy(*(shape if len(shape) > 1 else (1, 90)), device=device).reshape(shape)
-    actual = torch.ops.spamm_torch.spamm(
-        a, b, tau=torch.tensor(tau), block=32, input=input, beta=2, alpha=-1
-    )
-    assert_exact(actual, a, b, tau, 32, input=input, beta=2, alpha=-1)
-
-
-# ---- linear -------------------------------------------------------------------------------------
+    input = matrices.patchy(*(1, *shape)[-3:], device=device).reshape(shape)
+    scaling = {"input": input, "beta": 2, "alpha": -1}
+    actual = torch.ops.spamm_torch.spamm(a, b, tau=torch.tensor(tau), block=32, **scaling)
+    assert_exact(actual, a, b, tau, 32, **scaling)
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (2, 3, 20), (0,), (2, 0)])
@@ -288,3 +202,113 @@ def test_backend_for_names_a_kernel(device, dtype, block):
     name = spamm_torch.backend_for(device, dtype, block)
     assert name in kernels_of_this_machine(device, dtype)
     assert spamm_torch.backend_for(str(device), dtype, block) == name
+
+
+# ---- The CPU's kernels and threads --------------------------------------------------------------
+
+PLAIN_KERNELS = {
+    torch.float16: "cpu-blas-float32",
+    torch.bfloat16: "cpu-blas-float32",
+    torch.float32: "cpu-blas",
+    torch.float64: "cpu-plain",
+}
+
+
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (32, 128, 64)])
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+def test_with_and_without_onednn(dtype, block):
+    """The generated microkernels and the plain ones agree bit for bit on exact sums."""
+    a, b = matrices.patchy(500, 700, dtype=dtype), matrices.patchy(700, 300, dtype=dtype, seed=1)
+    expected = spamm_torch.mm(a, b, tau=10.0, block=block)
+    with torch.backends.mkldnn.flags(enabled=False):
+        plain = spamm_torch.mm(a, b, tau=10.0, block=block)
+        name = spamm_torch.backend_for("cpu", dtype, block)
+    assert torch.equal(plain, expected)
+    assert name == PLAIN_KERNELS[dtype]
+
+
+def test_gradients_from_a_backward_thread():
+    """Products inside torch.utils.checkpoint run again in autograd's own thread."""
+    a = matrices.normal(60, 70).double().requires_grad_()
+    b = matrices.normal(70, 50, seed=1).double()
+    product = lambda x: spamm_torch.mm(x, b, tau=30.0)  # noqa: E731
+    again = torch.utils.checkpoint.checkpoint(product, a, use_reentrant=False)
+    gradients = (torch.autograd.grad(x.square().sum(), a)[0] for x in (again, product(a)))
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("decay", ["algebraic", "exponential"])
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_float32_is_as_accurate_as_torch_on_decay_matrices(decay, block):
+    a = {
+        "algebraic": lambda: matrices.algebraic_decay(1024, exponent=1.5),
+        "exponential": lambda: matrices.exponential_decay(1024, base=0.99),
+    }[decay]()
+    exact = a.double() @ a.double()
+    dense = relative_error(a @ a, exact)
+    assert relative_error(spamm_torch.mm(a, a, tau=0.0, block=block), exact) <= 1.1 * dense
+
+
+def test_long_sums_of_float64_are_as_accurate_as_torch():
+    # The first term is 1, and each addition of another to it is lost.
+    terms = 8192
+    a, b = torch.full((1, terms), 2.0**-54, dtype=torch.float64), torch.ones(terms, 1).double()
+    a[0, 0] = 1.0
+    exact = 1.0 + (terms - 1) * 2.0**-54
+    result = spamm_torch.mm(a, b, tau=0.0).item()
+    assert abs(result - exact) <= 128 * 2.0**-54 + 2.0**-52
+
+
+# Multiplies shapes in place, then so many others that the same operands are packed in the end.
+# Then it prints by how many bytes the code that the process has made grows over many sizes, after
+# as many others, and the number of operations of a product, for which nothing else is imported.
+PROGRAM = """
+import itertools
+import re
+import torch, spamm_torch
+from torch.utils.flop_counter import FlopCounterMode
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+SHAPES = [(1, 100, 70), (3, 33, 65), (17, 600, 100), (130, 1030, 200), (400, 100, 300)]
+cases = []
+for dtype, block, (m, k, n) in itertools.product(
+    (torch.float32, torch.bfloat16), (32, 64, (128, 32, 64)), SHAPES
+):
+    a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    cases.append((a, b, block, spamm_torch.mm(a, b, tau=20.0, block=block)))
+for k in range(600, 640):
+    spamm_torch.mm(torch.ones(64, k), torch.ones(k, 64), tau=0.0)
+for a, b, block, in_place in cases:
+    rows = a.new_full((a.shape[0], a.shape[1] + 37), float("nan"))
+    rows[:, : a.shape[1]] = a
+    assert in_place.any()
+    assert torch.equal(spamm_torch.mm(rows[:, : a.shape[1]], b, tau=20.0, block=block), in_place)
+
+def bytes_of_generated_code():
+    with open("/proc/self/maps") as maps:
+        ranges = re.findall(r"^(\\w+)-(\\w+) ..x. \\S+ \\S+ 0 *$", maps.read(), re.MULTILINE)
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
+
+a, b = torch.ones(128 * 2048), torch.ones(2048 * 64)
+
+def multiply(sizes):
+    for size in sizes:
+        rows = 64 + size % 61
+        spamm_torch.mm(a[: rows * size].view(rows, size), b[: size * 64].view(size, 64), tau=0.0)
+
+multiply(range(600, 800))
+before = bytes_of_generated_code()
+multiply(range(800, 1000))
+with FlopCounterMode(display=False) as counter:
+    spamm_torch.mm(torch.ones(4, 5), torch.ones(5, 4), tau=0.0)
+print(bytes_of_generated_code() - before, counter.get_total_flops())
+"""
+
+
+def test_packed_rows_change_no_bit_and_new_sizes_generate_no_more_code():
+    run = forked("-c", PROGRAM)
+    assert run.returncode == 0, run.stderr
+    growth, flops = map(int, run.stdout.split())
+    assert growth < 2**20  # kernels for each size would be 300 MiB
+    assert flops == 160

@@ -1,11 +1,17 @@
-"""Results of a product besides a new tensor: the norms of its result, and memory that is given."""
+"""Products besides a new tensor: one norm map, memory that is given, and what was skipped, of the
+very norm maps and threshold it used.
+"""
+
+import math
 
 import matrices
 import pytest
 import torch
+from support import norm_maps
 from torch.profiler import profile
 
-from spamm_torch import addmm, mm, norm_map
+import spamm_torch
+from spamm_torch import addmm, conv2d, mm, norm_map
 
 ops = torch.ops.spamm_torch
 LAYOUTS = ("contiguous", "transposed", "every other row", "every third column", "misaligned")
@@ -29,7 +35,11 @@ def norm_maps_taken(function):
     return sum(event.name == "spamm_torch::norm_map" for event in recorded.events())
 
 
-@pytest.mark.parametrize("knob", [{"tau": 0.5}, {"valid_ratio": 0.5}, {"max_error": 0.1}])
+KNOBS = [{"tau": 30.0}, {"valid_ratio": 0.4}, {"max_error": 0.3}]
+every_knob = pytest.mark.parametrize("knob", KNOBS, ids=str)
+
+
+@every_knob
 @pytest.mark.parametrize(
     "options", [{}, {"symmetric": True}, {"return_norms": True}, {"return_info": True}]
 )
@@ -42,26 +52,11 @@ def test_one_matrix_has_one_norm_map(knob, options):
     assert norm_maps_taken(lambda: mm(a, a, tau=0.5, block=(64, 32, 64))) == 2
 
 
-@pytest.mark.parametrize("knob", [{"tau": 100.0}, {"valid_ratio": 0.5}, {"max_error": 0.1}])
+@every_knob
 def test_one_matrix_gives_the_bits_of_two(device, dtype, knob):
     a = matrices.patchy(200, 200, dtype=dtype, device=device)
     for block in (32, 64, 128):
         assert torch.equal(mm(a, a, **knob, block=block), mm(a, a.clone(), **knob, block=block))
-
-
-# ---- Norms of the result ------------------------------------------------------------------------
-
-
-def test_only_the_result_has_a_gradient(device):
-    a, b, added = (x.double().requires_grad_() for x in operands(device))
-    c, norms = addmm(added, a, b, beta=2, alpha=3, tau=0.5, return_norms=True)
-    assert c.requires_grad
-    assert not norms.requires_grad
-    c.backward(torch.ones_like(c))
-    ones = torch.ones_like(c)
-    torch.testing.assert_close(a.grad, 3 * ones @ b.detach().mT)
-    torch.testing.assert_close(b.grad, 3 * a.detach().mT @ ones)
-    torch.testing.assert_close(added.grad, 2 * ones)
 
 
 # ---- out ----------------------------------------------------------------------------------------
@@ -228,3 +223,118 @@ def test_under_compile(device):
     assert torch.equal(out, expected)
     assert torch.equal(result, expected)
     assert torch.equal(norms, norm_map(expected))
+
+
+# ---- What was skipped ---------------------------------------------------------------------------
+
+
+def decaying(*shape, seed=0, **options):
+    """Normal numbers that fade along both dimensions, so that a third of the products matter."""
+    values = matrices.normal(*shape, seed=seed, **options)
+    fade = [torch.exp2(-torch.arange(size, device=values.device) / 40) for size in shape[-2:]]
+    return values * (8 * fade[0][:, None] * fade[1]).to(values.dtype)
+
+
+def check(info, norm_a, norm_b, knob):
+    """Holds it against the stages' own functions."""
+    tau = knob.get("tau")
+    tau = spamm_torch.find_tau(norm_a, norm_b, **knob) if tau is None else norm_a.new_tensor(tau)
+    at_tau = (spamm_torch.valid_ratio, spamm_torch.error_bound)
+    expected = tau, *(function(norm_a, norm_b, tau) for function in at_tau)
+    assert isinstance(info, spamm_torch.functional.SkipInfo)
+    for found, wanted in zip(info[:3], expected, strict=True):
+        assert (found.shape, found.dtype, found.device) == ((), norm_a.dtype, norm_a.device)
+        assert not found.requires_grad
+        assert torch.equal(found, wanted)
+    assert 0 < info.valid_ratio < 1  # a test of all or nothing would show little
+
+
+@every_knob
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("shape", [(4, 50, 300), (300,)])
+def test_what_linear_skips(device, knob, pinned, shape):
+    input = decaying(200, 300, device=device)[: math.prod(shape) // 300].reshape(shape)
+    weight, bias = decaying(150, 300, seed=1, device=device), torch.ones(150, device=device)
+    norm_weight = norm_map(weight.t(), 32) if pinned else None
+    given = {**knob, "block": 32, "norm_weight": norm_weight}
+    result, info = spamm_torch.linear(input, weight, bias, **given, return_info=True)
+    assert torch.equal(result, spamm_torch.linear(input, weight, bias, **given))
+    assert result.shape == (*shape[:-1], 150)
+    check(info, *norm_maps(input.reshape(-1, 300), weight.t(), 32), knob)
+
+
+@every_knob
+def test_under_autocast_the_norms_are_of_what_is_multiplied(device, knob):
+    a, b = decaying(200, 300, device=device), decaying(300, 150, seed=1, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        result, info = mm(a, b, **knob, block=32, return_info=True)
+        assert torch.equal(result, mm(a, b, **knob, block=32))
+    check(info, *norm_maps(a.bfloat16(), b.bfloat16(), 32), knob)
+
+
+def test_no_products_at_all(device):
+    a, x = torch.ones(0, 40, device=device), torch.ones(0, 40, 8, 8, device=device)
+    options = {"valid_ratio": 0.5, "return_info": True}
+    for (result, info), shape in (
+        (mm(a, a.t(), **options), (0, 0)),
+        (conv2d(x, torch.ones(64, 40, 3, 3, device=device), **options), (0, 64, 6, 6)),
+    ):
+        assert result.shape == shape
+        assert info.valid_ratio == 1
+        assert info.error_bound == 0
+
+
+def test_a_threshold_on_the_host(device):
+    a = decaying(100, 100, device=device)
+    for tau in (5.0, torch.tensor(5.0), torch.tensor(5.0, dtype=torch.float64)):
+        _, info = mm(a, a, tau=tau, block=32, return_info=True)
+        assert info.tau == 5
+        assert info.tau.device.type == device.type
+
+
+def test_what_a_compiled_product_skips(device):
+    a, b = decaying(200, 300, device=device), decaying(300, 150, seed=1, device=device)
+
+    def product(a, b, tau):
+        return mm(a, b, tau=tau, block=32, return_info=True)
+
+    tau = torch.tensor(30.0, device=device)
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    (result, info), (expected, wanted) = compiled(a, b, tau), product(a, b, tau)
+    assert torch.equal(result, expected)
+    assert all(map(torch.equal, info[:3], wanted[:3]))
+    assert info[3:] == wanted[3:] == ((32, 32, 32), None)
+    # A graph outlives the settings that choose a kernel, and is of the worst.
+    assert wanted.total_bound <= info.total_bound < math.inf
+
+
+@pytest.mark.cuda
+@every_knob
+def test_nothing_waits_for_the_device(knob):
+    a = decaying(200, 300, device="cuda")
+    input, weight = (matrices.normal(*of, device="cuda") for of in ((2, 32, 8, 8), (32, 32, 3, 3)))
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):  # refuses whatever waits
+        mm(a, a.t(), **knob, return_info=True)
+        conv2d(input, weight, padding=1, **knob, return_info=True)
+
+
+def test_conv2d_of_one_image_with_norms_and_padding_by_name(device):
+    rows, columns = (torch.hann_window(size + 2)[1:-1] ** 2 for size in (9, 8))
+    input = (5 * matrices.normal(40, 9, 8) * rows[:, None] * columns).to(device)
+    weight = matrices.normal(64, 40, 3, 2, seed=1, device=device)
+    given = {"padding": "same", "valid_ratio": 0.5, "pixel_block": (1, 4, 8), "return_norms": True}
+    results, info = conv2d(input, weight, **given, return_info=True)
+    assert all(map(torch.equal, results, conv2d(input, weight, **given)))
+    assert abs(info.valid_ratio - 0.5) < 0.05
+
+
+def test_float64_images_of_any_magnitude(device):
+    """Squares of entries of 1e-200 have no number, and their norms have."""
+    input = matrices.normal(2, 64, 16, 16, dtype=torch.float64, device=device)
+    input[1] *= 1e-200
+    weight = matrices.normal(64, 64, 3, 3, dtype=torch.float64, device=device, seed=1)
+    options = {"padding": 1, "pixel_block": (1, 8, 8), "return_info": True}
+    assert conv2d(input, weight, **options, tau=1e-205)[1].valid_ratio == 1
+    skipping = conv2d(input, weight, **options, tau=1e-190)[1]
+    assert skipping.valid_ratio == 0.5
+    assert 0 < skipping.error_bound < 1e-190 * 64 * 9 * 64

@@ -1,5 +1,10 @@
-"""Norm maps -> threshold: the search, the decisions, the counts and the error bound."""
+"""Norm maps -> threshold: the search, on one device and across ranks, the decisions, the counts and
+the error bound.
+"""
 
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import matrices
@@ -9,12 +14,17 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import waiting_is_an_error
 
 import spamm_torch
+from spamm_torch.distributed.histogram import find_tau_across
 from tables import paper
 
 INF, NAN = float("inf"), float("nan")
 REAL = (torch.float32, torch.float64)
+BINS = 2048
+MOST_SHIFT = {torch.float32: 20, torch.float64: 52}
+product_histogram = torch.ops.spamm_torch.product_histogram
 
 
 def find_tau_for_error(norm_a, norm_b, max_error, **skipping):
@@ -29,24 +39,21 @@ def assert_is_a_norm(found, norms):
     assert (found.shape, found.dtype, found.device) == ((), norms.dtype, norms.device)
 
 
+FINITE = [kind for kind in matrices.NORM_KINDS if kind not in ("specials", "subnormal")]
+
+
 @st.composite
-def norm_maps(draw, max_edge=8, special=True, tiny=0.0):
-    """Pairs of norm maps on the CPU, some batched, with ties, zeros and, if asked, NaN and Inf."""
+def norm_maps(draw, max_edge=8, kinds=matrices.NORM_KINDS, tiny=0.0, batched=True):
+    """Pairs of norm maps on the CPU, some empty or batched, with ties and zeros."""
     dtype = draw(st.sampled_from(REAL))
-    batch = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)]))
+    batch = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)])) if batched else ()
     rows, inner, columns = (draw(st.integers(0, max_edge)) for _ in range(3))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    kind = draw(st.sampled_from(["continuous", "ties", "decades"]))
-    share = draw(st.sampled_from([0.0, 0.1])) if special else 0.0
-
-    def norms(*shape):
-        values = matrices.norms(rng, kind, shape, torch.float64).numpy()
-        unusual = rng.random(shape)
-        values = np.where(unusual < 0.1, tiny, values)
-        values = np.where(unusual > 1 - share, rng.choice([INF, NAN], shape), values)
-        return torch.from_numpy(values).to(dtype)
-
-    return norms(*batch, rows, inner), norms(*batch, inner, columns)
+    rng, kind = np.random.default_rng(draw(st.integers(0, 2**32 - 1))), draw(st.sampled_from(kinds))
+    pair = (
+        matrices.norms(rng, kind, of, dtype) for of in ((*batch, rows, inner), (inner, columns))
+    )
+    norm_a, norm_b = (x.where(torch.from_numpy(rng.random(x.shape)) >= 0.1, tiny) for x in pair)
+    return norm_a, norm_b.expand(*batch, inner, columns)
 
 
 @st.composite
@@ -105,31 +112,44 @@ def test_find_tau_of_special_maps(device, name, dtype):
         assert kept == reference.valid_counts(norm_a, norm_b, tau).sum()
 
 
-def test_products_that_leave_the_range_of_float32(device):
-    """Those of finite norms beyond it are infinite, never skipped; small ones are not flushed."""
-    norm_a, norm_b = maps(device, [[3e38], [2.0]], [[3e38, 1.0]])
-    for ratio, tau in ((0.25, INF), (0.75, norm_a[0, 0].item()), (1.0, 2)):
-        assert spamm_torch.find_tau(norm_a, norm_b, ratio).item() == tau
-    assert spamm_torch.valid_counts(norm_a, norm_b, INF).tolist() == [[1, 0], [1, 0]]
-    norm_a, norm_b = maps(device, [[1e-20]], [[1e-20]])
-    product = float(np.float32(1e-20) * np.float32(1e-20))
-    assert product > 0
-    assert spamm_torch.valid_counts(norm_a, norm_b, product).item() == 1
-    assert spamm_torch.find_tau(norm_a, norm_b, 1.0).item() == product
-
-
 def test_maps_of_any_stride(device):
     norm_a = matrices.normal(24, 18, device=device).abs()
     norm_b = matrices.normal(18, 30, device=device, seed=1).abs()
-    plain = spamm_torch.find_tau(norm_a, norm_b, 0.4)
+    tau, low = spamm_torch.find_tau(norm_a, norm_b, 0.4), torch.tensor(0, device=device)
+
+    def all_of(a, b):
+        at_tau = (spamm_torch.valid_counts, spamm_torch.error_bound)
+        found = [function(a, b, tau) for function in at_tau]
+        found += [spamm_torch.find_tau(a, b, 0.4), find_tau_for_error(a, b, 0.1)]
+        return [*found, product_histogram(a, b, low, 20, BINS)]
+
     for layout in ("transposed", "every other row", "every third column", "misaligned"):
-        a, b = (matrices.LAYOUTS[layout](norm) for norm in (norm_a, norm_b))
-        assert torch.equal(spamm_torch.find_tau(a, b, 0.4), plain)
-        assert torch.equal(find_tau_for_error(a, b, 0.1), find_tau_for_error(norm_a, norm_b, 0.1))
-        counts = spamm_torch.valid_counts(a, b, plain)
-        assert torch.equal(counts, spamm_torch.valid_counts(norm_a, norm_b, plain))
-        bound = spamm_torch.error_bound(a, b, plain)
-        assert torch.equal(bound, spamm_torch.error_bound(norm_a, norm_b, plain))
+        changed = (matrices.LAYOUTS[layout](norm) for norm in (norm_a, norm_b))
+        assert all(map(torch.equal, all_of(*changed), all_of(norm_a, norm_b)))
+
+
+def test_a_ratio_that_keeps_no_product_warns(device, recwarn):
+    x, weight = (
+        matrices.normal(*shape, dtype=torch.float64, device=device, seed=2)
+        for shape in ((16, 64, 4, 4), (128, 32, 2, 2))
+    )
+    a, b = (matrices.normal(2, 128, 128, device=device, seed=seed).double() for seed in range(2))
+    calls = {
+        8: lambda ratio: spamm_torch.mm(a[0], b[0], valid_ratio=ratio),
+        16: lambda ratio: spamm_torch.bmm(a, b, valid_ratio=ratio),
+        4: lambda ratio: spamm_torch.linear(a[0], b[0, :10], valid_ratio=ratio),
+        # 2 groups, 4 kernel positions, 9 blocks of 2 x 2 pixels of 16 images
+        72: lambda ratio: spamm_torch.conv2d(x, weight, padding=1, groups=2, valid_ratio=ratio),
+    }
+    for products, call in calls.items():
+        line = f"of {products} block products is nearest to none of them: all are skipped"
+        with pytest.warns(UserWarning, match=line):
+            assert not call(0.49 / products).any()
+        recwarn.clear()
+        assert call(0.51 / products).any()
+        assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"0\.0625 and more keep one"):
+        assert spamm_torch.find_tau(*map(spamm_torch.norm_map, (a[0], b[0])), 0.05).isinf()
 
 
 # ---- Decisions, counts and ratio ----------------------------------------------------------------
@@ -165,37 +185,18 @@ def test_thresholds_that_skip_nothing(device, tau, as_tensor):
 @pytest.mark.parametrize("dtype", REAL)
 def test_tau_is_rounded_once_to_the_norms_type(device, where, dtype):
     """float32: 1 + 2^-25 rounds to 1 and keeps a product of 1; float64 tells the two apart."""
-    one = torch.ones(1, 1, dtype=dtype, device=device)
-
-    def count(value):
-        tau = value
-        if where != "float":
-            place = device if where == "device tensor" else "cpu"
-            tau = torch.tensor(value, dtype=torch.float64, device=place)
-        return spamm_torch.valid_counts(one, one, tau).item()
-
-    assert count(1.0) == 1
-    assert count(1 + 2.0**-25) == (1 if dtype == torch.float32 else 0)
-    assert count(1 + 2.0**-22) == 0
-    assert count(1e300) == 0
-
-
-def test_the_product_of_norms_is_one_float32_rounding(device):
-    """x * x rounds up to p in float32, so tau = p keeps it; a wider product would be below tau."""
-    x = torch.linspace(1, 2, 1000)
-    product, wide = x * x, x.double() ** 2
-    above = product.double() > wide
-    assert above.any()
-    for norm, tau in zip(x[above], product[above], strict=True):
-        one_block = norm.reshape(1, 1).to(device)
-        assert spamm_torch.valid_counts(one_block, one_block, tau).item() == 1
+    one, place = torch.ones(1, 1, dtype=dtype, device=device), "cpu" if "host" in where else device
+    for value, kept in ((0, 1), (2.0**-25, dtype == torch.float32), (2.0**-22, 0), (1e300, 0)):
+        tau = torch.tensor(1 + value, dtype=torch.float64, device=place)
+        tau = tau.item() if where == "float" else tau
+        assert spamm_torch.valid_counts(one, one, tau).item() == kept
 
 
 # ---- The error bound and its search -------------------------------------------------------------
 
 
 @given(
-    case=maps_and_tau(special=False, tiny=1e-30),
+    case=maps_and_tau(kinds=FINITE, tiny=1e-30),
     skipping=st.sampled_from([None, 0.5, 1.0, 2.0]),
 )
 def test_error_bound_is_above_the_exact_value_and_close(device, case, skipping):
@@ -214,7 +215,7 @@ def test_error_bound_is_above_the_exact_value_and_close(device, case, skipping):
         assert torch.equal(spamm_torch.error_bound(norm_a, norm_b, tau), bound)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", REAL)
 def test_error_bound_covers_the_rounding_of_the_norms(device, dtype):
     """A row times itself loses exactly the product of the true norms, which rounded norms miss."""
     for seed in range(50):
@@ -225,20 +226,6 @@ def test_error_bound_covers_the_rounding_of_the_norms(device, dtype):
 
 
 @pytest.mark.parametrize(
-    ("norm_a", "norm_b", "tau", "bound"),
-    [
-        # C[0,0] loses 1*1 + 1*1, C[0,1] loses 1*2, C[1,*] loses nothing: sqrt(4 + 4).
-        ([[1, 1], [5, 5]], [[1, 2], [1, 3]], 3.0, 8**0.5),
-        ([[INF, NAN, 2.0]], [[1.0], [1.0], [3.0]], INF, 6),  # what is never skipped is left out
-        ([[0, 0]], [[1], [2]], 1.0, 0),
-    ],
-)
-def test_error_bound_by_hand(device, norm_a, norm_b, tau, bound):
-    found = spamm_torch.error_bound(*maps(device, norm_a, norm_b), tau).item()
-    assert bound <= found <= bound * (1 + 2e-5)
-
-
-@pytest.mark.parametrize(
     ("dtype", "small", "large"), [(torch.float32, 1e-30, 1e15), (torch.float64, 1e-160, 1e120)]
 )
 def test_error_bound_neither_vanishes_nor_overflows(device, dtype, small, large):
@@ -246,12 +233,14 @@ def test_error_bound_neither_vanishes_nor_overflows(device, dtype, small, large)
     norm_a, norm_b = maps(device, [[small]], [[small]], dtype)
     exact = float(reference.error_bound(norm_a, norm_b, 1.0))
     assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() >= exact > 0
-    bound = spamm_torch.error_bound(*maps(device, [[large]], [[large]], dtype), INF).item()
+    # What is never skipped is left out.
+    norm_a, norm_b = maps(device, [[INF, NAN, large]], [[1], [1], [large]], dtype)
+    bound = spamm_torch.error_bound(norm_a, norm_b, INF).item()
     assert bound == pytest.approx(large * large, rel=2e-5)
 
 
 @given(
-    pair=norm_maps(special=False, tiny=1e-30),
+    pair=norm_maps(kinds=FINITE, tiny=1e-30),
     max_error=st.one_of(st.sampled_from([0.0, 1.0, 1.01]), st.floats(1e-6, 1)),
     skipping=st.booleans(),
 )
@@ -278,12 +267,18 @@ def test_find_tau_for_error_keeps_the_promise_and_skips_all_it_may(
     [
         ([[0, 1, 2]], [[1], [3], [2]], 0.0, 3),  # zeros alone are skipped
         ([[1e-30, 1]], [[1e-30], [1]], 0.0, 0),  # 1e-30 * 1e-30 is zero in float32 alone
+        ([[1e30, 1]], [[1e30], [1]], INF, INF),
+        ([[0, 1]], [[1e30], [1]], INF, INF),
         # Norms without a bound have no finite limit.
         *[([[x, y]], [[1], [1e-3]], 0.5, 0) for x in (INF, NAN) for y in (1e-3, 0.0)],
+        *[([[x, 1]], [[1e30], [1]], INF, 0) for x in (INF, NAN)],
     ],
 )
 def test_find_tau_for_error_by_hand(device, norm_a, norm_b, max_error, tau):
-    assert find_tau_for_error(*maps(device, norm_a, norm_b), max_error).item() == tau
+    found = spamm_torch.find_tau(*maps(device, norm_a, norm_b), max_error=max_error)
+    assert found.item() == tau
+    a = torch.ones(40, 40, device=device)
+    assert not spamm_torch.mm(a, a, max_error=INF).any()
 
 
 @pytest.mark.parametrize("dtype", REAL)
@@ -299,15 +294,6 @@ def test_find_tau_for_error_leaves_room_for_rounded_norms(device, dtype):
         found = find_tau_for_error(norm_a, norm_b, max_error)
         assert found < tau
         assert spamm_torch.error_bound(norm_a, norm_b, found) <= max_error * norms
-
-
-@pytest.mark.parametrize(("norm", "skips"), [(1e30, True), (0.0, True), (INF, False), (NAN, False)])
-def test_an_infinite_max_error_skips_all_of_finite_norms(device, norm, skips):
-    norm_a, norm_b = maps(device, [[norm, 1.0]], [[1e30], [1.0]])
-    tau = spamm_torch.find_tau(norm_a, norm_b, max_error=INF)
-    assert tau.item() == (INF if skips else 0)
-    a = torch.ones(40, 40, device=device)
-    assert spamm_torch.mm(a, a, max_error=INF).abs().max() == 0
 
 
 @pytest.mark.parametrize(
@@ -349,23 +335,191 @@ def test_every_subnormal_norm_is_at_most_one_unit_off(device, dtype):
     assert spamm_torch.error_bound(norm_a[:1], norm_b, INF).item() == 0
 
 
-# ---- Same bits ----------------------------------------------------------------------------------
+# ---- product_histogram --------------------------------------------------------------------------
+
+
+def keys_of(norm_a, norm_b):
+    """The bit patterns of all products; NaN counts as infinity."""
+    products = reference.products(norm_a, norm_b).ravel()
+    products[np.isnan(products)] = INF
+    return products.view(np.int32 if products.itemsize == 4 else np.int64).astype(np.int64)
+
+
+@st.composite
+def maps_and_bins(draw):
+    """Norm maps and bins: from 0, from the key of a product or from one beside it."""
+    pair = draw(norm_maps())
+    keys = np.append(keys_of(*pair), 0)
+    low = int(keys[draw(st.integers(0, len(keys) - 1))]) + draw(st.integers(-2, 2))
+    most = MOST_SHIFT[pair[0].dtype]
+    shift = draw(st.sampled_from([0, most]) | st.integers(0, most))
+    return pair, max(low, 0), shift, draw(st.sampled_from([1, 2, 100, 2047, BINS]))
+
+
+@given(case=maps_and_bins())
+def test_histogram_counts_every_product(device, case):
+    pair, low, shift, bins = case
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    counts = product_histogram(norm_a, norm_b, torch.tensor(low, device=device), shift, bins)
+    assert counts.dtype == torch.int64
+    assert counts.device == norm_a.device
+    keys = keys_of(*pair)
+    places = np.minimum((keys[keys >= low] - low) >> shift, bins)
+    assert counts.tolist() == np.bincount(places, minlength=bins + 1).tolist()
+
+
+# ---- find_tau_across ranks ----------------------------------------------------------------------
+
+
+class Ranks:
+    """Ranks that run as threads and sum tensors as torch.distributed.all_reduce does."""
+
+    def __init__(self, count):
+        self.parts = [None] * count
+        self.barrier = threading.Barrier(count, timeout=60)
+        self.summed = [[] for _ in range(count)]  # the sizes of the tensors summed
+
+    def sum_on(self, rank):
+        def reduce(counts):
+            self.summed[rank].append(counts.numel() * counts.element_size())
+            self.parts[rank] = counts.clone()
+            self.barrier.wait()
+            total = sum(self.parts)
+            self.barrier.wait()
+            counts.copy_(total)
+
+        return reduce
+
+    def run(self, function):
+        """function(rank, reduce) on all ranks; their results."""
+
+        def guarded(rank):
+            try:
+                return function(rank, self.sum_on(rank))
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(len(self.parts)) as pool:
+            return list(pool.map(guarded, range(len(self.parts))))
+
+
+def product_count(norm_a, norm_b):
+    return norm_a.numel() * norm_b.shape[-1]
+
+
+def search(parts, valid_ratio):
+    """The thresholds that the owners of these pairs of maps find together, and the sums' sizes."""
+    ranks, total = Ranks(len(parts)), sum(product_count(*pair) for pair in parts)
+    taus = ranks.run(lambda r, reduce: find_tau_across(*parts[r], valid_ratio, total, reduce))
+    return taus, ranks.summed
+
+
+def cut(rng, length, parts):
+    """Ranges that cover a length, uneven, some of them empty."""
+    cuts = [0, *sorted(rng.integers(0, length + 1, parts - 1).tolist()), length]
+    return [slice(first, last) for first, last in itertools.pairwise(cuts)]
+
+
+@given(
+    pair=norm_maps(max_edge=12, batched=False),
+    ratio=st.floats(0, 1, exclude_min=True),
+    ranks=st.integers(1, 5),
+    seed=st.integers(0, 9),
+)
+def test_find_tau_across_ranks_equals_one_device(device, pair, ratio, ranks, seed):
+    """Each rank has rows of A's map, and B's whole map or, of two rows of ranks, half."""
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    rng, count = np.random.default_rng(seed), product_count(*pair)
+    mesh_columns = 2 if ranks % 2 == 0 and rng.random() < 0.5 else 1
+    parts = [
+        (norm_a[rows], norm_b[:, columns])
+        for rows in cut(rng, norm_a.shape[0], ranks // mesh_columns)
+        for columns in cut(rng, norm_b.shape[1], mesh_columns)
+    ]
+    for share in (1.0, 1e-9, ratio, max(1, round(ratio * count)) / max(1, count)):
+        expected = spamm_torch.find_tau(norm_a, norm_b, share)
+        for tau in search(parts, share)[0]:
+            assert_is_a_norm(tau, norm_a)
+            assert torch.equal(tau, expected), f"{tau.item()!r}, not {expected.item()!r}"
+
+
+def test_the_next_larger_product_of_another_rank(device):
+    """Three equal products without which the ratio is nearer, and a larger one far above."""
+    norm_a, norm_b = maps(device, [[1], [1], [1], [1e20]], [[1]])
+    taus, _ = search([(norm_a[:3], norm_b), (norm_a[3:], norm_b)], 0.5)
+    assert [tau.item() for tau in taus] == [norm_a[3].item()] * 2
+
+
+@pytest.mark.parametrize(("dtype", "rounds"), [(torch.float32, 3), (torch.float64, 6)])
+def test_what_a_search_sums(device, dtype, rounds):
+    """16 KiB a round, and as many rounds again only for the next larger of equal products."""
+    norm_a = torch.arange(1.0, 9.0, device=device, dtype=dtype)[:, None]
+    norm_b = torch.ones(1, 2, device=device, dtype=dtype)
+    parts = [(norm_a[:3], norm_b), (norm_a[3:], norm_b)]
+    assert search(parts, 0.5)[1] == [[8 * (BINS + 1)] * rounds] * 2
+    norm_b[:, 1] = 2
+    parts = [(torch.ones_like(part), norm_b) for part in (norm_a[:3], norm_a[3:])]
+    assert search(parts, 0.7)[1] == [[8 * (BINS + 1)] * (2 * rounds)] * 2
+
+
+@pytest.mark.parametrize("total", [0, 7, 9, -1])
+def test_a_wrong_number_of_products_is_refused_on_every_rank(device, total):
+    norm_a, norm_b = torch.rand(2, 2, device=device), torch.rand(2, 2, device=device)
+
+    def refused(rank, reduce):
+        with pytest.raises(ValueError, match=f"8; got {total}") as error:
+            find_tau_across(norm_a[rank : rank + 1], norm_b, 0.5, total, reduce)
+        return str(error.value)
+
+    first, second = Ranks(2).run(refused)
+    assert first == second
+
+
+def test_bad_arguments_of_ranks(device):
+    norm = torch.ones(2, 2, device=device)
+    for ratio in (0.0, -0.1, 1.1, NAN):
+        with pytest.raises(ValueError, match=f"valid_ratio must be .*; got {ratio}"):
+            find_tau_across(norm, norm, ratio, 8, lambda counts: None)
+    with pytest.raises(TypeError, match=r"total_products must be an integer; got 8\.0"):
+        find_tau_across(norm, norm, 0.5, 8.0, lambda counts: None)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_waits_for_the_device_before_the_product_is_found():
+    norm_a = matrices.normal(40, 30, device="cuda").abs()
+    norm_b = matrices.normal(30, 50, device="cuda", seed=1).abs()
+    rounds = []
+    refused = pytest.raises(RuntimeError, match="synchronizing CUDA operation")
+    with waiting_is_an_error(), refused:
+        find_tau_across(norm_a, norm_b, 0.3, 40 * 30 * 50, rounds.append)
+    assert len(rounds) == 3
+
+
+# ---- On CUDA: what the CPU finds ----------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("kind", matrices.NORM_KINDS)
 @pytest.mark.parametrize(
-    "shape", [(16, 16, 16), (20, 24, 30), (3, 200, 65), (128, 128, 128), (150, 170, 190)]
+    "shape",
+    [(16, 16, 16), (20, 24, 30), (3, 200, 65), (65, 3, 64), (128, 128, 128), (150, 170, 190)],
 )
-def test_one_thread_block_or_many_find_the_same_tau(shape, kind, dtype):
+def test_one_thread_block_or_many_count_alike(shape, kind, dtype):
     """Maps that one thread block holds or sorts, and for many; whether or not a sample misleads."""
     m, k, n = shape
     rng = np.random.default_rng(0)
-    norm_a, norm_b = (matrices.norms(rng, kind, of, dtype) for of in ((m, k), (k, n)))
+    pair = [matrices.norms(rng, kind, of, dtype) for of in ((m, k), (k, n))]
+    there = [norms.cuda() for norms in pair]
     for ratio in (1e-9, 0.001, 0.05, 0.3, 0.95, 1.0):  # the first is nearest to nothing at all
-        there = spamm_torch.find_tau(norm_a.cuda(), norm_b.cuda(), ratio)
-        assert torch.equal(there.cpu(), spamm_torch.find_tau(norm_a, norm_b, ratio))
+        found = spamm_torch.find_tau(*there, ratio)
+        assert torch.equal(found.cpu(), spamm_torch.find_tau(*pair, ratio))
+    middle = int(np.median(keys_of(*pair)))
+    for low, shift in ((0, MOST_SHIFT[dtype]), (middle, 0), (max(middle - 2**15, 0), 5)):
+        start = torch.tensor(low)
+        counts = product_histogram(*there, start.cuda(), shift, BINS)
+        assert torch.equal(counts.cpu(), product_histogram(*pair, start, shift, BINS))
 
 
 @pytest.mark.cuda
@@ -391,6 +545,9 @@ def test_counts_beyond_32_bits():
     for ratio, tau in ((0.25, 4), (0.5, 3), (0.75, 2), (1.0, 1)):
         assert spamm_torch.find_tau(norm_a, norm_b, ratio).item() == tau
         assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == ratio
+    one = torch.ones((), device="cuda").view(torch.int32).long()
+    counts = product_histogram(norm_a, norm_b, one, 20, 12)  # two in bins, two above them
+    assert counts.tolist() == [2**31, *[0] * 7, 2**31, *[0] * 3, 2**32]
 
 
 # One thread block searches, or many; with a thread for each block of C, for several, or with
@@ -400,7 +557,7 @@ ERROR_SEARCHES += [(1, 5000, 1), (1, 97, 1), (2, 5000, 2), (12, 1001, 16), (12, 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("shape", ERROR_SEARCHES)
 def test_the_error_search_finds_what_the_cpu_finds(dtype, shape):
     m, k, n = shape
@@ -408,8 +565,8 @@ def test_the_error_search_finds_what_the_cpu_finds(dtype, shape):
     norm_a = (4 * matrices.normal(m, k, dtype=torch.float64)).exp().to(dtype)
     norm_b = (4 * matrices.normal(k, n, dtype=torch.float64, seed=1)).exp().to(dtype)
     for max_error in (0.0, 1e-9, 1e-4, 0.1, 0.7, 2.0):
-        expected = torch.ops.spamm_torch.find_tau(norm_a, norm_b, max_error=max_error)
-        found = torch.ops.spamm_torch.find_tau(norm_a.cuda(), norm_b.cuda(), max_error=max_error)
+        expected = find_tau_for_error(norm_a, norm_b, max_error)
+        found = find_tau_for_error(norm_a.cuda(), norm_b.cuda(), max_error)
         assert found.item() == expected.item(), max_error
 
 
@@ -419,16 +576,9 @@ def test_the_error_search_far_from_one(scale):
     norm_a = matrices.normal(40, 50, dtype=torch.float64).abs() * scale
     norm_b = matrices.normal(50, 60, dtype=torch.float64, seed=1).abs()
     # Any threshold is right for products that are too small for float64.
-    others = (norm_b, norm_b * scale) if scale * scale > 0 else (norm_b,)
-    for other in others:
-        expected = torch.ops.spamm_torch.find_tau(norm_a, other, max_error=0.1)
-        assert (
-            torch.ops.spamm_torch.find_tau(norm_a.cuda(), other.cuda(), max_error=0.1).item()
-            == expected.item()
-        )
-
-
-# ---- Table 1 of the paper -----------------------------------------------------------------------
+    for other in (norm_b, norm_b * scale) if scale * scale > 0 else (norm_b,):
+        expected = find_tau_for_error(norm_a, other, 0.1)
+        assert find_tau_for_error(norm_a.cuda(), other.cuda(), 0.1).item() == expected.item()
 
 
 @pytest.mark.cuda
@@ -441,33 +591,3 @@ def test_table_1():
             assert tau.item() == pytest.approx(paper.TAU[n, ratio], rel=0.01), (n, ratio)
             reached = spamm_torch.valid_ratio(norms, norms, tau).item()
             assert reached == pytest.approx(ratio, abs=0.01), (n, ratio)
-
-
-# ---- Ratios that keep nothing -------------------------------------------------------------------
-
-
-def test_a_ratio_that_keeps_no_product_warns(device, recwarn):
-    a, b, c, d = (
-        matrices.normal(128, 128, dtype=torch.float64, device=device, seed=seed)
-        for seed in range(4)
-    )
-    calls = {
-        8: lambda ratio: spamm_torch.mm(a, b, valid_ratio=ratio),
-        16: lambda ratio: spamm_torch.bmm(
-            torch.stack([a, c]), torch.stack([b, d]), valid_ratio=ratio
-        ),
-        4: lambda ratio: spamm_torch.linear(a, b[:10], valid_ratio=ratio),
-        # 2 groups, 4 kernel positions, 9 blocks of 2 x 2 pixels of 16 images
-        72: lambda ratio: spamm_torch.conv2d(
-            a.view(16, 64, 4, 4), c.view(128, 32, 2, 2), padding=1, groups=2, valid_ratio=ratio
-        ),
-    }
-    for products, call in calls.items():
-        line = f"of {products} block products is nearest to none of them: all are skipped"
-        with pytest.warns(UserWarning, match=line):
-            assert not call(0.49 / products).any()
-        recwarn.clear()
-        assert call(0.51 / products).any()
-        assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"0\.0625 and more keep one"):
-        assert spamm_torch.find_tau(*map(spamm_torch.norm_map, (a, b)), 0.05).isinf()

@@ -126,7 +126,7 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path, kind, room):
 # ---- Files that are written whole or not at all --------------------------------------------------
 
 
-def test_a_file_takes_the_place_of_the_old_one(tmp_path):
+def test_a_file_takes_the_place_of_the_old_one_and_its_mode(tmp_path):
     path, link = tmp_path / "net.json", tmp_path / "link"
     link.symlink_to(path)
     old = os.umask(0o027)
@@ -134,37 +134,35 @@ def test_a_file_takes_the_place_of_the_old_one(tmp_path):
         write_text(path, "old")
     finally:
         os.umask(old)
-    write_text(link, "new")
-    assert path.read_text() == "new"
-    assert link.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert sorted(os.listdir(tmp_path)) == ["link", "net.json"]
-
-
-def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
-    path = tmp_path / "net.json"
-    write_text(path, "old")
-
-    def fail(_):
-        raise OSError("no space")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="no space"):
-        write_text(path, "new")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["net.json"]
-
-
-def test_a_mode_stays_and_a_read_only_file_does(tmp_path):
-    path = tmp_path / "net.json"
-    write_text(path, "old")
-    path.chmod(0o600)
-    write_text(path, "new")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for mode in (0o640, 0o600):
+        path.chmod(mode)
+        write_text(link, "new")
+        assert path.read_text() == "new"
+        assert link.is_symlink()
+        assert stat.S_IMODE(path.stat().st_mode) == mode
     path.chmod(0o400)
     with pytest.raises(PermissionError, match=r"read-only: .*/net\.json'$"):
         write_text(path, "newer")
     assert path.read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["link", "net.json"]
+
+
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, failure):
+    """A file that a kill leaves says what it is."""
+    path = tmp_path / "net.json"
+    write_text(path, "old")
+
+    def fail(_):
+        (other,) = set(os.listdir(tmp_path)) - {path.name}
+        assert other.startswith(".spamm_torch_unfinished_")
+        raise failure("no space")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(failure, match="no space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["net.json"]
 
 
@@ -178,17 +176,9 @@ def test_an_error_names_the_path_of_the_user(tmp_path):
     for path in (tmp_path / "nope" / "net.json", tmp_path):
         with pytest.raises(OSError, match=rf"^\[Errno \d+\] .*: '{path}'$"):
             write_text(path, "text")
-
-
-def test_what_a_kill_leaves_says_what_it_is(tmp_path, monkeypatch):
-    def killed(_):
-        assert all(name.startswith(".spamm_torch_unfinished_") for name in os.listdir(tmp_path))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_text(tmp_path / "net.json", "text")
-    assert os.listdir(tmp_path) == []
+    for path in (3, None, b"net.json"):
+        with pytest.raises(TypeError, match="path must be a path; got "):
+            write_text(path, "text")
 
 
 def test_what_is_no_file_is_written_to(tmp_path):
@@ -215,12 +205,6 @@ def test_writers_do_not_share_their_unfinished_files(tmp_path, write):
         list(written)  # raises what a writer raised
     assert seen <= set(texts)
     assert os.listdir(tmp_path) == ["journal"]
-
-
-@pytest.mark.parametrize("path", [3, None, b"net.json"])
-def test_what_is_no_path(path):
-    with pytest.raises(TypeError, match="path must be a path; got "):
-        write_text(path, "text")
 
 
 class Terminal(io.StringIO):

@@ -332,10 +332,7 @@ def test_freezing_loading_and_casting_pin(pinned):
     ("setting", "error", "message"),
     [
         ({}, ValueError, r"exactly one of tau, valid_ratio and max_error must be given; got none"),
-        ({"tau": float("nan")}, ValueError, r"tau must be a number; got nan"),
-        ({"tau": "1"}, TypeError, r"tau must be a number or a 0-d floating-point tensor; got '1'"),
         ({"tau": torch.zeros(2)}, RuntimeError, r"tau must be a 0-d tensor; got shape \[2\]"),
-        ({"tau": torch.tensor(1)}, TypeError, r"tau must be a floating-point tensor; got int64"),
         ({"valid_ratio": 1.5}, ValueError, r"valid_ratio must be in \(0, 1\]; got 1.5"),
         ({"valid_ratio": torch.tensor(0.5)}, TypeError, r"valid_ratio must be a number; got tens"),
         ({"max_error": -0.1}, ValueError, r"max_error must be at least 0; got -0.1"),
@@ -343,14 +340,12 @@ def test_freezing_loading_and_casting_pin(pinned):
     ],
 )
 def test_bad_settings_are_refused_in_one_line(case, setting, error, message):
+    """tests/products/test_errors.py has every rule."""
     module_class, dense_class, arguments, _, _ = case
-    dense = dense_class(*arguments)
-    for build in (
-        lambda: module_class(*arguments, **setting),
-        lambda: module_class.from_dense(dense, **setting),
-    ):
-        with raises_line(error, message):
-            build()
+    with raises_line(error, message):
+        module_class(*arguments, **setting)
+    with raises_line(error, message):
+        module_class.from_dense(dense_class(*arguments), **setting)
 
 
 def test_bad_pixel_blocks_are_refused_in_one_line():
@@ -365,10 +360,10 @@ def test_bad_pixel_blocks_are_refused_in_one_line():
 ALL_SKIPPED = 1e9  # a tau that leaves the bias alone
 
 
-def with_spamm(layer, tau=ALL_SKIPPED):
+def with_spamm(layer, tau=ALL_SKIPPED, names=("linear1", "linear2")):
     """The layer with its feed-forward part made approximate."""
-    layer.linear1 = SpAMMLinear.from_dense(layer.linear1, tau=tau)
-    layer.linear2 = SpAMMLinear.from_dense(layer.linear2, tau=tau)
+    for name in names:
+        setattr(layer, name, SpAMMLinear.from_dense(getattr(layer, name), tau=tau))
     return layer
 
 
@@ -424,8 +419,7 @@ def test_compiles_in_an_encoder_layer_and_no_output_projection_is_called():
     with torch.no_grad():
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(input), layer(input))
-    attention = layer.self_attn
-    attention.out_proj = SpAMMLinear.from_dense(attention.out_proj, tau=ALL_SKIPPED).eval()
+    attention = with_spamm(layer.self_attn, names=("out_proj",)).eval()
     attention.out_proj.forward = lambda input: pytest.fail("it is called")
     attention(input, input, input)
     with torch.no_grad():
@@ -459,14 +453,9 @@ class Network(nn.Module):
         return self.head(self.third(features).mean((2, 3)))
 
 
-@pytest.fixture
-def image(device):
-    return matrices.normal(4, 3, 12, 10, device=device)
-
-
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_model(device, image, frozen):
-    model = Network(frozen).to(device)
+def test_a_model(device, frozen):
+    model, image = Network(frozen).to(device), matrices.normal(4, 3, 12, 10, device=device)
     traced = pickled(fx.symbolic_trace(model))
     assert targets(traced).count(spamm_torch.conv2d) == 3
     assert targets(traced).count(spamm_torch.linear) == 1

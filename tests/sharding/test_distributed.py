@@ -1,24 +1,819 @@
 """spamm_torch.distributed: one set of processes for each number of ranks, which runs all cases.
 
-The cases are in distributed_cases.py; a test here is the outcome of one of them.
+Each case is one function, run by all ranks together; a test is the outcome of one of them. Every
+rank makes the whole operands from the same seed, multiplies them in its own process, and compares
+the bits of its shard. Memory starts as NaN. The ranks meet in a file of a folder. After each case a
+rank writes what has come of it so far. Where a case fails the rank ends, so that the others fail at
+once and do not wait for it.
 """
 
+import contextlib
 import functools
+import itertools
 import json
 import multiprocessing
+import os
 import re
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
-import distributed_cases
+import matrices
 import pytest
 import torch
+import torch.distributed as dist
 from processes import FORKS, forked
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
 
 import spamm_torch
+from spamm_torch import distributed, linalg, sparse
+from spamm_torch.distributed import block_rows, rank_product
+from spamm_torch.sparse import maps, strips
 
 ROOT = Path(__file__).parents[2]
+ops = torch.ops.spamm_torch
+S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
+KNOBS = ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"tau": 3.0})
+
+
+@dataclass
+class Rank:
+    number: int
+    world: int
+    device: torch.device
+    store: dist.Store  # through which ranks can meet outside of a group
+    finish: Callable[[], None]  # writes that this case has passed: for a rank that ends in it
+
+
+_CASES = {}
+
+
+def case(worlds=(2, 3, 4), devices=("cpu", "cuda")):
+    """Registers a case for some numbers of ranks. They run in the order of this file."""
+
+    def register(function):
+        _CASES[function.__name__] = function, worlds, devices
+        return function
+
+    return register
+
+
+def cases(world, device):
+    return {
+        name: function
+        for name, (function, worlds, devices) in _CASES.items()
+        if world in worlds and device in devices
+    }
+
+
+# ---- Operands and results -----------------------------------------------------------------------
+
+
+def decaying(rows, columns, rank, dtype=torch.float32, seed=0):
+    return matrices.fading(rows, columns, dtype, rank.device, seed, rate=12)
+
+
+def operands(rank, m=300, k=260, n=333, dtype=torch.float32):
+    return decaying(m, k, rank, dtype, 1), decaying(k, n, rank, dtype, 2)
+
+
+def cuts_of(rows, world, kind):
+    """world + 1 row numbers."""
+    ends = range(1, world)
+    inner = {
+        "even": [rows * part // world // 64 * 64 for part in ends],
+        "odd": [rows * part // world + 5 * part for part in ends],
+        "first empty": [rows * (part - 1) // world for part in ends],
+        "all on the last": [0 for _ in ends],
+        "all on the first": [rows for _ in ends],
+    }[kind]
+    return [0, *(min(cut, rows) for cut in inner), rows]
+
+
+CUTS = ("even", "odd", "first empty", "all on the last", "all on the first")
+
+
+def shard(x, cuts, rank):
+    return x[cuts[rank.number] : cuts[rank.number + 1]]
+
+
+def assert_bits(result, expected, what):
+    assert result.dtype == expected.dtype, what
+    assert result.shape == expected.shape, (what, result.shape, expected.shape)
+    other = (result != expected) & ~(result.isnan() & expected.isnan())
+    assert not other.any(), (
+        f"{what}: {int(other.sum())} of {result.numel()} entries differ; NaN in "
+        f"{int(result.isnan().sum())}, expected in {int(expected.isnan().sum())}"
+    )
+
+
+def assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, *, group=None, balance=False, **options):
+    """The rows of this rank have the bits of one process. Cuts are numbers, or a kind of them."""
+    cuts_a, cuts_b = (
+        cuts_of(len(x), rank.world, cuts) if isinstance(cuts, str) else cuts
+        for x, cuts in ((a, cuts_a), (b, cuts_b))
+    )
+    found = distributed.mm(
+        shard(a, cuts_a, rank), shard(b, cuts_b, rank), group=group, balance=balance, **options
+    )
+    expected = shard(spamm_torch.mm(a, b, **options), cuts_a, rank)
+    assert_bits(found, expected, (cuts_a, cuts_b, balance, options))
+
+
+def short_stages(blocks=2):
+    """Inside, stages have so many block columns, so that small matrices have several."""
+    return mock.patch("spamm_torch.distributed.plan.stage_blocks", return_value=blocks)
+
+
+def raised_by(call):
+    """The name and text of the exception that a call raises, if it does."""
+    try:
+        call()
+    except (RuntimeError, TypeError, ValueError) as exception:
+        return type(exception).__name__, str(exception)
+    return None, "nothing was raised"
+
+
+def assert_all_raise(error, line, call):
+    """All ranks raise the same exception, with the same one line."""
+    everywhere = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, raised_by(call))
+    expected = error, line
+    assert everywhere == [expected] * len(everywhere), (everywhere, expected)
+
+
+# ---- Products -----------------------------------------------------------------------------------
+
+
+@case(worlds=(1, 2, 3, 4))
+def bits_of_one_process(rank):
+    """Every dtype and block; cuts, knobs and stages take turns; and every layout."""
+    assert torch.empty(5, device=rank.device).isnan().all()
+    blocks = (32, 64, 128, (128, 32, 64))
+    kinds = itertools.cycle(itertools.product(CUTS, CUTS))
+    knobs, stages = map(itertools.cycle, (KNOBS, (short_stages, contextlib.nullcontext)))
+    for dtype, block in itertools.product(matrices.DTYPES, blocks):
+        a, b = operands(rank, dtype=dtype)
+        with next(stages)():
+            assert_rows_of_mm(rank, a, b, *next(kinds), **next(knobs), block=block)
+    a, b = operands(rank, 200, 190, 4500)  # stages of 2048 columns
+    assert_rows_of_mm(rank, a, b, "even", "even", valid_ratio=0.3)
+    a, b = operands(rank, dtype=torch.float16)
+    for layout in ("transposed", "every other row", "misaligned"):
+        laid_out = matrices.LAYOUTS[layout]
+        assert_rows_of_mm(rank, laid_out(a), laid_out(b), "odd", "odd", valid_ratio=0.5)
+
+
+def tau_of_columns(rank, a, b):
+    """A threshold that a product of norms meets if ``a`` is read by columns, and not if by rows.
+
+    The last bits of a norm depend on that. None where they do not.
+    """
+    by_columns, by_rows = (
+        spamm_torch.norm_map(x)[:, :, None] * spamm_torch.norm_map(b) for x in (a, a.contiguous())
+    )
+    taus = by_columns[by_columns > by_rows]
+    assert len(taus) or rank.device.type != "cpu"
+    return float(taus[0]) if len(taus) else float(by_columns.median())
+
+
+@case()
+def layouts_that_travel(rank):
+    """Cuts off the block grid make rows travel; they keep the layout, and so the norms' bits."""
+    for seed in range(4):
+        a, b = decaying(300, 260, rank, torch.float16, seed).t(), operands(rank, k=300)[1].half()
+        tau = tau_of_columns(rank, a, b)
+        assert_rows_of_mm(rank, a, b, "odd", "odd", tau=tau)
+        mesh = init_device_mesh(rank.device.type, (rank.world,))
+        c = spamm_torch.mm(placed(a, mesh, [S1]), placed(b, mesh, [S0]), tau=tau)
+        assert_bits(c.full_tensor(), spamm_torch.mm(a, b, tau=tau), "DTensor")
+
+
+@case()
+def empty_dimensions(rank):
+    for m, k, n in ((0, 100, 100), (100, 0, 100), (100, 100, 0), (0, 0, 0), (1, 1, 1)):
+        a, b = operands(rank, m, k, n)
+        for knob, balance in itertools.product(KNOBS, (False, True)):
+            assert_rows_of_mm(rank, a, b, "odd", "odd", balance=balance, **knob)
+
+
+@case()
+def norms_that_are_no_numbers(rank):
+    a, b = operands(rank)
+    cuts, zeros = ("odd", "even"), a.clone()
+    zeros[:, 64:] = 0
+    bad_a, bad_b = a.clone(), b.clone()
+    bad_a[70, 3], bad_b[200, 100] = float("nan"), float("inf")
+    for tau in (5.0, 0.0, -1.0, float("inf"), torch.tensor(float("nan"), device=rank.device)):
+        with short_stages():
+            assert_rows_of_mm(rank, a, b, *cuts, tau=tau)
+            assert_rows_of_mm(rank, bad_a, bad_b, *cuts, tau=tau)
+            assert_rows_of_mm(rank, zeros, bad_b, *cuts, tau=tau)
+    for tau in (torch.tensor(5.0), torch.tensor(5.0, device=rank.device)):
+        assert_rows_of_mm(rank, a, b, *cuts, tau=tau)
+    assert_rows_of_mm(rank, bad_a, bad_b, *cuts, valid_ratio=0.5)
+
+
+@case()
+def balanced(rank):
+    """Rows of A move to where they make work equal, and rows of C come back."""
+    a, b = operands(rank, m=1500)
+    a[700:] *= 1e-3
+    for knob in KNOBS:
+        with computed_rows() as rows:
+            assert_rows_of_mm(rank, a, b, "odd", "even", balance=True, **knob)
+    lengths = torch.zeros(rank.world, dtype=torch.int64, device=rank.device)
+    lengths[rank.number] = rows[0]
+    dist.all_reduce(lengths)
+    norms = ops.norm_maps(a, b, (64, 64, 64))
+    expected = spamm_torch.row_cuts(*norms, KNOBS[-1]["tau"], rank.world)
+    expected[-1] = len(a)
+    assert lengths.tolist() == [end - begin for begin, end in itertools.pairwise(expected)]
+
+
+@contextlib.contextmanager
+def computed_rows():
+    """Yields a list that gets the rows of A of every multiply_part inside."""
+    op, rows = ops.multiply_part, []
+
+    def multiply_part(a, *rest, **options):
+        rows.append(len(a))
+        return op(a, *rest, **options)
+
+    with mock.patch.object(ops, "multiply_part", multiply_part):
+        yield rows
+
+
+@case()
+def what_travels(rank):
+    """The bytes of the exchange plan travel, no more: units that are not needed stay."""
+    a, b = operands(rank, 384, 448, 640)
+    norms, cuts_b = ops.norm_maps(a, b, (64, 64, 64)), cuts_of(448, rank.world, "even")
+    for tau, kind in ((4.0, "even"), (0.0, "all on the first")):
+        cuts_a = cuts_of(384, rank.world, kind)
+        with short_stages():
+            plan = distributed.exchange_plan(*norms, tau, cuts_a, b_cuts=cuts_b)
+            with sent_bytes() as sent:
+                assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, tau=tau)
+        assert sum(sent) == sum(plan.send[rank.number]), (tau, kind)
+        assert plan.bytes > 0
+        assert plan.bytes < plan.dense_bytes or tau == 0
+
+
+@contextlib.contextmanager
+def sent_bytes():
+    """Yields a list that gets the bytes of what each all_to_all_single inside sends to others."""
+    call, sent = dist.all_to_all_single, []
+
+    def all_to_all_single(output, input, output_splits, input_splits, group=None, async_op=False):
+        elsewhere = len(input) - input_splits[dist.get_rank(group)]
+        sent.append(elsewhere * input[:1].numel() * input.element_size())
+        return call(output, input, output_splits, input_splits, group, async_op)
+
+    with mock.patch.object(dist, "all_to_all_single", all_to_all_single):
+        yield sent
+
+
+@case()
+def search_by_histograms(rank):
+    """The threshold, where no rank has the whole maps, has the same bits."""
+    ratios = (0.05, 0.5, 1.0)
+    with mock.patch.object(rank_product, "WHOLE_MAPS_RANKS", 1):
+        for dtype in matrices.DTYPES:
+            a, b = operands(rank, dtype=dtype)
+            search = mock.Mock(wraps=rank_product.find_tau_across)
+            with mock.patch.object(rank_product, "find_tau_across", search):
+                for ratio in ratios:
+                    assert_rows_of_mm(rank, a, b, "odd", "first empty", valid_ratio=ratio)
+            assert search.call_count == len(ratios)
+        a, b = operands(rank)  # ranks that count the products of columns
+        mesh = init_device_mesh(rank.device.type, (rank.world,))
+        by_columns = placed(a, mesh, [R]), placed(b, mesh, [S1])
+        for ratio in ratios:
+            c = spamm_torch.mm(*by_columns, valid_ratio=ratio).full_tensor()
+            assert_bits(c, spamm_torch.mm(a, b, valid_ratio=ratio), ratio)
+
+
+@case()
+def autocast(rank):
+    a, b = operands(rank)
+    cuts = cuts_of(len(a), rank.world, "even"), cuts_of(len(b), rank.world, "even")
+    with torch.autocast(rank.device.type, torch.bfloat16):
+        found = distributed.mm(
+            shard(a, cuts[0], rank).requires_grad_(), shard(b, cuts[1], rank), valid_ratio=0.5
+        )
+        expected = shard(spamm_torch.mm(a, b, valid_ratio=0.5), cuts[0], rank)
+    assert_bits(found, expected, "autocast")
+    found.float().sum().backward()
+
+
+# ---- Groups -------------------------------------------------------------------------------------
+
+
+@case(worlds=(3, 4))
+def a_group_of_some_ranks(rank):
+    members = list(range(1, rank.world))
+    group = dist.new_group(members)
+    a, b = operands(rank)
+    if rank.number == 0:
+        assert raised_by(lambda: distributed.mm(a, b, tau=1.0, group=group)) == (
+            "ValueError",
+            "group must contain this rank; got a group of other ranks",
+        )
+        return
+    in_group = replace(rank, number=rank.number - 1, world=rank.world - 1)
+    assert_rows_of_mm(in_group, a, b, "odd", "odd", valid_ratio=0.5, group=group)
+
+
+# ---- Arguments that do not fit ------------------------------------------------------------------
+
+
+@case()
+def all_ranks_raise_together(rank):
+    """And stay in step: a right call follows each wrong one."""
+    right, even = operands(rank), [64 * part for part in range(rank.world + 1)]
+    k, last, end = even[-1], rank.number == rank.world - 1, f"on rank {rank.world - 1}"
+    a, b = (shard(x, even, rank) for x in operands(rank, k, k, 96))
+
+    def odd(usual, other):
+        return other if last else usual
+
+    def differ(what, usual, other):
+        return f"{what} must be the same on all ranks; got {usual} on rank 0 and {other} {end}"
+
+    for error, line, given in (
+        ("TypeError", differ("the dtype", "float32", "float16"),
+         {"a": odd(a, a.half()), "b": odd(b, b.half())}),
+        ("RuntimeError", differ("the number of a's columns", k, k - 1), {"a": odd(a, a[:, 1:])}),
+        ("RuntimeError", differ("the number of b's columns", 96, 95), {"b": odd(b, b[:, 1:])}),
+        ("RuntimeError", f"the rows of b on all ranks must add up to the columns of a, {k}; got "
+         f"{k - 1}", {"b": odd(b, b[1:])}),
+        ("ValueError", differ("the block", (64, 64, 64), (32, 64, 64)),
+         {"block": odd(64, (32, 64, 64))}),
+        ("ValueError", differ("the knob", "tau=1.0", "tau=1.5"),
+         {"tau": odd(torch.tensor(1.0), 1.5)}),
+        ("ValueError", differ("the knob", "tau=1.0", "valid_ratio=0.5"),
+         odd({}, {"tau": None, "valid_ratio": 0.5})),
+        ("ValueError", differ("balance", False, True), {"balance": last}),
+        ("RuntimeError", differ("which of a and b require a gradient", "b", "none"),
+         {"b": odd(b.clone().requires_grad_(), b)}),
+        ("TypeError", f"a must be a tensor; got list ({end})", {"a": odd(a, [1.0])}),
+        ("TypeError", f"a must be float16, bfloat16, float32 or float64; got int64 ({end})",
+         {"a": odd(a, a.long())}),
+        ("RuntimeError", f"a and b must be matrices (2-d); got shapes ({len(a)}, {k}) and (96,) "
+         f"({end})", {"b": odd(b, b[0])}),
+        ("ValueError", f"valid_ratio must be in (0, 1]; got 2.0 ({end})",
+         odd({}, {"tau": None, "valid_ratio": 2.0})),
+        ("ValueError", "exactly one of tau, valid_ratio and max_error must be given; got none",
+         {"tau": None}),
+        ("ValueError", "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48",
+         {"block": 48}),
+        ("TypeError", "balance must be True or False; got 1", {"balance": 1}),
+        ("TypeError", "group must be a torch.distributed.ProcessGroup or None; got list",
+         {"group": [0, 1]}),
+    ):  # fmt: skip
+        options = {"a": a, "b": b, "tau": 1.0} | given
+        assert_all_raise(error, line, functools.partial(distributed.mm, **options))
+        assert_rows_of_mm(rank, *right, "odd", "odd", tau=3.0)
+
+
+@case(worlds=(1, 2, 3, 4))
+def block_sparse_shards(rank):
+    """Any cuts at block rows, empty shards too; every knob; the bits of one process."""
+    # At an odd number of block rows between two ranks: kernels take blocks of 32 in pairs.
+    cuts = [[12 * r**2 // rank.world**2 for r in range(rank.world + 1)], [0] * rank.world + [12]]
+    knobs = ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"tau": 1e-3})
+    for edge, dtype in ((64, torch.float32), (32, torch.float64)):
+        a, b = (decaying(12 * edge, 12 * edge, rank, dtype, seed) for seed in (0, 1))
+        a[0, -1] = torch.nan if edge == 32 else 0  # all products with NaN are computed
+        whole = [sparse.from_dense(x, edge, drop=norm) for x, norm in ((a, 1e-3), (b, 1e-2))]
+        for at, knob, far in itertools.product(cuts, knobs, (0, 1.1)):
+            rows = slice(edge * at[rank.number], edge * at[rank.number + 1])
+            shards = [rows_of(x, rows, edge) for x in whole]
+            # One rank alone, too.
+            given = dict.fromkeys(("tau", "valid_ratio", "max_error")) | knob
+            with mock.patch.object(block_rows, "_MOST_FAR", far):
+                found = block_rows.multiply(*shards, distributed.axis_of(None), given, edge, False)
+            expected = spamm_torch.mm(*whole, **knob)
+            assert found.layout == torch.sparse_bsr
+            assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
+    if rank.world == 1:
+        return
+    refused = (
+        ("ValueError", "balance is for dense shards; got sparse_bsr ones with balance=True",
+         lambda: distributed.mm(*shards, tau=1.0, balance=True)),
+        ("TypeError", "distributed.mm expects sparse_bsr; got a dense tensor for b: "
+         "spamm_torch.sparse.from_dense(b, 64)", lambda: distributed.mm(shards[0], a, tau=1.0)),
+        ("RuntimeError", "the rows of b on all ranks must add up to the columns of a, 384; got "
+         f"{384 * rank.world}", lambda: distributed.mm(shards[0], whole[1], tau=1.0)),
+    )  # fmt: skip
+    for refusal in refused:
+        assert_all_raise(*refusal)
+
+
+@case()
+def functions_of_shards(rank):
+    """Any cuts at block rows, empty shards too; what is wrong on one rank, all raise."""
+    i = torch.arange(320, device=rank.device)
+    h = matrices.normal(320, 320, dtype=torch.float64, device=rank.device, seed=4)
+    h = (h + h.mT) * 0.6 ** (i[:, None] - i).abs() / 8
+    h[307:], h[:, 307:] = 0, 0
+    signs = torch.diag((-1.5) ** (i % 2) * (i < 307))
+    h, signs = (sparse.from_dense(x, 32, drop=1e-9) for x in (h, signs.to(h)))
+    fine = {"max_error": 1e-9, "size": 307}
+    overlap, levels = sparse.add(h, sparse.identity(307, like=h)), sparse.add(h, signs)
+
+    def from_leaves(*given, **options):
+        with mock.patch.object(linalg.inverses, "_WHOLE", 0):
+            return linalg.inverse_factor(*given, **options)
+
+    def in_strips(*given, **options):
+        # The memory of one rank has no room for lists, and so all make strips.
+        made = _without_lists if rank.number == rank.world - 1 else block_rows.make_plan
+        most = mock.patch.object(strips, "_MOST_BYTES", 20 * 32**2 * 8)
+        with mock.patch.object(block_rows, "make_plan", made), most:
+            return linalg.purify(*given, **options)
+
+    for function, a, given in (
+        (linalg.inverse_sqrt, overlap, ()),
+        (linalg.inverse_factor, overlap, ()),
+        (from_leaves, overlap, ()),
+        (linalg.sign, levels, ()),
+        (linalg.purify, levels, (306,)),
+        (in_strips, levels, (306,)),
+        (linalg.matrix_power, h, (5,)),
+        (linalg.matrix_power, h, (1,)),
+        (linalg.matrix_power, h, (0,)),
+    ):
+        found = function(a, *given, **fine)
+        if function is linalg.purify:
+            assert min(step.valid_ratio for step in found.iterations) < 1, "nothing is skipped"
+            assert len(found.matrix.col_indices()) < 100, "nothing is dropped"
+        for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
+            own = assert_as_one_process(rank, function, a, found, at, *given, **fine)
+    group, last, end = dist.group.WORLD, rank.number == rank.world - 1, rank.world - 1
+    pair, whole = (own, rows_of(overlap, slice(*own_rows(rank, own)), 32)), (h, overlap)
+    found, one = linalg.in_basis(*pair, group=group, **fine), linalg.in_basis(*whole, **fine)
+    assert_bits(found.matrix.to_dense(), one.matrix.to_dense()[slice(*own_rows(rank, own))], "")
+
+    def purify(electrons=306, a=own, **options):
+        return lambda: linalg.purify(a, electrons, group=group, **fine | options)
+
+    alike = "electrons=306, max_error=1e-09, schedule=None, tolerance=0.0, most_iterations=120, "
+    alike += "size=307"
+    for refusal in (
+        ("ValueError", f"max_error must be at least 0; got -1 (on rank {end})",
+         lambda: linalg.sign(own, max_error=-1 if last else 0, size=307, group=group)),
+        (*raised_by(lambda: linalg.inverse_sqrt(h, **fine)),
+         lambda: linalg.inverse_sqrt(own, group=group, **fine)),
+        ("ValueError", "electrons must be even and from 2 to 612 for 307 functions; got 309 (on "
+         f"rank {end})", purify(309 if last else 306)),
+        ("ValueError", f"the knob must be the same on all ranks; got {alike} on rank 0 and "
+         f"{alike.replace('306', '310')} on rank {end}", purify(310 if last else 306)),
+        ("TypeError", "purify expects sparse_bsr; got a dense tensor for a: "
+         "spamm_torch.sparse.from_dense(a, 64)", purify(a=h.to_dense())),
+        ("RuntimeError", f"the rows of all ranks must add up to the columns, 320; got "
+         f"{320 * rank.world}", purify(a=h)),
+        ("ValueError", "purify over ranks has no torch.mm: expected a max_error; got None",
+         purify(max_error=None, schedule=linalg.constant(linalg.Budget(None)))),
+        (*raised_by(lambda: linalg.purify(levels, 306, most_iterations=3, **fine)),
+         purify(a=rows_of(levels, slice(*own_rows(rank, own)), 32), most_iterations=3)),
+    ):  # fmt: skip
+        assert_all_raise(*refusal)
+
+
+def _without_lists(*arguments, **options):
+    plan = maps.make_plan(*arguments, **options)
+    return plan._replace(slots_a=plan.slots_a[:0], slots_b=plan.slots_b[:0])
+
+
+def assert_as_one_process(rank, function, whole, one, at, *given, **options):
+    """The bits, counts and bounds of one process, by the shards that are cut at these block rows.
+
+    Returns this rank's shard.
+    """
+    rows = slice(32 * at[rank.number], 32 * at[rank.number + 1])
+    own = rows_of(whole, rows, 32)
+    found = function(own, *given, group=dist.group.WORLD, **options)
+    assert_bits(found.matrix.to_dense(), one.matrix.to_dense()[rows], at)
+    begin, end = one.matrix.crow_indices()[at[rank.number : rank.number + 2]].tolist()
+    assert torch.equal(found.matrix.col_indices(), one.matrix.col_indices()[begin:end]), at
+    rounded = {"seconds": 0, "residual": 0, "total_bound": 0}
+    told = [[replace(x, **rounded) for x in of.iterations] for of in (found, one)]
+    assert told[0] == told[1], at
+    assert found.error_bound == one.error_bound, at
+    # One process sums up traces and norms in another order.
+    residuals = [[*(x.residual for x in of.iterations), of.residual] for of in (found, one)]
+    torch.testing.assert_close(*map(torch.tensor, residuals), rtol=1e-6, atol=1e-9)
+    bounds = [[x.total_bound for x in of.iterations] for of in (found, one)]
+    torch.testing.assert_close(*map(torch.tensor, bounds), rtol=1e-6, atol=0, equal_nan=True)
+    return own
+
+
+def own_rows(rank, own):
+    """The first row of a shard, and the one behind it."""
+    rows = torch.zeros(rank.world + 1, dtype=torch.int64, device=own.device)
+    rows[rank.number + 1] = own.shape[0]
+    dist.all_reduce(rows)
+    return rows.cumsum(0)[rank.number : rank.number + 2].tolist()
+
+
+def rows_of(x, rows, edge):
+    """Block rows of a block-sparse matrix, by their rows."""
+    begin, end = (row // edge for row in (rows.start, rows.stop))
+    first, last = x.crow_indices()[[begin, end]].tolist()
+    crow = x.crow_indices()[begin : end + 1] - first
+    col, values = x.col_indices()[first:last], x.values()[first:last]
+    return torch.sparse_bsr_tensor(crow, col, values, size=(rows.stop - rows.start, x.shape[1]))
+
+
+@case(devices=("cuda",))
+def captured_graphs(rank):
+    a = torch.ones(64, 64 * rank.world, device=rank.device)
+    b = torch.ones(64, 64, device=rank.device)
+    distributed.mm(a, b, tau=1.0)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        raised = raised_by(lambda: distributed.mm(a, b, tau=1.0))
+    assert raised[0] == "RuntimeError", raised
+    assert raised[1].startswith("a product over ranks must not be captured"), raised
+
+
+# ---- Gradients ----------------------------------------------------------------------------------
+
+
+@case()
+def dense_gradients(rank):
+    for dtype, kind in itertools.product((torch.float64, torch.float16), ("odd", "first empty")):
+        a, b = operands(rank, dtype=dtype)
+        grad = matrices.normal(len(a), b.shape[1], dtype=dtype, device=rank.device, seed=5)
+        cuts = cuts_of(len(a), rank.world, kind), cuts_of(len(b), rank.world, "odd")
+        for needs_a, needs_b in ((True, True), (True, False), (False, True)):
+            own_a = shard(a, cuts[0], rank).clone().requires_grad_(needs_a)
+            own_b = shard(b, cuts[1], rank).clone().requires_grad_(needs_b)
+            product = distributed.mm(own_a, own_b, valid_ratio=0.3, balance=needs_a)
+            expected = spamm_torch.mm(a, b, valid_ratio=0.3)
+            assert_bits(product.detach(), shard(expected, cuts[0], rank), (kind, needs_a, needs_b))
+            product.backward(shard(grad, cuts[0], rank))
+            for own, dense, cut, needed in (
+                (own_a, grad @ b.t(), cuts[0], needs_a),
+                (own_b, a.t() @ grad, cuts[1], needs_b),
+            ):
+                if needed:
+                    close = {} if dtype == torch.float64 else {"rtol": 1e-2, "atol": 2e-2}
+                    torch.testing.assert_close(own.grad, shard(dense, cut, rank), **close)
+                else:
+                    assert own.grad is None
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not distributed.mm(own_a, own_b, tau=1.0).requires_grad
+
+
+@case()
+def gradients_of_gradients(rank):
+    a, b = operands(rank, 70, 90, 50, dtype=torch.float64)
+    weights = [matrices.normal(*x.shape, dtype=x.dtype, seed=7).to(rank.device) for x in (a, b)]
+    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
+
+    def derivatives(own_a, own_b, weight_a, weight_b, product):
+        """Gradients of a sum of squares, and those of a sum over these."""
+        own_a, own_b = own_a.clone().requires_grad_(), own_b.clone().requires_grad_()
+        c = product(own_a, own_b)
+        first = torch.autograd.grad((c * c).sum(), (own_a, own_b), create_graph=True)
+        penalty = (first[0] * weight_a).sum() + (first[1] ** 2 * weight_b).sum()
+        return *first, *torch.autograd.grad(penalty, (own_a, own_b))
+
+    own = [shard(x, cut, rank) for x, cut in zip((a, b, *weights), cuts * 2, strict=True)]
+    found = derivatives(*own, lambda x, y: distributed.mm(x, y, tau=0.0))
+    expected = derivatives(a, b, *weights, torch.mm)
+    for x, y, cut in zip(found, expected, cuts * 2, strict=True):
+        torch.testing.assert_close(x, shard(y, cut, rank))
+
+
+# ---- DTensors -----------------------------------------------------------------------------------
+
+
+def placed(x, mesh, placements):
+    """The whole matrix ``x`` as a DTensor; partial sums are x on one rank and zeros on others."""
+    spread = distribute_tensor(x, mesh, [R if p.is_partial() else p for p in placements])
+    local = spread.to_local()
+    for dim, placement in enumerate(placements):
+        if placement.is_partial() and mesh.get_local_rank(dim) > 0:
+            local = torch.zeros_like(local)
+    return DTensor.from_local(local, mesh, placements, shape=x.shape, stride=x.stride())
+
+
+PLACEMENTS = {  # of a and b on the dimensions of a mesh: those of c, where they are told
+    **dict.fromkeys([((S0,), p) for p in ((S0,), (R,), (S1,), (P,))], (S0,)),
+    **dict.fromkeys([(p, (S0,)) for p in ((S1,), (R,), (P,))], (S0,)),
+    **dict.fromkeys([((R,), (S1,)), ((S1,), (S1,)), ((S1,), (R,))], (S1,)),
+    ((R,), (R,)): (R,),
+    **dict.fromkeys([((S0, S1), (S0, S1)), ((S0, R), (S0, S1)), ((S0, S1), (R, S1))], (S0, S1)),
+    ((S0, R), (S0, R)): (S0, R),
+    ((S1, S0), (S1, S0)): (S1, S0),
+    ((S0, S0), (S0, S0)): (S0, S1),
+    **dict.fromkeys([((R, S1), (S0, S1)), ((S1, P), (R, S0))]),
+}
+
+
+@case()
+def dtensors(rank):
+    a, b = operands(rank, dtype=torch.float64)
+    knobs = itertools.cycle(KNOBS)
+    shapes = [(rank.world,), (1, rank.world), (rank.world, 1), *([(2, 2)] * (rank.world == 4))]
+    for shape in shapes:
+        mesh = init_device_mesh(rank.device.type, shape)
+        for (pa, pb), pc in PLACEMENTS.items():
+            if len(pa) == len(shape):
+                knob, balance = next(knobs), pa[0] == S0 and len(shape) == 2
+                whole = placed(a, mesh, pa), placed(b, mesh, pb)
+                with short_stages():
+                    c = distributed.mm(*whole, **knob, balance=balance)
+                assert pc is None or c.placements == pc, (pa, pb, c.placements)
+                assert_bits(c.full_tensor(), spamm_torch.mm(a, b, **knob), (shape, pa, pb, knob))
+
+
+@case(worlds=(2, 4))
+def dtensors_of_odd_sizes(rank):
+    """More ranks than rows, and sizes of which torch.chunk makes shards of all lengths."""
+    mesh = init_device_mesh(rank.device.type, (2, rank.world // 2))
+    for m, k, n in ((3, 130, 67), (129, 1, 65), (257, 191, 2), (0, 64, 64), (64, 0, 64)):
+        a, b = operands(rank, m, k, n)
+        for layout in (matrices.LAYOUTS["contiguous"], matrices.LAYOUTS["transposed"]):
+            whole = layout(a), layout(b)
+            c = spamm_torch.mm(*(placed(x, mesh, (S0, S1)) for x in whole), max_error=1e-3)
+            assert_bits(c.full_tensor(), spamm_torch.mm(*whole, max_error=1e-3), (m, k, n))
+
+
+@case(worlds=(4,))
+def what_travels_in_a_mesh(rank):
+    a, b = operands(rank, 512, 512, 512)
+    mesh = init_device_mesh(rank.device.type, (2, 2))
+    norms, tau = ops.norm_maps(a, b, (64, 64, 64)), 6.0
+    with short_stages():
+        plan = distributed.exchange_plan(*norms, tau, [0, 256, 512], (2, 2))
+        shards = [placed(x, mesh, (S0, S1)) for x in (a, b)]
+        with sent_bytes() as sent:
+            c = spamm_torch.mm(*shards, tau=tau)
+        assert_bits(c.full_tensor(), spamm_torch.mm(a, b, tau=tau), tau)
+    assert sum(sent) == sum(plan.send[rank.number])
+    assert 0 < plan.bytes < plan.dense_bytes
+
+
+@case(worlds=(2, 4))
+def dtensor_gradients(rank):
+    mesh = init_device_mesh(rank.device.type, (2, rank.world // 2))
+    a, b = operands(rank, dtype=torch.float64)
+    grad = matrices.normal(len(a), b.shape[1], dtype=torch.float64, device=rank.device, seed=5)
+    for pa, pb in (((S0, S1), (S0, S1)), ((S0, R), (R, R)), ((S1, R), (S0, S0))):
+        own_a = placed(a, mesh, pa).requires_grad_()
+        own_b = placed(b, mesh, pb).requires_grad_()
+        c = spamm_torch.mm(own_a, own_b, valid_ratio=0.5)
+        c.backward(placed(grad, mesh, c.placements))
+        for own, dense in ((own_a, grad @ b.t()), (own_b, a.t() @ grad)):
+            assert own.grad.placements == own.placements
+            torch.testing.assert_close(own.grad.full_tensor(), dense)
+
+
+@case(worlds=(2, 4))
+def linear_of_dtensors(rank):
+    mesh = DeviceMesh(rank.device.type, [0, 1])
+    if rank.number > 1:
+        return
+    input = matrices.normal(4, 50, 130, device=rank.device)
+    weight = matrices.normal(70, 130, device=rank.device, seed=1)
+    bias = matrices.normal(70, device=rank.device, seed=2)
+    own_input, own_weight, own_bias = (
+        distribute_tensor(x, mesh, [S0]).requires_grad_() for x in (input, weight, bias)
+    )
+    found = spamm_torch.linear(own_input, own_weight, own_bias, valid_ratio=0.5)
+    assert found.shape == (4, 50, 70)
+    expected = spamm_torch.linear(input, weight, valid_ratio=0.5) + bias
+    assert_bits(found.full_tensor().detach(), expected, "linear")
+    found.sum().backward()
+    assert own_weight.grad.placements == (S0,)
+    assert own_bias.grad.full_tensor().tolist() == [200.0] * 70
+
+
+@case()
+def dtensors_that_do_not_fit(rank):
+    """A right call follows each wrong one."""
+    mesh = init_device_mesh(rank.device.type, (rank.world,))
+    a, b = operands(rank, 96, 96, 96)
+    own_a, own_b = (distribute_tensor(x, mesh, [S0]) for x in (a, b))
+    last, end = rank.number == rank.world - 1, f"on rank {rank.world - 1}"
+    replicated_b, narrow = distribute_tensor(b, mesh, [R]), distribute_tensor(b[:95], mesh, [S0])
+    rows, length, kind = own_a.to_local(), 96 // rank.world, "a DTensor (96, 96)"
+    rows = rows[1:] if last else rows
+    uneven = DTensor.from_local(rows, mesh, [S0], shape=a.shape, stride=a.stride())
+    mm = functools.partial(distributed.mm, tau=1.0)
+    info = functools.partial(spamm_torch.mm, tau=1.0, return_info=True)
+    for error, line, call in (
+        ("TypeError", "a and b must both be DTensors; got b of Tensor", lambda: mm(own_a, b)),
+        ("ValueError", "group must not be given for DTensors; got ProcessGroup",
+         lambda: mm(own_a, own_b, group=dist.group.WORLD)),
+        ("ValueError", "return_info must not be given for DTensors; got True",
+         lambda: info(own_a, own_b)),
+        ("TypeError", "addmm takes no DTensor, unlike mm; got one",
+         lambda: spamm_torch.addmm(own_a, own_a, own_b, tau=1.0)),
+        ("RuntimeError", "a's columns must match b's rows; got shapes (96, 96) and (95, 96)",
+         lambda: mm(own_a, narrow)),
+        ("ValueError", f"a's shard must have shape ({length}, 96), as torch.chunk cuts; got "
+         f"({length - 1}, 96) ({end})", lambda: mm(uneven, own_b)),
+        ("TypeError", "the kind of a and b must be the same on all ranks; got "
+         f"{kind} of (Shard(dim=0),) and {kind} of (Shard(dim=0),) on rank 0 and "
+         f"{kind} of (Shard(dim=0),) and {kind} of (Replicate(),) {end}",
+         lambda: mm(own_a, replicated_b if last else own_b)),
+        ("ValueError", f"the knob must be the same on all ranks; got tau=0.0 on rank 0 and tau=1.0 "
+         f"{end}", lambda: mm(own_a, own_b, tau=float(last))),
+    ):  # fmt: skip
+        assert_all_raise(error, line, call)
+        found = spamm_torch.mm(own_a, own_b, tau=1.0).full_tensor()
+        assert_bits(found, spamm_torch.mm(a, b, tau=1.0), line)
+
+
+# ---- Ranks that fail: last, since they leave no group behind ------------------------------------
+
+
+@case(worlds=(3, 4), devices=("cpu",))
+def a_rank_that_sleeps(rank):
+    """The others end by the group's timeout; it sleeps until they have."""
+    group = dist.new_group()
+    dist.barrier(group)  # all have met, however long it took
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    last = rank.world - 1
+    if rank.number == last:
+        rank.store.wait([f"{other} has ended" for other in range(last)], TIMEOUT)
+        return
+    a, b = operands(rank)
+    raised = raised_by(lambda: distributed.mm(a, b, tau=1.0, group=group))
+    rank.store.set(f"{rank.number} has ended", "")
+    assert raised[0] == "RuntimeError", raised
+
+
+@case(worlds=(3, 4), devices=("cpu",))
+def a_rank_that_dies(rank):
+    """The others end, too."""
+    if rank.number == rank.world - 1:
+        rank.finish()
+        os._exit(0)
+    a, b = operands(rank)
+    raised = raised_by(lambda: distributed.mm(a, b, tau=1.0))
+    assert raised[0] == "RuntimeError", raised
+
+
+# ---- One rank ------------------------------------------------------------------------------------
+
+TIMEOUT = timedelta(seconds=300)  # of each collective call
+
+
+def main(rank, world, device, folder):
+    def write(record):
+        path = folder / f"rank{rank}.json"
+        path.with_suffix(".new").write_text(json.dumps(record))
+        path.with_suffix(".new").replace(path)
+
+    log = (folder / f"rank{rank}.log").open("w")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # for torch's deterministic mode
+    torch.set_num_threads(1)
+    # Fills torch.empty with NaN: what is read before it is written shows in the result.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    place = torch.device(device) if device == "cpu" else torch.device(device, rank)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    store = dist.FileStore(str(folder / "store"), world)
+    backend = "gloo" if place.type == "cpu" else "nccl"
+    dist.init_process_group(backend, timeout=TIMEOUT, world_size=world, rank=rank, store=store)
+    record = {}
+    for name, case in cases(world, place.type).items():
+        try:
+            record[name] = "passed"
+            case(Rank(rank, world, place, store, lambda: write(record)))
+        except BaseException:
+            record[name] = traceback.format_exc()
+        write(record)
+        if record[name] != "passed":
+            return
+    dist.destroy_process_group()
+
+
+# ---- The tests -----------------------------------------------------------------------------------
+
 LIMIT = 900  # seconds for all ranks of a world together, on a machine with much else to do
 
 
@@ -28,9 +823,7 @@ def outcomes(world, device):
     processes = FORKS if device == "cpu" else multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            processes.Process(
-                target=distributed_cases.main, args=(rank, world, device, Path(folder)), daemon=True
-            )
+            processes.Process(target=main, args=(rank, world, device, Path(folder)), daemon=True)
             for rank in range(world)
         ]
         records = [Path(folder) / f"rank{rank}.json" for rank in range(world)]
@@ -59,9 +852,7 @@ def check(world, device, case):
 
 def every_case(device, worlds, marks=()):
     return [
-        pytest.param(world, case, marks=marks)
-        for world in worlds
-        for case in distributed_cases.cases(world, device)
+        pytest.param(world, case, marks=marks) for world in worlds for case in cases(world, device)
     ]
 
 

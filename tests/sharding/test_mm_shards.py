@@ -1,28 +1,52 @@
 """mm_shards and mm(devices=): the bits of one device, wherever the operands lie.
 
 On the CPU and on one GPU several shards share the device, which tries the plan, the stages and the
-copies. With two GPUs the shards lie on both.
+copies. With two GPUs the shards lie on both. tests/cpp/spamm_host_test.cpp tries the code for
+operands in host memory on the CPU.
 """
 
 import itertools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import matrices
 import pytest
 import torch
 from matrices import fading as decay
-from support import TWO_GPUS, check_overwritten, cut, hopper_kernels_run, memory_limit
+from support import TWO_GPUS, check_overwritten, cut, hopper_kernels_run, memory_limit, refuses
 from torch.library import opcheck
 
 import spamm_torch
 
+ops = torch.ops.spamm_torch
 KNOBS = [{"tau": 0.02}, {"valid_ratio": 0.3}, {"max_error": 0.05}, {"tau": 0.0}]
+TWO = [pytest.mark.cuda, pytest.mark.multi_gpu]
 pytestmark = pytest.mark.usefixtures("new_memory_holds_nan")
 
 
-def check_shards(a, b, cuts_a, cuts_b, devices, **options):
+@pytest.fixture(
+    params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+    + [pytest.param(current, marks=TWO, id=f"two GPUs, {current} current") for current in (0, 1)]
+)
+def places(request, monkeypatch):
+    """The devices of shards, in turn: one, or two GPUs while either is the current one."""
+    if isinstance(request.param, str):
+        yield [torch.device(request.param)]
+        return
+    monkeypatch.setenv("SPAMM_TORCH_ALL_DEVICES", "1")
+    with torch.cuda.device(request.param):
+        yield TWO_GPUS
+
+
+def pair(m, k, n, dtype=torch.float32, device="cpu"):
+    """Operands of a product, of which parts need different blocks."""
+    return decay(m, k, dtype, device), decay(k, n, dtype, device, seed=1)
+
+
+def check_shards(a, b, cuts_a, cuts_b, places, **options):
     """Shards of B, all of which travel to GPUs or what is needed, and B whole on each device."""
+    devices = list(itertools.islice(itertools.cycle(places), len(cuts_a) - 1))
     expected = spamm_torch.mm(a, b, **options)
     a_shards, b_shards = cut(a, cuts_a, devices), cut(b, cuts_b, devices)
     ways = [(b_shards, "0"), (b_shards, "1"), ([b.to(device) for device in devices], "0")]
@@ -33,55 +57,51 @@ def check_shards(a, b, cuts_a, cuts_b, devices, **options):
         assert torch.equal(torch.cat([c.to(a.device) for c in shards]), expected)
 
 
-@pytest.mark.parametrize(("dtype", "knob"), zip(matrices.DTYPES, KNOBS, strict=True), ids=str)
-def test_shards_on_one_device(device, dtype, knob):
+@pytest.mark.parametrize(("dtype", "knob"), [*zip(matrices.DTYPES, KNOBS, strict=True)], ids=str)
+def test_shards(places, dtype, knob):
     """Every type and knob, in several stages; the fuzzer draws both in one."""
-    a = decay(640, 512, dtype, device)
-    b = decay(512, 5000, dtype, device, seed=1)
-    check_shards(a, b, (0, 256, 640), (0, 192, 512), [device] * 2, **knob)
+    a, b = pair(640, 512, 5000, dtype, places[0])
+    check_shards(a, b, (0, 256, 640), (0, 192, 512), places, **knob)
 
 
+@pytest.mark.strength(3)
 @pytest.mark.parametrize("block", [*matrices.EDGES, (64, 32, 128)])
 @pytest.mark.parametrize(
-    ("cuts_a", "cuts_b"),
-    [((0, 128, 384, 500), (0, 256, 256, 333)), ((0, 0, 500, 500), (0, 128, 128, 333))],
+    ("n", "cuts_a", "cuts_b"),
+    [
+        (4500, (0, 128, 384, 500), (0, 256, 256, 333)),
+        (4500, (0, 0, 500, 500), (0, 128, 128, 333)),
+        (64, (0, 0, 0), (0, 0, 128)),
+        (64, (0, 128, 200), (0, 0, 0)),
+        (0, (0, 128, 200), (0, 0, 128)),
+        (1, (0, 0, 64), (0, 0, 64)),
+    ],
 )
-def test_uneven_and_empty_shards(device, block, cuts_a, cuts_b):
-    a, b = decay(500, 333, device=device), decay(333, 4500, device=device, seed=1)
-    check_shards(a, b, cuts_a, cuts_b, [device] * 3, valid_ratio=0.2, block=block)
+def test_uneven_and_empty_shards(places, block, n, cuts_a, cuts_b):
+    a, b = pair(cuts_a[-1], cuts_b[-1], n, device=places[0])
+    check_shards(a, b, cuts_a, cuts_b, places, valid_ratio=0.2, block=block)
 
 
 @pytest.mark.parametrize("block", [32, 64])
 def test_entries_of_many_magnitudes(device, block):
     """Kernels that scale float32 by blocks scale them alike in every part."""
-    a, b = decay(480, 512, device=device), decay(512, 4500, device=device, seed=1)
+    a, b = pair(480, 512, 4500, device=device)
     shuffled = torch.randperm(512, generator=torch.Generator().manual_seed(2))
     scales = torch.logspace(-6, 6, 512)[shuffled].to(device)
-    a, b = a * scales, b * scales[:, None]
-    check_shards(
-        a, b, (0, 64 + block, 480), (0, 192 + block, 512), [device] * 2, max_error=1e-9, block=block
-    )
-
-
-@pytest.mark.parametrize("sizes", [(128, 0, 64), (0, 128, 64), (128, 128, 0), (64, 64, 1)])
-def test_empty_and_tiny_products(device, sizes):
-    m, k, n = sizes
-    a, b = torch.ones(m, k, device=device), torch.ones(k, n, device=device)
-    check_shards(a, b, (0, m // 128 * 64, m), (0, k // 128 * 64, k), [device] * 2, tau=0.5)
+    cuts, options = ((0, 64 + block, 480), (0, 192 + block, 512)), {"max_error": 1e-9}
+    check_shards(a * scales, b * scales[:, None], *cuts, [device], **options, block=block)
 
 
 def test_the_plan_skips_units():
     """The operands of these tests leave units out, so that the poisoned memory means something."""
-    a, b = decay(640, 512), decay(512, 5000, seed=1)
-    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
+    norm_a, norm_b = map(spamm_torch.norm_map, pair(640, 512, 5000))
     tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
     largest = torch.stack([norm_a[:4].amax(0), norm_a[4:].amax(0)])
-    needed = torch.ops.spamm_torch.needed_units(largest, norm_b, tau, 32)
-    assert 0.1 < needed.double().mean() < 0.9
+    assert 0.1 < ops.needed_units(largest, norm_b, tau, 32).double().mean() < 0.9
 
 
 def test_bad_values_are_never_skipped(device):
-    a, b = decay(256, 256, device=device), decay(256, 4200, device=device, seed=1)
+    a, b = pair(256, 256, 4200, device=device)
     a[200, 7], b[77, 4100] = float("nan"), float("inf")
     shards = spamm_torch.mm_shards([a[:128], a[128:]], [b[:64], b[64:]], tau=1e30)
     expected = spamm_torch.mm(a, b, tau=1e30)
@@ -98,14 +118,12 @@ def test_products_equal_to_tau_are_needed(device):
     assert not torch.cat(shards)[:, 4160:].any()
 
 
-@pytest.mark.parametrize("one_shard", [True, False])
-def test_caller_may_overwrite_shards_at_once(device, one_shard):
-    a, b = decay(512, 512, device=device), decay(512, 5000, device=device, seed=1)
+@pytest.mark.parametrize("cuts", [(0, 512), (0, 256, 512)])
+def test_caller_may_overwrite_shards_at_once(device, cuts):
+    a, b = pair(512, 512, 5000, device=device)
     expected = spamm_torch.mm(a, b, tau=0.02)
     for _ in range(3):
-        cuts = (0, 512) if one_shard else (0, 256, 512)
-        devices = [device] * (len(cuts) - 1)
-        a_shards, b_shards = cut(a.clone(), cuts, devices), cut(b.clone(), cuts, devices)
+        a_shards, b_shards = (cut(x.clone(), cuts, [device] * (len(cuts) - 1)) for x in (a, b))
         shards = spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
         for x in (*a_shards, *b_shards):
             x.fill_(float("nan"))
@@ -114,7 +132,7 @@ def test_caller_may_overwrite_shards_at_once(device, one_shard):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_gradients_are_dense(device, whole):
-    a, b = decay(300, 200, device=device), decay(200, 100, device=device, seed=1)
+    a, b = pair(300, 200, 100, device=device)
     rows = [x.clone().requires_grad_() for x in (a[:128], a[128:])]
     depths = [x.clone().requires_grad_() for x in ((b, b) if whole else (b[:64], b[64:]))]
     shards = spamm_torch.mm_shards(rows, depths, tau=0.02)
@@ -153,16 +171,23 @@ def test_errors(given, options, error, message):
         spamm_torch.mm_shards(*given, **options)
 
 
+# ---- mm(devices=) -------------------------------------------------------------------------------
+
+
 @pytest.mark.cuda
 def test_one_device_of_devices_and_errors():
     a, b = A.cuda(), B.cuda()
     with pytest.raises(ValueError, match=r"devices must be less than .*; got 99"):
         spamm_torch.mm(a, b, tau=0.1, devices=[0, 99])
     spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
-    refused = pytest.raises(RuntimeError, match="cannot be captured in a graph")
-    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
-        spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
-    a, b = decay(512, 512, device="cuda"), decay(512, 5000, device="cuda", seed=1)
+    for call in (
+        lambda: spamm_torch.mm_shards([a, a], [b, b], tau=0.1),
+        lambda: spamm_torch.mm(A, B, tau=0.1, devices=[0]),
+    ):
+        refused = pytest.raises(RuntimeError, match="cannot be captured in a graph")
+        with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+            call()
+    a, b = pair(512, 512, 5000, device="cuda")
     shared = spamm_torch.mm(a, b, tau=0.02, devices=[0])
     assert torch.equal(shared, spamm_torch.mm(a, b, tau=0.02))
 
@@ -172,24 +197,9 @@ def test_one_device_of_devices_and_errors():
 @pytest.mark.usefixtures("either_gpu_is_current")
 class TestTwoGpus:
     @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: next(iter(knob)))
-    def test_shards(self, dtype, knob):
-        a = decay(640, 512, dtype, "cuda:0")
-        b = decay(512, 5000, dtype, "cuda:0", seed=1)
-        check_shards(a, b, (0, 256, 640), (0, 192, 512), TWO_GPUS, **knob)
-
-    @pytest.mark.parametrize("block", [32, (64, 32, 128)])
-    def test_three_shards(self, block):
-        a, b = decay(500, 333, device="cuda:0"), decay(333, 4500, device="cuda:0", seed=1)
-        devices = [TWO_GPUS[1], TWO_GPUS[0], TWO_GPUS[1]]
-        check_shards(
-            a, b, (0, 128, 384, 500), (0, 256, 256, 333), devices, valid_ratio=0.2, block=block
-        )
-
-    @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: next(iter(knob)))
     @pytest.mark.parametrize("home", [0, 1])
     def test_devices(self, dtype, knob, home):
-        a = decay(1100, 512, dtype, f"cuda:{home}")
-        b = decay(512, 5000, dtype, f"cuda:{home}", seed=1)
+        a, b = pair(1100, 512, 5000, dtype, f"cuda:{home}")
         expected = spamm_torch.mm(a, b, **knob)
         for devices in ([0, 1], TWO_GPUS[::-1], [torch.device("cuda", 1 - home)]):
             c = spamm_torch.mm(a, b, **knob, devices=devices)
@@ -198,7 +208,7 @@ class TestTwoGpus:
 
     def test_a_tau_on_a_device_without_shards(self):
         """It is read after what its device's current stream does before."""
-        a, b = decay(640, 512, device="cuda:0"), decay(512, 5000, device="cuda:0", seed=1)
+        a, b = pair(640, 512, 5000, device="cuda:0")
         expected = spamm_torch.mm(a, b, tau=0.02)
         a_shards, b_shards = (cut(x, (0, 256, len(x)), TWO_GPUS[:1] * 2) for x in (a, b))
         with torch.cuda.stream(torch.cuda.Stream(TWO_GPUS[1])):
@@ -208,18 +218,19 @@ class TestTwoGpus:
         assert torch.equal(torch.cat(shards), expected)
 
     def test_gradients_of_devices(self):
-        operands = [decay(300, 256, device="cuda:0"), decay(256, 200, device="cuda:0", seed=1)]
         grads = []
         for devices in (None, [0, 1]):
-            a, b = (x.clone().requires_grad_() for x in operands)
+            a, b = (x.requires_grad_() for x in pair(300, 256, 200, device="cuda:0"))
             spamm_torch.mm(a, b, tau=0.02, devices=devices).square().sum().backward()
             grads.append((a.grad, b.grad))
         assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
 
     def test_norm_maps_as_they_lie(self):
-        a, b = decay(512, 1100, device="cuda:0").t(), decay(5000, 512, device="cuda:0", seed=1).t()
-        of = {"norm_a": a, "norm_b": b}
-        maps = {name: spamm_torch.norm_map(x.t()).t() for name, x in of.items()}
+        b, a = (x.t() for x in pair(5000, 512, 1100, device="cuda:0"))
+        maps = {
+            "norm_a": spamm_torch.norm_map(a.t()).t(),
+            "norm_b": spamm_torch.norm_map(b.t()).t(),
+        }
         shared = spamm_torch.mm(a, b, tau=0.02, devices=[0, 1], **maps)
         assert torch.equal(shared, spamm_torch.mm(a, b, tau=0.02, **maps))
 
@@ -244,13 +255,20 @@ class TestTwoGpus:
 
     def test_without_peer_access(self, monkeypatch):
         monkeypatch.setenv("SPAMM_TORCH_NO_PEER", "1")
-        a, b = decay(640, 512, device="cuda:0"), decay(512, 5000, device="cuda:0", seed=1)
+        a, b = pair(640, 512, 5000, device="cuda:0")
         check_shards(a, b, (0, 256, 640), (0, 192, 512), TWO_GPUS, tau=0.02)
         shared = spamm_torch.mm(a, b, tau=0.02, devices=[0, 1])
         assert torch.equal(shared, spamm_torch.mm(a, b, tau=0.02))
+        for knob in KNOBS[:2]:
+            check_host(*pair(640, 512, 9000), [0, 1], **knob)
+
+    def test_host_operands_on_the_second_device_and_reversed(self):
+        for devices in ([1], [1, 0]):
+            for knob in KNOBS[:2]:
+                check_host(*pair(640, 512, 9000), devices, **knob)
 
     def test_side_streams_and_operands_overwritten(self):
-        a, b = decay(2048, 2048, device="cuda:0"), decay(2048, 8192, device="cuda:0", seed=1)
+        a, b = pair(2048, 2048, 8192, device="cuda:0")
         expected = spamm_torch.mm(a, b, tau=0.02)
         cuts = (0, 1024, 2048)
         check_overwritten(
@@ -261,7 +279,7 @@ class TestTwoGpus:
         )
 
     def test_out_of_memory_names_the_device(self):
-        a, b = decay(1024, 1024, device="cuda:0"), decay(1024, 8192, device="cuda:0", seed=1)
+        a, b = pair(1024, 1024, 8192, device="cuda:0")
         a_shards, b_shards = (cut(x, (0, 512, 1024), TWO_GPUS) for x in (a, b))
         refused = pytest.raises(torch.OutOfMemoryError, match=r"bytes on cuda:1")
         with memory_limit([1], 24 * 2**20), refused:
@@ -270,22 +288,136 @@ class TestTwoGpus:
         assert torch.equal(shards[1].to("cuda:0"), spamm_torch.mm(a, b, tau=0.02)[512:])
 
 
-# ---- The op multiply_part ------------------------------------------------------------------------
+# ---- Operands in host memory --------------------------------------------------------------------
 
 
-ops = torch.ops.spamm_torch
+def check_host(a, b, devices, **options):
+    """The product of host operands, in pinned memory, against that of one device."""
+    c = spamm_torch.mm(a, b, devices=devices, **options)
+    assert c.device.type == "cpu"
+    assert c.is_pinned()
+    maps = {name: options.pop(name).cuda() for name in ("norm_a", "norm_b") if name in options}
+    on_device = spamm_torch.mm(a.contiguous().cuda(), b.contiguous().cuda(), **options, **maps)
+    assert torch.equal(c, on_device.cpu())
+    return c
 
 
-def product(device, dtype, m, k, n, block):
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "devices",
+    [[0], pytest.param([0, 1], marks=pytest.mark.multi_gpu)],
+    ids=str,
+)
+class TestHostOperands:
+    @pytest.mark.parametrize("pinned", [True, False])
+    @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: next(iter(knob)))
+    @pytest.mark.parametrize("block", [*matrices.EDGES, (64, 32, 128), (128, 64, 128)])
+    @pytest.mark.parametrize(
+        "sizes",
+        [
+            (640, 512, 17000),  # 5 stages of half types
+            *((500, 333, 9001), (129, 65, 1), (1, 1, 4500)),
+            (5120, 1024, 9216),  # of large tiles, which round float32 as parts must, too
+        ],
+    )
+    def test_bits_of_one_device(self, devices, dtype, sizes, block, knob, pinned):
+        a, b = pair(*sizes, dtype)
+        if pinned:
+            a, b = a.pin_memory(), b.pin_memory()
+        check_host(a, b, devices, **knob, block=block)
+
+    @pytest.mark.parametrize("sizes", [(0, 64, 64), (128, 0, 64), (64, 64, 0)])
+    def test_empty_products(self, devices, sizes):
+        m, k, n = sizes
+        for knob in KNOBS[:2]:
+            c = spamm_torch.mm(torch.ones(m, k), torch.ones(k, n), devices=devices, **knob)
+            assert c.shape == (m, n)
+            assert not c.any()
+
+    def test_any_strides_norm_maps_and_a_tau_that_is_a_tensor(self, devices):
+        a, b = decay(512, 640).t(), decay(1024, 5001, seed=1)[::2, 1:]
+        c = check_host(a, b, devices, tau=0.02)
+        assert torch.equal(c, spamm_torch.mm(a, b, tau=torch.tensor(0.02), devices=devices))
+        check_host(a, torch.ones(1, 4500).expand(512, 4500), devices, tau=0.02)
+        maps = {"norm_a": spamm_torch.norm_map(a), "norm_b": spamm_torch.norm_map(b).flip(1)}
+        for knob in KNOBS:
+            check_host(a, b, devices, **maps, **knob)
+            check_host(a, b, devices, norm_b=maps["norm_b"], **knob)
+        refuses(
+            RuntimeError,
+            lambda: spamm_torch.mm(a, b, tau=torch.tensor(0.02, device="cuda"), devices=devices),
+            "tau must be on the operands' device cpu",
+        )
+
+    @pytest.mark.parametrize("pinned", [True, False])
+    def test_caller_may_overwrite_operands_at_once(self, devices, pinned):
+        given = pair(2048, 1024, 9000)
+        expected = check_host(*given, devices, tau=0.02).clone()
+        for _ in range(5):
+            a, b = (x.pin_memory() if pinned else x.clone() for x in given)
+            c = spamm_torch.mm(a, b, tau=0.02, devices=devices)
+            a.fill_(float("nan"))
+            b.fill_(float("nan"))
+            assert torch.equal(c, expected)
+
+    def test_side_streams_and_several_threads(self, devices):
+        a, b = (x.pin_memory() for x in pair(640, 512, 9000))
+        expected = check_host(a, b, devices, tau=0.02).clone()
+
+        def call(_):
+            with torch.cuda.stream(torch.cuda.Stream(devices[0])):
+                return spamm_torch.mm(a, b, tau=0.02, devices=devices)
+
+        with ThreadPoolExecutor(3) as pool:
+            assert all(torch.equal(c, expected) for c in [call(0), *pool.map(call, range(3))])
+
+    # A's rows, the stages of B and those of C are more than the limit: only panels fit.
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    @pytest.mark.parametrize("pinned", [True, False])
+    def test_panels(self, devices, dtype, pinned):
+        k, n = 1024, 8192
+        m = 16384 * len(devices)
+        a, b = pair(m, k, n, dtype)
+        if pinned:
+            a, b = a.pin_memory(), b.pin_memory()
+        expected = spamm_torch.mm(a.cuda(), b.cuda(), tau=0.02).cpu()
+        a_bytes = m // len(devices) * k * a.element_size()
+        stages_of_c = 2 * m // len(devices) * 8192
+        with memory_limit(devices, (a_bytes + stages_of_c) // 2):
+            c = spamm_torch.mm(a, b, tau=0.02, devices=devices)
+        assert torch.equal(c, expected)
+
+    def test_out_of_memory_names_the_device_and_bytes(self, devices):
+        a, b = pair(256, 16384, 4096, torch.float16)
+        line = rf"host memory needs at least \d+ bytes on cuda:{devices[-1]}"
+        refused = pytest.raises(torch.OutOfMemoryError, match=line)
+        with memory_limit(devices[-1:], 64 * 2**20), refused:
+            spamm_torch.mm(a, b, tau=0.02, devices=devices)
+        check_host(a, b, devices, tau=0.02)
+
+    def test_gradients(self, devices):
+        a, b = (x.requires_grad_() for x in pair(300, 256, 200))
+        c = spamm_torch.mm(a, b, tau=0.02, devices=devices)
+        grad = torch.ones_like(c)
+        c.backward(grad)
+        torch.testing.assert_close(a.grad, grad @ b.detach().t())
+        torch.testing.assert_close(b.grad, a.detach().t() @ grad)
+
+
+# ---- Parts of a product -------------------------------------------------------------------------
+
+
+def product(device, dtype, m, k, n, block=64, batch=()):
     """Operands, their norm maps, and a threshold that skips about half of the block products."""
-    a = matrices.normal(m, k, dtype=dtype, device=device, seed=1)
-    b = matrices.normal(k, n, dtype=dtype, device=device, seed=2)
+    a = matrices.normal(*batch, m, k, dtype=dtype, device=device, seed=1)
+    b = matrices.normal(*batch, k, n, dtype=dtype, device=device, seed=2)
     norm_a, norm_b = ops.norm_maps(a, b, (block,) * 3)
     return a, b, norm_a, norm_b, spamm_torch.find_tau(norm_a, norm_b, 0.5)
 
 
-def by_parts(out, a, b, norm_a, norm_b, tau, block, row_cuts, column_cuts):
+def by_parts(out, arguments, block, row_cuts, column_cuts):
     """Writes the product to ``out``, part by part. Cuts are numbers of blocks."""
+    a, b, norm_a, norm_b, tau = arguments
     for (i, i_end), (j, j_end) in itertools.product(
         itertools.pairwise(row_cuts), itertools.pairwise(column_cuts)
     ):
@@ -294,18 +426,21 @@ def by_parts(out, a, b, norm_a, norm_b, tau, block, row_cuts, column_cuts):
         ops.multiply_part(*part, tau, (block,) * 3, out[rows, columns], whole=out.shape)
 
 
+def check_parts(arguments, block, row_cuts, column_cuts):
+    whole = ops.multiply(*arguments, (block,) * 3)
+    out = torch.full_like(whole, float("nan"))
+    by_parts(out, arguments, block, row_cuts, column_cuts)
+    assert torch.equal(out, whole)
+    return whole
+
+
 @pytest.mark.parametrize("block", matrices.EDGES)
 @pytest.mark.parametrize("sizes", [(512, 256, 640), (500, 257, 645), (300, 96, 40)])
 def test_parts_have_the_bits_of_the_whole(device, dtype, block, sizes):
-    m, k, n = sizes
-    arguments = product(device, dtype, m, k, n, block)
-    whole = ops.multiply(*arguments, (block,) * 3)
-    out = torch.full_like(whole, float("nan"))
+    m, _, n = sizes
     rows, columns = -(-m // block), -(-n // block)
-    by_parts(
-        out, *arguments, block, (0, 1, min(3, rows), rows), (0, min(2, columns), columns, columns)
-    )
-    assert torch.equal(out, whole)
+    row_cuts, column_cuts = (0, 1, min(3, rows), rows), (0, min(2, columns), columns, columns)
+    check_parts(product(device, dtype, *sizes, block), block, row_cuts, column_cuts)
 
 
 # 40 x 40 areas of 128 x 128 take large tiles, a part by itself would take small ones, and the two
@@ -313,12 +448,8 @@ def test_parts_have_the_bits_of_the_whole(device, dtype, block, sizes):
 @pytest.mark.cuda
 @pytest.mark.parametrize("block", [32, 64])
 def test_parts_take_the_tiles_of_the_whole(dtype, block):
-    arguments = product("cuda", dtype, 5120, 1024, 5120, block)
-    whole = ops.multiply(*arguments, (block,) * 3)
-    out = torch.full_like(whole, float("nan"))
-    edge = 5120 // block
-    by_parts(out, *arguments, block, (0, edge // 8, edge), (0, edge // 2, edge - 2, edge))
-    assert torch.equal(out, whole)
+    arguments, edge = product("cuda", dtype, 5120, 1024, 5120, block), 5120 // block
+    check_parts(arguments, block, (0, edge // 8, edge), (0, edge // 2, edge - 2, edge))
 
 
 # On 132 multiprocessors: 1024^3 takes one segment, and its quarter by itself would take two. 1040^3
@@ -326,14 +457,10 @@ def test_parts_take_the_tiles_of_the_whole(dtype, block):
 @pytest.mark.cuda
 @pytest.mark.parametrize(("edge", "cut"), [(1024, 512), (1040, 768)])
 def test_parts_take_the_segments_of_the_whole(edge, cut):
-    a, b, norm_a, norm_b, tau = arguments = product("cuda", torch.float64, edge, edge, edge, 64)
-    whole = ops.multiply(*arguments, (64,) * 3)
-    out = torch.full_like(whole, float("nan"))
-    cuts = (0, cut // 64, -(-edge // 64))
-    by_parts(out, *arguments, 64, cuts, cuts)
-    assert torch.equal(out, whole)
+    a, b, norm_a, norm_b, tau = arguments = product("cuda", torch.float64, edge, edge, edge)
+    blocks = cut // 64
+    whole = check_parts(arguments, 64, *[(0, blocks, -(-edge // 64))] * 2)
     if hopper_kernels_run() and torch.cuda.get_device_properties(0).multi_processor_count == 132:
-        blocks = cut // 64
         norms = norm_a[:blocks].contiguous(), norm_b[:, :blocks].contiguous()
         alone = ops.multiply(a[:cut], b[:, :cut], *norms, tau, (64,) * 3)
         assert not torch.equal(alone, whole[:cut, :cut])  # or nothing was tested
@@ -341,71 +468,54 @@ def test_parts_take_the_segments_of_the_whole(edge, cut):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_any_strides_of_the_result(device, dtype):
-    arguments = product(device, dtype, 192, 128, 192, 64)
+    arguments = product(device, dtype, 192, 128, 192)
     whole = ops.multiply(*arguments, (64, 64, 64))
     across = torch.full_like(whole, float("nan")).t()
     shifted = torch.full((192, 201), float("nan"), dtype=dtype, device=device)
     for out in (across, shifted[:, 5:197]):
-        by_parts(out, *arguments, 64, (0, 2, 3), (0, 1, 3))
+        by_parts(out, arguments, 64, (0, 2, 3), (0, 1, 3))
         assert torch.equal(out, whole)
     assert shifted[:, :5].isnan().all()
     assert shifted[:, 197:].isnan().all()
 
 
+def test_parts_of_a_batch(device, dtype):
+    """multiply(whole=): rows of C, cut at numbers of blocks; on CUDA also of large tiles."""
+    for count, m, k, n, cuts in (
+        (3, 200, 100, 90, (0, 1, 4)),
+        *([(4, 2560, 512, 2560, (0, 4, 40))] if device.type == "cuda" else []),
+    ):
+        a, b, norm_a, norm_b, tau = product(device, dtype, m, k, n, batch=(count,))
+        options = {"input": matrices.normal(n, dtype=dtype, device=device, seed=3)}
+        whole = ops.multiply(a, b, norm_a, norm_b, tau, (64, 64, 64), **options)
+        options["whole"], parts = whole.shape[1:], []
+        for first, last in itertools.pairwise(cuts):
+            operands = a[:, 64 * first : 64 * last], b, norm_a[:, first:last], norm_b
+            parts.append(ops.multiply(*operands, tau, (64, 64, 64), **options))
+        assert torch.equal(torch.cat(parts, 1), whole)
+
+
 def test_opcheck(device):
-    a, b, *rest = product(device, torch.float32, 100, 70, 130, 64)
+    block = (64, 64, 64)
+    arguments = product(device, torch.float32, 100, 70, 130)
     out = torch.zeros(100, 130, device=device)
-    opcheck(ops.multiply_part.default, (a, b, *rest, (64, 64, 64), out), {"whole": (200, 130)})
-    *arguments, input = batch(device, torch.float32, 2, 100, 70, 130)
-    opcheck(ops.multiply.default, (*arguments, (64, 64, 64)), {"whole": (200, 130), "input": input})
+    opcheck(ops.multiply_part.default, (*arguments, block, out), {"whole": (200, 130)})
+    arguments = product(device, torch.float32, 100, 70, 130, batch=(2,))
+    options = {"whole": (200, 130), "input": torch.ones(130, device=device)}
+    opcheck(ops.multiply.default, (*arguments, block), options)
 
 
 def test_bad_arguments(device):
-    a, b, *rest = product(device, torch.float32, 128, 128, 128, 64)
-    block = (64, 64, 64)
+    a, b, *rest = product(device, torch.float32, 128, 128, 128)
+    rest.append((64, 64, 64))
     with pytest.raises(RuntimeError, match=r"out must have the product's shape \[128, 128\]; got"):
-        ops.multiply_part(a, b, *rest, block, a.new_empty(128, 64), whole=(128, 128))
+        ops.multiply_part(a, b, *rest, a.new_empty(128, 64), whole=(128, 128))
     with pytest.raises(TypeError, match="out must have the operands' dtype float32; got float64"):
-        ops.multiply_part(a, b, *rest, block, a.double(), whole=(128, 128))
+        ops.multiply_part(a, b, *rest, a.double(), whole=(128, 128))
     with pytest.raises(ValueError, match=r"whole must be \(M, N\) .* at least \[128, 128\]; got"):
-        ops.multiply_part(a, b, *rest, block, torch.empty_like(a), whole=(64, 128))
+        ops.multiply_part(a, b, *rest, torch.empty_like(a), whole=(64, 128))
     with pytest.raises(ValueError, match=r"whole must be \(M, N\) .* at least \[128, 128\]; got"):
-        ops.multiply(a, b, *rest, block, whole=(64, 128))
+        ops.multiply(a, b, *rest, whole=(64, 128))
     a = a.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="multiply_part is for inference and has no gradient"):
-        ops.multiply_part(a, b, *rest, block, torch.empty_like(b), whole=(128, 128))
-
-
-# ---- multiply(whole=), for a part of a batch of products ----------------------------------------
-
-
-def batch(device, dtype, count, m, k, n):
-    """Operands, their norm maps, a threshold that skips about half, and something to add."""
-    a = matrices.normal(count, m, k, dtype=dtype, device=device, seed=1)
-    b = matrices.normal(count, k, n, dtype=dtype, device=device, seed=2)
-    norm_a, norm_b = ops.norm_maps(a, b, (64, 64, 64))
-    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
-    return a, b, norm_a, norm_b, tau, matrices.normal(n, dtype=dtype, device=device, seed=3)
-
-
-def check_parts(cuts, a, b, norm_a, norm_b, tau, input):
-    """Rows of C, cut at numbers of blocks, against the whole."""
-    whole = ops.multiply(a, b, norm_a, norm_b, tau, (64, 64, 64), input=input)
-    parts = []
-    for first, last in itertools.pairwise(cuts):
-        rows = slice(64 * first, 64 * last)
-        maps = norm_a[:, first:last], norm_b
-        size = {"whole": whole.shape[1:], "input": input}
-        parts.append(ops.multiply(a[:, rows], b, *maps, tau, (64, 64, 64), **size))
-    assert torch.equal(torch.cat(parts, 1), whole)
-
-
-def test_parts_of_a_batch(device, dtype):
-    check_parts((0, 1, 4), *batch(device, dtype, 3, 200, 100, 90))
-
-
-# The whole takes large tiles, a part by itself would take small ones, and the two round float32
-# differently.
-@pytest.mark.cuda
-def test_parts_of_a_batch_take_the_tiles_of_the_whole(dtype):
-    check_parts((0, 4, 40), *batch("cuda", dtype, 4, 2560, 512, 2560))
+        ops.multiply_part(a, b, *rest, torch.empty_like(b), whole=(128, 128))

@@ -101,32 +101,32 @@ class TestRowCuts:
         assert all(cut % 2 == 0 or cut == rows for cut in cuts)
 
     @pytest.mark.parametrize("block", [32, 64, 128, (32, 64, 128)])
-    def test_python_returns_rows(self, device, block):
+    @pytest.mark.parametrize("shape", [(13, 5, 6), (0, 3, 4), (5, 0, 4), (5, 3, 0)])
+    def test_python_returns_rows(self, device, block, shape):
         m = block if isinstance(block, int) else block[0]
-        generator = torch.Generator().manual_seed(0)
-        norm_a = torch.rand(13, 5, generator=generator).to(device)
-        norm_b = torch.rand(5, 6, generator=generator).to(device)
+        rows, depth, columns = shape
+        norm_a, norm_b = (torch.rand(x, device=device) for x in ((rows, depth), (depth, columns)))
         cuts = spamm_torch.row_cuts(norm_a, norm_b, 0.3, 3, block=block)
         multiple = max(m, 128)
         found = ops.row_work(norm_a, norm_b, host(0.3), 3, multiple // m)[1]
-        assert cuts == [m * cut for cut in found]
+        assert cuts == [m * cut for cut in found] == sorted(cuts)
         assert all(type(cut) is int for cut in cuts)
-        assert all(cut % multiple == 0 for cut in cuts[:-1])
-        assert cuts[-1] == 13 * m
-
-    @pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (5, 3, 0)])
-    def test_empty_maps(self, device, shape):
-        rows, depth, columns = shape
-        norm_a = torch.ones(rows, depth, device=device)
-        norm_b = torch.ones(depth, columns, device=device)
-        cuts = spamm_torch.row_cuts(norm_a, norm_b, 0.5, 3, block=128)
-        assert cuts == sorted(cuts)
-        assert (cuts[0], cuts[-1], len(cuts)) == (0, 128 * rows, 4)
+        assert all(cut % multiple == 0 or cut == m * rows for cut in cuts)
+        assert (cuts[0], cuts[-1], len(cuts)) == (0, m * rows, 4)
 
     def test_a_compiled_function_breaks_the_graph_there(self):
         norm_a, norm_b = torch.rand(9, 5), torch.rand(5, 6)
         compiled = torch.compile(spamm_torch.row_cuts, backend="eager")
         assert compiled(norm_a, norm_b, 0.3, 3) == spamm_torch.row_cuts(norm_a, norm_b, 0.3, 3)
+
+    @pytest.mark.parametrize("dtype", NORM_DTYPES)
+    def test_opcheck_and_maps_that_require_a_gradient(self, device, dtype):
+        norm_a, norm_b = (torch.rand(x, dtype=dtype, device=device) for x in ((5, 4), (4, 7)))
+        for tau in (host(0.5), host(0.5, dtype).to(device)):
+            opcheck(ops.row_work.default, (norm_a, norm_b, tau))
+        work, cuts = ops.row_work(norm_a.requires_grad_(), norm_b.requires_grad_(), tau, 2)
+        assert not work.requires_grad
+        assert len(cuts) == 3
 
 
 # ---- Exchange plans -----------------------------------------------------------------------------
@@ -139,67 +139,37 @@ def chunks(blocks, parts):
     return ranges + [(blocks, blocks)] * (parts - len(ranges))
 
 
-class Layout:
-    """The owners on a mesh of ranks, in blocks, and what travels, one unit at a time."""
+def traffic(valid, rows, owners, columns, stage):
+    """Blocks of B that travel, by the part of C's rows, the owner and the part of C's columns."""
+    parts = map(enumerate, (rows, owners, columns))
+    for (row, taken), (owner, owned), (column, within) in itertools.product(*parts):
+        if owner != row:
+            needed = valid[slice(*taken), slice(*owned), slice(*within)].any(0)
+            units = needed.split(stage, 1)
+            yield row, owner, column, sum(int(unit.any(1).sum()) * unit.shape[1] for unit in units)
 
-    def __init__(self, valid, row_cuts, b_cuts, mesh):
-        self.valid = valid  # (MB, KB, NB)
-        self.mesh_rows, self.mesh_columns = mesh
-        _, depth, columns = valid.shape
-        self.rows = list(itertools.pairwise(row_cuts))
-        self.columns = chunks(columns, self.mesh_columns)
-        self.a_depth = chunks(depth, self.mesh_columns)
-        self.b_depth = list(itertools.pairwise(b_cuts)) if b_cuts else chunks(depth, self.mesh_rows)
 
-    def ranks(self):
-        return itertools.product(range(self.mesh_rows), range(self.mesh_columns))
-
-    def rank(self, row, column):
-        return row * self.mesh_columns + column
-
-    def travelling_b(self, stage):
-        """(source, destination, blocks) of each unit of B."""
-        for row, column in self.ranks():
-            first, last = self.columns[column]
-            for source, (begin, end) in enumerate(self.b_depth):
-                if source == row:
-                    continue
-                for k, left in itertools.product(range(begin, end), range(first, last, stage)):
-                    right = min(left + stage, last)
-                    unit = self.valid[slice(*self.rows[row]), k, left:right]
-                    if unit.any():
-                        yield self.rank(source, column), self.rank(row, column), right - left
-
-    def travelling_a(self, stage):
-        """(source, destination, blocks) of each unit of A."""
-        for row, column in self.ranks():
-            first, last = self.rows[row]
-            for source, (begin, end) in enumerate(self.a_depth):
-                if source == column:
-                    continue
-                for k, top in itertools.product(range(begin, end), range(first, last, stage)):
-                    bottom = min(top + stage, last)
-                    unit = self.valid[top:bottom, k, slice(*self.columns[column])]
-                    if unit.any():
-                        yield self.rank(row, source), self.rank(row, column), bottom - top
-
-    def bytes(self, block, itemsize):
-        m, k, n = block
-        send = [[0] * (self.mesh_rows * self.mesh_columns) for _ in self.ranks()]
-        stages = (self.stage(self.columns, n), self.stage(self.rows, m))
-        for source, destination, blocks in self.travelling_b(stages[0]):
-            send[source][destination] += blocks * k * n * itemsize
-        for source, destination, blocks in self.travelling_a(stages[1]):
-            send[source][destination] += blocks * m * k * itemsize
-        return send
-
-    def stage(self, ranges, edge):
-        return planning.stage_blocks(max(end - begin for begin, end in ranges), edge)
-
-    def work(self):
-        for row, column in self.ranks():
-            products = self.valid[slice(*self.rows[row]), :, slice(*self.columns[column])]
-            yield (1000 * int(products.sum()) + 6 * products.numel()) / 1000
+def sent(valid, row_cuts, b_cuts, mesh, block, itemsize, stage=None):
+    """Bytes from rank to rank on a mesh: units of B along its columns, of A along its rows."""
+    mesh_rows, mesh_columns = mesh
+    m, k, n = block
+    _, depth, width = valid.shape
+    rows, columns = list(itertools.pairwise(row_cuts)), chunks(width, mesh_columns)
+    b_owners = list(itertools.pairwise(b_cuts)) if b_cuts else chunks(depth, mesh_rows)
+    stages = [
+        stage or planning.stage_blocks(max(end - begin for begin, end in ranges), edge)
+        for ranges, edge in ((columns, n), (rows, m))
+    ]
+    send = [[0] * (mesh_rows * mesh_columns) for _ in range(mesh_rows * mesh_columns)]
+    for row, owner, column, blocks in traffic(valid, rows, b_owners, columns, stages[0]):
+        places = (owner * mesh_columns + column, row * mesh_columns + column)
+        send[places[0]][places[1]] += blocks * k * n * itemsize
+    turned, a_owners = valid.permute(2, 1, 0), chunks(depth, mesh_columns)
+    for column, owner, row, blocks in traffic(turned, columns, a_owners, rows, stages[1]):
+        places = (row * mesh_columns + owner, row * mesh_columns + column)
+        send[places[0]][places[1]] += blocks * m * k * itemsize
+    work = [valid[slice(*r), :, slice(*c)] for r, c in itertools.product(rows, columns)]
+    return send, [(1000 * int(x.sum()) + 6 * x.numel()) / 1000 for x in work]
 
 
 MESHES = [(1, 1), (2, 1), (1, 2), (3, 1), (4, 1), (2, 2), (1, 4), (2, 3)]
@@ -229,14 +199,11 @@ class TestExchangePlan:
             *maps, tau, [m * cut for cut in cuts], mesh, b_cuts=rows_of_b, block=block
         )
         valid = ~(norm_a[:, :, None] * norm_b[None] < tau)
-        layout = Layout(valid, cuts, b_cuts, mesh)
-        dense = Layout(torch.ones_like(valid), cuts, b_cuts, mesh)
-        itemsize = dtype.itemsize
-        assert plan.send == layout.bytes(block, itemsize)
-        assert plan.dense_send == dense.bytes(block, itemsize)
+        of = cuts, b_cuts, mesh, block, dtype.itemsize
+        assert (plan.send, plan.work) == sent(valid, *of)
+        assert plan.dense_send == sent(torch.ones_like(valid), *of)[0]
         assert plan.bytes == sum(map(sum, plan.send))
         assert plan.dense_bytes == sum(map(sum, plan.dense_send))
-        assert plan.work == list(layout.work())
         assert plan.dtype == dtype
         assert plan.mesh_shape == mesh
 
@@ -269,9 +236,8 @@ class TestExchangePlan:
         last = 64 * rows
         plan = exchange_plan(norm_a, norm_b, 0.0, [0, last, last, last], mesh)
         assert plan.bytes == plan.dense_bytes
-        assert plan.send == Layout(
-            torch.ones(rows, depth, columns, dtype=torch.bool), [0, rows, rows, rows], None, mesh
-        ).bytes((64, 64, 64), 4)
+        valid = torch.ones(rows, depth, columns, dtype=torch.bool)
+        assert plan.send == sent(valid, [0, rows, rows, rows], None, mesh, (64, 64, 64), 4)[0]
         assert str(plan)
 
     def test_prints_a_table(self):
@@ -382,38 +348,17 @@ def test_exchange_plan_of_stored_blocks(dtype):
     maps = [x.to_sparse_csr() for x in (norm_a, norm_b)]
     cuts, owners, tau = [0, 64, 64, 160, 224], [0, 96, 128, 128, 160], 0.075
     found = exchange_plan(*maps, tau, cuts, b_cuts=owners, block=32)
-    rows, columns = norm_b.nonzero(as_tuple=True)
-    for rank, (begin, end) in enumerate(itertools.pairwise(cuts)):
-        part = norm_a[begin // 32 : end // 32, rows]  # (block rows of A, stored blocks of B)
-        valid = ~(part * norm_b[rows, columns] < tau) & (part != 0)
-        assert torch.equal(found.need[0][rank, :, 0], valid.any(0))
-        assert found.work[rank] == valid.sum()
-        everything = (part != 0).any(0)
-        for source, (first, last) in enumerate(itertools.pairwise(owners)):
-            here = (first <= rows * 32) & (rows * 32 < last) & torch.tensor(source != rank)
-            size = 32 * 32 * dtype.itemsize
-            assert found.send[source][rank] == (valid.any(0) & here).sum() * size
-            assert found.dense_send[source][rank] == (everything & here).sum() * size
+    stored = (norm_a != 0)[:, :, None] & (norm_b != 0)
+    valid = stored & ~(norm_a[:, :, None] * norm_b < tau)
+    of = [x // 32 for x in cuts], [x // 32 for x in owners], (4, 1), (32, 32, 32), dtype.itemsize
+    assert (found.send, found.dense_send) == tuple(
+        sent(x, *of, stage=1)[0] for x in (valid, stored)
+    )
+    for rank, (begin, end) in enumerate(itertools.pairwise(of[0])):
+        needed = valid[begin:end].any(0)[norm_b != 0]
+        assert torch.equal(found.need[0][rank, :, 0], needed)
+        assert found.work[rank] == valid[begin:end].sum()
     assert (found.stages, found.need_a, 0 < found.bytes < found.dense_bytes) == (1, [], True)
     assert str(found).count("\n") == 5
     with pytest.raises(ValueError, match=r"a line of ranks; got block \(32, 32, 32\) and mesh"):
         exchange_plan(*maps, tau, [0, 96, 224], (2, 2), block=32)
-
-
-# ---- The ops ------------------------------------------------------------------------------------
-
-
-class TestOps:
-    @pytest.mark.parametrize("dtype", NORM_DTYPES)
-    def test_opcheck(self, device, dtype):
-        norm_a = torch.rand(5, 4, dtype=dtype, device=device)
-        norm_b = torch.rand(4, 7, dtype=dtype, device=device)
-        for tau in (host(0.5), host(0.5, dtype).to(device)):
-            opcheck(ops.row_work.default, (norm_a, norm_b, tau))
-
-    def test_maps_that_require_a_gradient(self, device):
-        norm_a = torch.rand(5, 4, device=device, requires_grad=True)
-        norm_b = torch.rand(4, 7, device=device, requires_grad=True)
-        work, cuts = ops.row_work(norm_a, norm_b, host(0.5), 2)
-        assert not work.requires_grad
-        assert len(cuts) == 3

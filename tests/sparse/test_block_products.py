@@ -4,7 +4,6 @@ Random patterns are held to the oracle by the fuzzer, of which tests/robustness 
 """
 
 import functools
-import itertools
 import math
 
 import block_patterns as patterns
@@ -156,10 +155,9 @@ def test_spoilt_blocks_reach_no_others(device, edge, dtype, spoilt):
     assert torch.equal(x[kept], y[kept])
 
 
-@pytest.mark.parametrize("edge", [32, 64])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_no_products(device, edge, dtype, symmetric):
-    a = patterns.symmetric(patterns.matrix("random", 4, 4, edge, dtype, device=device))
+def test_no_products(device, dtype, symmetric):
+    a = patterns.symmetric(patterns.matrix("random", 4, 4, 32, dtype, device=device))
     knob = {"tau": math.inf, "symmetric": symmetric, "return_norms": True}
     found, norms = spamm_torch.addmm(a, a, a, beta=2.0, **knob)
     assert torch.equal(found.to_dense(), 2 * a.to_dense())
@@ -290,16 +288,6 @@ def test_values_that_are_views():
     assert torch.equal(spamm_torch.norm_map(view).values(), spamm_torch.norm_map(a).values())
 
 
-def test_empty_matrices():
-    for m, k, n in itertools.product((0, 2), repeat=3):
-        a, b = patterns.matrix("none", m, k, 32), patterns.matrix("none", k, n, 32)
-        c, info = spamm_torch.mm(a, b, tau=1.0, return_info=True)
-        assert c.shape == (32 * m, 32 * n)
-        assert c._nnz() == 0
-        assert info.valid_ratio == 1
-        assert info.error_bound == 0
-
-
 def outer(blocks):
     """A column and a row of blocks, all of them one in memory, whose product is full."""
     one = torch.ones(1, 1, 1, dtype=torch.float64).expand(blocks, 128, 128)
@@ -318,10 +306,8 @@ def test_memory_that_does_not_suffice():
     (a, norm_a), (b, norm_b) = outer(4000)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         spamm_torch.mm(a, b, tau=1.0, norm_a=norm_a, norm_b=norm_b)
-    assert (
-        "mm needs 2,097,792,000,000 bytes for 16,000,000 blocks and 16,000,000 products; got "
-        in (str(caught.value))
-    )
+    needs = "mm needs 2,097,792,000,000 bytes for 16,000,000 blocks and 16,000,000 products; got "
+    assert needs in str(caught.value)
     assert str(caught.value).endswith(" blocks would fit")
     with pytest.raises(torch.OutOfMemoryError, match="plan needs"):
         sparse.plan(a, b, tau=1.0, norm_a=norm_a, norm_b=norm_b)
@@ -345,16 +331,14 @@ def test_products_in_strips(pattern, edge, dtype, symmetric, added, most, device
         b = a
     options = {"symmetric": symmetric, "return_norms": True, "return_info": True}
     scale = {"beta": 0.5, "alpha": -2.0} if added else {"alpha": 1}
+    left, right, input = (read(m, "a", "mm") for m in (a, b, x))
     for knob, drop in (({"max_error": 1e-2}, math.inf), ({"tau": 0.1}, 0.3)):
-        if added:
-            c, norms, info = spamm_torch.addmm(x, a, b, drop=drop, **scale, **knob, **options)
-        else:
-            c, norms, info = spamm_torch.mm(a, b, drop=drop, **knob, **options)
-        left, right, input = (read(m, "a", "mm") for m in (a, b, x))
-        input = input if added else None
+        given = {"drop": drop} | knob | options
+        calls = functools.partial(spamm_torch.addmm, x, **scale), spamm_torch.mm
+        c, norms, info = calls[not added](a, b, **given)
         given = {"input": x if added else None, "symmetric": symmetric, "tau": info.tau}
         plan = sparse.plan(a, b, **given)
-        of_strips = strips.Strips("mm", plan, left, right, input, **scale)
+        of_strips = strips.Strips("mm", plan, left, right, input if added else None, **scale)
         kept, values, bound = of_strips.product(drop, knob.get("max_error"))
         assert kept.has_pattern_of(read(c, "c", "mm"))
         assert torch.equal(values, c.values())

@@ -11,7 +11,7 @@ from processes import FORKS
 from study_tools import (
     assert_consistent,
     assert_golden,
-    assert_resumes,
+    assert_three_files,
     outline,
     run_bench,
     run_script,
@@ -24,7 +24,6 @@ import spamm_torch
 from cases import mm, multi_gpu, networks, shapes
 from cases.multi_gpu import LAYOUTS, PEERS
 from cases.networks import CANDIDATES
-from common import measuring
 from common.machine import TOLERANCE
 from common.operands import DATA, operands
 from models.files import UserError
@@ -62,23 +61,45 @@ def fast():
 # ---- All benchmarks -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("case", "module", "measure", "arguments"),
-    [
-        ("mm", mm, "bench_operands", "--sizes 64 100 128 --precisions float32 --ratios 1 0.5"),
-        # A cell, its peer, and what the host takes.
-        ("multi_gpu", measuring, "attempt", "--sizes 256 --data decay --layouts R --ratios 0.5"),
-        (
-            *("networks", networks, "measure_network"),
-            "--networks tiny --batches 1 2 3 --candidates dense ours",
-        ),
-    ],
-)
-def test_an_interrupted_run_goes_on(
-    case, module, measure, arguments, tmp_path, capsys, monkeypatch
-):
-    given = (*arguments.split(), "--repeats", 1)
-    assert_resumes(case, module, measure, given, tmp_path, 3, capsys, monkeypatch)
+def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
+    """Stopped in its second cell it leaves the first; the same command measures the others."""
+    given = ("mm", "--device", "cpu", "--sizes", 64, 100, 128, "--precisions", "float32")
+    given += ("--out", tmp_path, "--name", "small")
+    whole, calls, journal = mm.bench_operands, [], tmp_path / "small.partial.json"
+
+    def run(interrupted_at, *more):
+        def measure(*of_cell, **rest):
+            if len(calls) == interrupted_at:
+                raise KeyboardInterrupt
+            calls.append(of_cell)
+            return whole(*of_cell, **rest)
+
+        calls.clear()
+        monkeypatch.setattr(mm, "bench_operands", measure)
+        return run_script(bench.main, capsys, *given, *more)
+
+    code, _, lines = run(1, "--repeats", 1)
+    assert code == 130
+    assert lines == [
+        f"interrupted: finished groups are in {journal}; the same command goes on from there"
+    ]
+    assert list(tmp_path.iterdir()) == [journal]
+    first = json.loads(journal.read_text())["groups"]
+
+    code, _, lines = run(None, "--repeats", 9)
+    assert code == 1
+    assert lines[0].startswith("error: expected repeats")
+    assert json.loads(journal.read_text())["groups"] == first
+
+    code, printed, _ = run(None, "--repeats", 1)
+    assert (code, len(calls)) == (0, 2)
+    assert f"resumed from {journal} at 1 of 3" in printed.replace("\n", "")
+    assert_three_files(tmp_path)
+
+    run(1, "--repeats", 1)
+    assert run(None, "--repeats", 1, "--fresh")[0] == 0
+    assert len(calls) == 3
+    assert_three_files(tmp_path)
 
 
 def test_shapes_that_nobody_chose(tmp_path):
@@ -110,27 +131,11 @@ def test_block_sparse_products_and_density_matrices(tmp_path):
         assert row["stored_x"] <= -(-row["n"] // 64)
 
 
-WRONG = "conv --device cpu --groups resnet50 --layers res7-reduce --batches 64 --ratios 1"
-
-
-@pytest.mark.parametrize(
-    ("gpus", "arguments", "words"),
-    [
-        (0, "mm --device cuda", "expected a CUDA device; torch finds none"),
-        (0, "conv --groups large --layers conv21", "--groups large; got conv21"),
-        (0, "networks --modes graph", "--modes eager on a CPU; got CUDA graph"),
-        (1, "multi_gpu", "expected 2 CUDA devices, one a part; got 1"),
-        (0, f"{WRONG} --repeats 1", "wrong result for res7-reduce, batch 64"),
-    ],
-)
-def test_what_cannot_be_measured(capsys, monkeypatch, tmp_path, gpus, arguments, words):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setitem(TOLERANCE, "float32", -1.0)
-    given = [{"graph": "CUDA graph"}.get(word, word) for word in arguments.split()]
-    code, _, lines = run_script(bench.main, capsys, *given, "--out", tmp_path)
-    assert (code, len(lines)) == (1, 1)
-    assert words in lines[0]
+def test_fewer_gpus_than_parts(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(UserError, match=r"^expected 2 CUDA devices, one a part; got 1"):
+        run_bench("multi_gpu", tmp_path, device="cuda")
     assert not list(tmp_path.iterdir())
 
 

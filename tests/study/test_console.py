@@ -4,23 +4,23 @@ import importlib
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from processes import forked, python
-from study_tools import assert_golden, golden, run_script
+from study_tools import assert_golden, golden
 
 import check_budget
 import mutate
-import sanitize
 from bench import CASES
 from cases.conv import NAMES
 from common import console
 from common.console import Steps, make_console
+from common.machine import TOLERANCE
 from models.files import UserError, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,17 +80,14 @@ def test_imports_that_end_early_say_one_line(module, ends, line, tmp_path):
     assert run.stdout.startswith("Benchmarks: " if ends == 1 else "")
 
 
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
+def test_an_exception_is_said_in_a_line():
+    for message, said in (
         ("\n  one  \n", "one"),
-        ("it raised:\n\nCppCompileError: no header\nmore", "it raised: CppCompileError: no header"),
+        ("it raised:\n\nCompileError: no header\nmore", "it raised: CompileError: no header"),
         ("it failed:", "it failed:"),
         ("", "ValueError"),
-    ],
-)
-def test_an_exception_is_said_in_a_line(message, said):
-    assert first_line(ValueError(message)) == said
+    ):
+        assert first_line(ValueError(message)) == said
 
 
 # ---- Progress -----------------------------------------------------------------------------------
@@ -130,20 +127,15 @@ MAINS += [f"bench {case}" for case in CASES]
 NO_DEFAULT = ("-h, --help", "--fresh", "--cold", "--soak")
 
 
-def ended(script, *arguments):
-    """The exit status of a command that its options end."""
-    with pytest.raises(SystemExit) as end:
-        importlib.import_module(script).main([*arguments])
-    return end.value.code
-
-
 @pytest.mark.parametrize("name", sorted(MAINS))
 def test_help(name, monkeypatch, capsys):
     """Each option has a text, which names its default."""
     monkeypatch.setenv("COLUMNS", "200")
-    assert ended(*name.split(), "--help") == 0
+    script, *case = name.split()
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(script).main([*case, "--help"])
     text, errors = capsys.readouterr()
-    assert errors == ""
+    assert (end.value.code, errors) == (0, "")
     options = re.split(r"\n  (?=-)", text[text.index("\noptions:") :])[1:]
     assert any(option.startswith("-h, --help") for option in options)
     for option in options:
@@ -156,23 +148,30 @@ def test_help(name, monkeypatch, capsys):
             assert len(re.findall(rf"(?<![\w-]){layer}(?![\w-])", text)) == 1
 
 
-def test_options_out_of_range(tmp_path, monkeypatch, capsys):
-    """Those that the golden file has: one line, exit status 2, and no file."""
+def test_what_is_refused(tmp_path, monkeypatch, capsys):
+    """Of each command that the golden file has one line, and no file; the exit status is 2 where an
+    option by itself is wrong, else 1. Here is no GPU, and no result is right.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    lines = dict.fromkeys(golden("options"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for precision in TOLERANCE:
+        monkeypatch.setitem(TOLERANCE, precision, -1.0)
+    lines = dict.fromkeys(golden("refused"))
     for command in lines:
-        assert ended(*command.split()) == 2
-        line = capsys.readouterr().err.splitlines()[-1].partition("error: ")[2]
-        lines[command] = line.partition(" (choose")[0]  # which Python's versions say apart
-    assert_golden("options", lines)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so_in_one_line(capfd):
-    line = "error: expected a CUDA device; torch finds none"
-    assert run_script(sanitize.main, capfd) == (1, "", [line])
+        script, *given = shlex.split(command)
+        main = importlib.import_module(script).main
+        try:
+            code = console.exit_code(lambda main=main, given=given: main(given))
+        except SystemExit as end:
+            code = end.code
+        *usage, line = capsys.readouterr().err.splitlines()
+        assert code == (2 if usage else 1), command
+        line = line.partition("error: ")[2]
+        # Python's versions say choices apart, and machines errors.
+        lines[command] = re.split(r" \(choose|, tau |: expected an error", line)[0]
+    assert_golden("refused", lines)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_help_from_another_folder_without_cuda():

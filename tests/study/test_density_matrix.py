@@ -30,12 +30,16 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_numbers(folder):
+def test_the_numbers(folder, tmp_path, capsys):
+    """They keep their digits on 80 columns."""
     assert_three_files(folder)
     [run] = results.load(folder / "small.json")["runs"]
     sizes = {"functions": 200, "electrons": 200, "atoms": 200, "block": 32}
     assert sizes.items() <= run["header"].items()
     assert "examples/density_matrix.py --device cpu --chain 200" in run["header"]["command"]
+    results.finish(tmp_path / "small", "T", run, Console(width=80, highlight=False))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
     methods, steps = run["tables"]["density matrix"], {}
     for row in run["tables"]["density matrix, iterations"]:
         steps.setdefault(row["method"], []).append(row)
@@ -86,12 +90,6 @@ def test_the_density_matrix_of_real_matrices(tmp_path, capsys):
     expected = problem.density
     assert torch.linalg.vector_norm(found - expected) < 1e-4 * torch.linalg.vector_norm(expected)
     assert (found * problem.overlap).sum().item() == pytest.approx(problem.electrons, abs=1e-6)
-
-
-def test_a_model_cluster(tmp_path):
-    problem = sources.waters(4, "STO-3G", 0)
-    assert (problem.atoms, problem.electrons, len(problem.fock)) == (12, 40, 28)
-    assert tuple(BASES) == sources.BASES
 
 
 @pytest.mark.parametrize("source", [("--waters", "20"), ("--ergo", "water 6-31G")])
@@ -153,26 +151,7 @@ def test_it_runs_with_torch_alone(tmp_path):
     assert results.load(tmp_path / "density_matrix.json")["runs"]
 
 
-def test_the_table_keeps_its_digits_on_80_columns(folder, capsys, tmp_path):
-    [run] = results.load(folder / "small.json")["runs"]
-    results.finish(tmp_path / "small", "T", run, Console(width=80, highlight=False))
-    shown = capsys.readouterr().out
-    assert "…" not in shown
-    for method in run["tables"]["density matrix"]:
-        assert f" {method['energy_error']:.1e} " in shown
-
-
 # ---- Bad input ----------------------------------------------------------------------------------
-
-
-def refused(tmp_path, capsys, *arguments):
-    """The one line with which main refuses the arguments; it writes no file."""
-    out = tmp_path / "out"
-    arguments = ["--device", "cpu", "--out", str(out), *map(str, arguments)]
-    assert exit_code(lambda: density_matrix.main(arguments)) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert not any(out.rglob("*"))
-    return line.removeprefix("error: ")
 
 
 GOOD = {"fock": np.diag([-1.0, 0, 1, 2]), "overlap": np.eye(4), "electrons": 4, "atoms": 2}
@@ -190,12 +169,8 @@ GOOD = {"fock": np.diag([-1.0, 0, 1, 2]), "overlap": np.eye(4), "electrons": 4, 
         ({"overlap": np.eye(3)}, "expected fock and overlap of one size; got 4 x 4 and 3 x 3"),
         ({"overlap": np.triu(np.ones((4, 4)))}, "expected overlap to be symmetric; got entries"),
         ({"density": np.ones((3, 4))}, "expected density as a square matrix; got 3 x 4"),
-        (
-            {"overlap": -np.eye(4)},
-            "expected a positive definite matrix; got one with a diagonal block",
-        ),
-        ({"electrons": 3}, "expected an even number of electrons from 2 to 6, for 4 functions; "),
-        ({"electrons": 8}, "expected an even number of electrons from 2 to 6, for 4 functions; "),
+        ({"overlap": -np.eye(4)}, "expected a positive definite matrix; got one with a diagonal "),
+        *(({"electrons": x}, "expected an even number of electrons from 2 to 6, ") for x in (3, 8)),
         ({"electrons": None}, "expected electrons in the .npz file or --electrons; got none in "),
         ({"electrons": np.ones(2)}, "expected real numbers in {path}; got: "),
         ({"electrons": np.array(2.7)}, "expected real numbers in {path}; got: 2.7 for a whole"),
@@ -208,43 +183,24 @@ def test_matrices_that_do_not_fit(arrays, words, tmp_path, capsys):
     path = tmp_path / "given.npz"
     given = {name: array for name, array in (GOOD | arrays).items() if array is not None}
     np.savez(path, **given)
-    assert refused(tmp_path, capsys, "--matrices", path).startswith(words.format(path=path))
+    given = ["--device", "cpu", "--matrices", str(path), "--out", str(tmp_path / "out")]
+    assert exit_code(lambda: density_matrix.main(given)) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {words.format(path=path)}")
+    assert not any((tmp_path / "out").rglob("*"))
 
 
-def test_matrices_of_ones_own_and_of_ergos(tmp_path):
+def test_matrices_of_ones_own_of_ergos_and_of_a_model(tmp_path):
     path = tmp_path / "given.npz"
     np.savez(path, **GOOD)
     problem = sources.from_file(path, None)
     assert (problem.name, problem.electrons, problem.atoms) == ("given", 4, 2)
     assert sources.from_file(path, 2).electrons == 2
-    problem, expected = (
-        sources.from_file(FOLDER / FILES["default"], None),
-        sources.embedded("default"),
-    )
+    problem = sources.from_file(FOLDER / FILES["default"], None)
+    expected = sources.embedded("default")
     assert torch.equal(problem.fock, expected.fock)
     assert torch.equal(problem.overlap, expected.overlap)
     assert (problem.electrons, problem.atoms) == (expected.electrons, expected.atoms)
-
-
-def test_files_that_are_missing_or_damaged(tmp_path, capsys):
-    """tests/robustness/test_hostile_files.py has more that are damaged."""
-    path = tmp_path / "given.npz"
-    line = refused(tmp_path, capsys, "--matrices", path)
-    assert line == f"cannot read {path}: No such file or directory"
-    path.write_text("no matrices")
-    line = refused(tmp_path, capsys, "--matrices", path)
-    assert line == f"expected an .npz file of plain arrays; got {path}"
-    assert refused(tmp_path, capsys, "--ergo", "gold").endswith("got gold")
-
-
-def test_options_that_do_not_fit(tmp_path, capsys, monkeypatch):
-    line = refused(tmp_path, capsys, "--chain", 64, "--density", tmp_path)
-    assert line == f"expected a file for --density; got the folder {tmp_path}"
-    line = refused(tmp_path, capsys, "--chain", 64, "--electrons", 63)
-    assert line.endswith("electrons from 2 to 126, for 64 functions; got 63")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    line = refused(tmp_path, capsys, "--device", "cuda")
-    assert line == "expected a CUDA device; torch finds none"
-    (tmp_path / "file").touch()
-    line = refused(tmp_path, capsys, "--chain", 64, "--out", tmp_path / "file" / "in")
-    assert str(tmp_path / "file") in line
+    problem = sources.waters(4, "STO-3G", 0)
+    assert (problem.atoms, problem.electrons, len(problem.fock)) == (12, 40, 28)
+    assert tuple(BASES) == sources.BASES

@@ -131,16 +131,6 @@ def test_files_of_something_else(content, tmp_path, capsys):
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_files_that_are_missing(tmp_path, capsys):
-    path = tmp_path / "products.json"
-    for call in (lambda: plot_results.main([str(path)]), lambda: plot_results.load(tmp_path)):
-        assert exit_code(call) == 1
-        [line] = capsys.readouterr().err.splitlines()
-        assert line == f"error: cannot read {path}: No such file or directory"
-    with pytest.raises(UserError, match="expected one page for --add; got 0"):
-        plot_results.main(["--add", str(path)])
-
-
 def test_what_is_found_is_said_in_a_line():
     rows = [row(n, speedup) for n, speedup in ((1024, 2.0), (2048, 4.0), (4096, 9.0))]
     rows += [row(1024, 0.5) | {"ratio": 1.0}, {**row(8192, None), "absent": "no memory"}]
@@ -173,23 +163,19 @@ def test_a_group_is_on_disk_at_once_and_not_measured_again(tmp_path):
     assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_other_settings_are_refused(tmp_path):
+    Journal(tmp_path, "mm", SETTINGS).measured("a", lambda: 1)
+    for settings, words in (
         (SETTINGS | {"repeats": 4}, "expected repeats 3, as in .*; got 4: give the same options"),
         (SETTINGS | {"cold": True}, "expected cold null, .*; got true"),
         ({"device": "a machine"}, "expected repeats 3, .*; got null"),
-    ],
-)
-def test_other_settings_are_refused(tmp_path, settings, words):
-    Journal(tmp_path, "mm", SETTINGS).measured("a", lambda: 1)
-    with pytest.raises(UserError, match=words):
-        Journal(tmp_path, "mm", settings)
+    ):
+        with pytest.raises(UserError, match=words):
+            Journal(tmp_path, "mm", settings)
     assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 1
 
 
 def test_an_interrupt_before_a_group_is_finished_says_so(tmp_path):
-    """study_tools.assert_resumes has what is said behind one."""
     line = "^no group of measurements was finished; the same command"
     with pytest.raises(KeyboardInterrupt, match=line), Journal(tmp_path, "mm", SETTINGS):
         raise KeyboardInterrupt

@@ -35,24 +35,20 @@ def test_geometry(molecules):
     np.testing.assert_allclose(lengths, 0.96, rtol=1e-12)
     angles = np.degrees(np.arccos((bonds[:, 0] * bonds[:, 1]).sum(1) / lengths.prod(1)))
     np.testing.assert_allclose(angles, 104.5, rtol=1e-9)
+    np.testing.assert_allclose(np.linalg.det(cluster.frames), 1, rtol=1e-12)
+    turned = molecule() @ cluster.frames.swapaxes(1, 2) * BOHR
+    np.testing.assert_allclose(atoms - atoms[:, :1], turned, atol=1e-12)
+    assert molecules < 20 or np.abs(cluster.frames.mean(0)).max() < 0.5  # in all directions
     apart = torch.pdist(torch.from_numpy(atoms[:, 0]))
     assert (apart >= SPACING - 2 * JITTER).all()
     assert cluster.symbols == ("O", "H", "H") * molecules
     assert cluster.electrons == 10 * molecules
-
-
-def test_frames_turn_the_molecule():
-    cluster = water_cluster(20)
-    np.testing.assert_allclose(np.linalg.det(cluster.frames), 1, rtol=1e-12)
-    atoms = cluster.positions.reshape(-1, 3, 3)
-    turned = molecule() @ cluster.frames.swapaxes(1, 2)
-    np.testing.assert_allclose(atoms - atoms[:, :1], turned, atol=1e-12)
-    assert np.abs(cluster.frames.mean(0)).max() < 0.5  # in all directions
-
-
-def test_a_seed_is_a_cluster():
-    assert np.array_equal(water_cluster(30, 5).positions, water_cluster(30, 5).positions)
-    assert not np.array_equal(water_cluster(30, 5).positions, water_cluster(30, 6).positions)
+    assert np.array_equal(
+        water_cluster(molecules, 5).positions, water_cluster(molecules, 5).positions
+    )
+    assert not np.array_equal(water_cluster(molecules, 5).positions, cluster.positions)
+    for basis, counts in {"STO-3G": [5, 1, 1], "6-31G": [9, 2, 2], "6-31G**": [14, 5, 5]}.items():
+        assert np.bincount(function_atoms(cluster, basis)).tolist() == counts * molecules
 
 
 def test_it_is_a_drop_in_spatial_order():
@@ -63,14 +59,6 @@ def test_it_is_a_drop_in_spatial_order():
     assert radius < 1.3 * SPACING * (200 / (4 / 3 * np.pi)) ** (1 / 3)  # that of a ball
     order = spamm_torch.sparse.spatial_order(atoms, torch.arange(600) // 3)
     assert torch.equal(order, torch.arange(600))
-
-
-def test_functions_of_an_atom():
-    cluster = water_cluster(2)
-    for basis, functions in {"STO-3G": (5, 1), "6-31G": (9, 2), "6-31G**": (14, 5)}.items():
-        oxygen, hydrogen = functions
-        counts = np.bincount(function_atoms(cluster, basis))
-        assert counts.tolist() == [oxygen, hydrogen, hydrogen] * 2
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -89,14 +77,11 @@ def test_overlaps_of_a_part_are_a_part_of_the_overlaps(monkeypatch):
     torch.testing.assert_close(few, whole[chosen][:, :, chosen], rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("basis", BASES)
-def test_the_model_of_one_molecule_is_ergos(basis):
-    known = load(f"water {basis}")
-    found = model_fock(known.cluster, basis, known.overlap)
-    torch.testing.assert_close(found, known.fock, rtol=0, atol=1e-12)
-
-
-def test_the_model_is_near_ergos():
+def test_the_model_is_ergos_of_one_molecule_and_near_it():
+    for basis in BASES:
+        known = load(f"water {basis}")
+        found = model_fock(known.cluster, basis, known.overlap)
+        torch.testing.assert_close(found, known.fock, rtol=0, atol=1e-12)
     known = load()
     found = model_fock(known.cluster, known.basis, known.overlap)
     assert torch.equal(found, found.T)
@@ -147,42 +132,24 @@ def test_block_sparse_matrices_are_the_dense_ones(device, monkeypatch, basis, mo
             assert (given._nnz() < 0.8 * (len(dense) // block) ** 2) == (drop > 0)
 
 
-def test_near_pairs_by_brute_force():
-    cluster = water_cluster(300)
-    atoms = torch.from_numpy(cluster.positions).view(-1, 3, 3)
-    i, j = overlaps.near_pairs(atoms, "STO-3G", slice(50, 90), far=6)
-    found = torch.zeros(300, 300, dtype=torch.bool).index_put((i, j), torch.tensor(True))
-    assert len(i) == found.sum() < 300 * 40
-    apart = torch.cdist(atoms.flatten(0, 1), atoms.flatten(0, 1)).view(300, 3, 300, 3).amin((1, 3))
-    near = apart <= (2 * 6 / 0.1688554) ** 0.5  # hydrogen's widest Gaussian
-    assert not (near & ~found)[50:90].any()
-    assert not found[:50].any()
-    assert not found[90:].any()
-
-
-def shares_kept(s, order, *taus):
-    """The valid ratio of S times S, in this order, at each threshold."""
-    norms = spamm_torch.norm_map(s[order][:, order], 32)
-    return [spamm_torch.valid_ratio(norms, norms, tau).item() for tau in taus]
-
-
 def test_orders_keep_as_much_as_the_docstring_says():
+    """The shares of the products of S times S."""
     cluster = water_cluster(150)
     s = overlap(cluster, "6-31G")
     atoms = torch.from_numpy(function_atoms(cluster, "6-31G"))
     positions, molecules = torch.from_numpy(cluster.positions)[atoms], atoms // 3
     mixed = torch.randperm(150, generator=torch.Generator().manual_seed(0))
     at_random = mixed[molecules].argsort(stable=True)
+    found = spamm_torch.sparse.spatial_order(positions[at_random], molecules[at_random])
     orders = {
-        "in :func:`spatial_order` with a group": at_random[
-            spamm_torch.sparse.spatial_order(positions[at_random], molecules[at_random])
-        ],
+        "in :func:`spatial_order` with a group": at_random[found],
         "without groups": spamm_torch.sparse.spatial_order(positions),
         "with the molecules at random": at_random,
     }
     doc = " ".join(spamm_torch.spatial.__doc__.split())
     for words, order in orders.items():
-        kept = shares_kept(s, order, 1e-10, 1e-6, 1e-2)
+        norms = spamm_torch.norm_map(s[order][:, order], 32)
+        kept = [spamm_torch.valid_ratio(norms, norms, tau) for tau in (1e-10, 1e-6, 1e-2)]
         assert f"{kept[0]:.2f}, {kept[1]:.2f} and {kept[2]:.2f} {words}" in doc
 
 
@@ -295,18 +262,6 @@ def test_places_that_are_none(device, value):
 # ---- Matrices of ergo ----------------------------------------------------------------------------
 
 
-def test_the_embedded_density_is_that_of_the_embedded_fock_matrix():
-    known = load()
-    assert (known.density * known.overlap).sum().item() == pytest.approx(known.electrons, abs=1e-6)
-    energies, vectors, lower = levels(known.fock, known.overlap)
-    density = vectors.T @ (lower.T @ known.density @ lower) @ vectors
-    occupied = known.electrons // 2
-    assert energies[occupied] - energies[occupied - 1] > 0.2
-    expected = torch.zeros(len(energies), dtype=torch.float64)
-    expected[:occupied] = 2
-    torch.testing.assert_close(density, expected.diag(), rtol=0, atol=1e-4)
-
-
 def test_the_embedded_matrices_fit_each_other():
     for name in FILES:
         known = load(name)
@@ -320,26 +275,14 @@ def test_the_embedded_matrices_fit_each_other():
         assert torch.equal(known.molecule.unique(), torch.arange(known.atoms // 3))
         assert known.electrons == 10 * known.atoms // 3
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
-
-
-def test_spatial_order_lets_blocks_be_skipped():
-    """The embedded order, the same found again from any other, and those that are not local."""
     known = load()
-    n = len(known.overlap)
-    molecules = torch.randperm(known.atoms // 3, generator=torch.Generator().manual_seed(1))
-    at_random = molecules[known.molecule].argsort(stable=True)
-    found_again = spamm_torch.sparse.spatial_order(
-        known.positions[at_random], known.molecule[at_random]
-    )
-    orders = {
-        "embedded": torch.arange(n),
-        "found": at_random[found_again],
-        "at random": torch.randperm(n, generator=torch.Generator().manual_seed(0)),
-        "ergo's": known.ergo_order.argsort(),
-    }
-    kept = {name: shares_kept(known.overlap, order, 1e-2) for name, order in orders.items()}
-    best = max(kept["embedded"], kept["found"])
-    assert best[0] < 0.9 * min(kept["at random"], kept["ergo's"])[0]
+    assert (known.density * known.overlap).sum().item() == pytest.approx(known.electrons, abs=1e-6)
+    energies, vectors, lower = levels(known.fock, known.overlap)
+    density = vectors.T @ (lower.T @ known.density @ lower) @ vectors
+    occupied = known.electrons // 2
+    assert energies[occupied] - energies[occupied - 1] > 0.2
+    expected = 2.0 * (torch.arange(len(energies)) < occupied).double()
+    torch.testing.assert_close(density, expected.diag(), rtol=0, atol=1e-4)
 
 
 def refused(path, message):

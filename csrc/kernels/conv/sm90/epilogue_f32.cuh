@@ -6,7 +6,7 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// Which of two lines of 32 channels holds the channels of this warp's sums.
+// The one of two lines of 32 channels that holds the channels of this warp's sums.
 __device__ __forceinline__ int line_of_warp() { return threadIdx.x % 128 / 64; }
 
 // The places of a thread's sums in its line of channels of each pixel, in TMA's 128-byte swizzle.
