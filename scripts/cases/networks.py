@@ -57,14 +57,17 @@ class Network:
 
 
 _TORCHVISION = (
-    *("resnet18", "resnet50", "vgg11", "vgg13_bn", "densenet121", "mobilenet_v3_large"),
-    *("convnext_tiny", "efficientnet_b0"),
+    *("resnet18", "resnet50", "vgg11", "vgg13_bn", "densenet121", "squeezenet1_1"),
+    *("convnext_tiny", "efficientnet_b0", "mobilenet_v2", "mobilenet_v3_large"),
     *("regnet_y_3_2gf", "resnext50_32x4d"),  # grouped
 )
 NETWORKS = {
     name: Network(functools.partial(torchvision.models.get_model, name, weights=None))
     for name in _TORCHVISION
 } | {
+    "inception_v3": Network(
+        functools.partial(torchvision.models.inception_v3, init_weights=False), 299
+    ),
     "vgg13_32": Network(VGG13, size=32, batches=(1, 8, 32, 128, 512)),
     "unet": Network(UNet, size=512, batches=(1, 8)),
 }
@@ -124,14 +127,15 @@ def add_options(parser):
         cli.add_choices(parser, f"--{name}s", "some of them", DEFAULTS, choices, **shown)
     what = "images a batch; None: each network's own, 1 to 128"
     cli.add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
+    what = "of all candidates; by default float16 on CUDA, float32 on a CPU"
+    parser.add_argument("--precision", choices=PRECISIONS, help=what)
     cli.add_repeats_option(parser, DEFAULTS)
 
 
 def choose(options):
     options.candidates = [name for name in CANDIDATES if name in options.candidates]
     options.modes = [mode for mode in MODES if mode in options.modes]
-    options.precision = PRECISION[options.device.type]
-    use_precision(options.precision)
+    options.precision = options.precision or PRECISION[options.device.type]
     if options.device.type == "cpu" and options.modes != ["eager"]:
         raise UserError("expected --modes eager on a CPU; got CUDA graph")
 
@@ -197,8 +201,10 @@ def measure_network(name, batch, options):
 def _rows(network, batch, options):
     device, dtype = options.device, PRECISIONS[options.precision][0]
     pictures = pictures_for(NETWORKS[network], batch, device)
+    use_precision("float32")
     dense = settled_model(NETWORKS[network], device)
     expected = dense(pictures)
+    use_precision(options.precision)
     pictures, dense = pictures.to(dtype), dense.to(dtype)
 
     def error_of(model):
@@ -207,12 +213,14 @@ def _rows(network, batch, options):
     def timed(calls, mode, repeats=options.repeats):
         return interleaved(calls, device, repeats, eager=mode == "eager")
 
+    is_usual = options.precision == PRECISION[device.type]
+    label = network if is_usual else f"{network}, {options.precision}"
     most = _MOST_ERROR * max(error_of(dense), _LEAST_ERROR)
     calls, rows = {}, {}
     for name in options.candidates:
         if name == "held-tau" and batch > HELD_TAU_IMAGES:
             continue
-        row = rows[name] = {"network": network, "batch": batch, "candidate": name}
+        row = rows[name] = {"network": label, "batch": batch, "candidate": name}
         try:
             model = prepared(name, dense, pictures)
             call = functools.partial(model, pictures)
