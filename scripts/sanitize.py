@@ -26,7 +26,7 @@ from models.files import UserError
 DEVICE = "cuda"
 OPS = torch.ops.spamm_torch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# How many cases of each family of the fuzzer.
+# The number of cases of each family of the fuzzer.
 CASES = {"dense": 300, "sparse": 300, "convolution": 400, "pool": 300, "network": 20}
 
 

@@ -124,7 +124,7 @@ def stage_cases(device):
 
 
 def search_cases(device):
-    """What reads norm maps, of one block and more."""
+    """Cases that read norm maps, of one block and more."""
     values = Values(device)
 
     def work(**tensors):

@@ -139,7 +139,7 @@ def relative_error(got, exact):
     return ((got.double() - exact).norm() / exact.norm()).item()
 
 
-# Of the largest result: a few roundings of its type.
+# A few roundings of a type, relative to the largest result.
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2, torch.float32: 1e-5, torch.float64: 1e-13}
 
 

@@ -41,64 +41,8 @@ def random_cuts(generator, rows, parts):
     return [0, *sorted(inner.tolist()), rows]
 
 
-def largest_by_part(norm_a, cuts):
-    return torch.stack(
-        [norm_a[begin:end].amax(0) for begin, end in itertools.pairwise(cuts) if begin < end]
-    )
-
-
-def needed_by_brute_force(norm_a, norm_b, tau, cuts, stage_blocks):
-    """Any valid product in the part's rows and the stage's columns, one product at a time."""
-    valid = ~(norm_a[:, :, None] * norm_b[None] < tau.to(norm_a.dtype))  # (MB, KB, NB)
-    by_part = [valid[begin:end].any(0) for begin, end in itertools.pairwise(cuts) if begin < end]
-    by_stage = [stage.any(2) for stage in torch.stack(by_part).split(stage_blocks, 2)]
-    return torch.stack(by_stage, 2)
-
-
-class TestNeededUnits:
-    @pytest.mark.parametrize("seed", range(60))
-    def test_is_any_valid_product(self, device, seed):
-        generator = torch.Generator().manual_seed(seed)
-        dtype = NORM_DTYPES[seed % 2]
-        rows, depth, columns = torch.randint(1, 9, (3,), generator=generator).tolist()
-        norm_a = random_map(generator, rows, depth, dtype)
-        norm_b = random_map(generator, depth, columns, dtype)
-        cuts = random_cuts(generator, rows, 1 + seed % 4)
-        tie = (norm_a[0, 0] * norm_b[0, 0]).nan_to_num(1.0, posinf=1.0).item()
-        taus = (tie, 0.075, 1.0, 1e-44, math.inf, 0.0, -0.0, -1.0, -math.inf, math.nan)
-        for tau, stage_blocks in itertools.product(taus, (1, 2, 5)):
-            expected = needed_by_brute_force(norm_a, norm_b, host(tau), cuts, stage_blocks)
-            largest = largest_by_part(norm_a, cuts).to(device)
-            for threshold in (host(tau), host(tau, dtype).to(device)):
-                needed = ops.needed_units(largest, norm_b.to(device), threshold, stage_blocks)
-                assert needed.dtype == torch.bool
-                assert needed.device.type == device.type
-                assert torch.equal(needed.cpu(), expected)
-
-    def test_tau_is_rounded_to_the_norms_type(self, device):
-        product = torch.tensor(0.1, device=device).reshape(1, 1)
-        above = host(torch.tensor(0.1).item() + 1e-10)  # rounds down to float32's 0.1
-        next_above = host(torch.nextafter(torch.tensor(0.1), torch.tensor(1.0)).item())
-        assert ops.needed_units(product, torch.ones_like(product), above, 1).item()
-        assert not ops.needed_units(product, torch.ones_like(product), next_above, 1).item()
-
-
 class TestRowCuts:
     """Plans of products; tests/cpp/plan_test.cpp has the cuts themselves, by brute force."""
-
-    @pytest.mark.parametrize("seed", range(10))
-    def test_work_is_that_of_valid_products(self, device, seed):
-        generator = torch.Generator().manual_seed(seed)
-        dtype = NORM_DTYPES[seed % 2]
-        rows, depth, columns = torch.randint(1, 11, (3,), generator=generator).tolist()
-        norm_a = random_map(generator, rows, depth, dtype).to(device)
-        norm_b = random_map(generator, depth, columns, dtype).to(device)
-        work, cuts = ops.row_work(norm_a, norm_b, host(0.3), 3, 2)
-        counts = ops.valid_counts(norm_a, norm_b, host(0.3)).sum(1)
-        assert work.dtype == torch.int64
-        assert work.tolist() == [1000 * c + 6 * depth * columns for c in counts.tolist()]
-        assert (cuts[0], cuts[-1], len(cuts)) == (0, rows, 4)
-        assert all(cut % 2 == 0 or cut == rows for cut in cuts)
 
     @pytest.mark.parametrize("block", [32, 64, 128, (32, 64, 128)])
     @pytest.mark.parametrize("shape", [(13, 5, 6), (0, 3, 4), (5, 0, 4), (5, 3, 0)])
@@ -191,17 +135,21 @@ class TestExchangePlan:
         norm_b = random_map(generator, depth, columns, dtype)
         # Most products are skipped, so that whole units are.
         norm_a *= torch.rand(rows, depth, generator=generator) < 0.05
-        tau = 0.5
         cuts = random_cuts(generator, rows, mesh[0])
         b_cuts = random_cuts(generator, depth, mesh[0]) if seed % 2 else None
         maps, rows_of_b = (norm_a.to(device), norm_b.to(device)), b_cuts and [k * c for c in b_cuts]
-        plan = exchange_plan(
-            *maps, tau, [m * cut for cut in cuts], mesh, b_cuts=rows_of_b, block=block
-        )
-        valid = ~(norm_a[:, :, None] * norm_b[None] < tau)
+        products = norm_a[:, :, None] * norm_b[None]
         of = cuts, b_cuts, mesh, block, dtype.itemsize
-        assert (plan.send, plan.work) == sent(valid, *of)
-        assert plan.dense_send == sent(torch.ones_like(valid), *of)[0]
+        tie = products.nan_to_num(1.0, posinf=1.0).amax().item()
+        taus = (0.5, tie, tie * (1 + 1e-9), 1e-44, math.inf, -0.0, -1.0, math.nan)
+        for tau, is_on_device in zip(taus, itertools.cycle((False, True)), strict=False):
+            threshold = host(tau, dtype).to(device) if is_on_device else host(tau)
+            plan = exchange_plan(
+                *maps, threshold, [m * cut for cut in cuts], mesh, b_cuts=rows_of_b, block=block
+            )
+            valid = ~(products < host(tau).to(dtype))  # one product at a time
+            assert (plan.send, plan.work) == sent(valid, *of), tau
+            assert plan.dense_send == sent(torch.ones_like(valid), *of)[0]
         assert plan.bytes == sum(map(sum, plan.send))
         assert plan.dense_bytes == sum(map(sum, plan.dense_send))
         assert plan.dtype == dtype

@@ -65,24 +65,6 @@ def test_the_bits_of_dense_storage(
     assert torch.equal(mirrored.to_dense(), mirrored.to_dense().mT)
 
 
-@pytest.mark.parametrize("knob", [{"valid_ratio": 0.3}, {"max_error": 1e-2}, {"max_error": 0.0}])
-def test_knobs_that_search(knob, dtype):
-    a, b = (patterns.matrix("random", 7, 7, 32, dtype, seed=seed) for seed in (0, 1))
-    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
-    c, info = spamm_torch.mm(a, b, **knob, return_info=True)
-    assert info.tau == spamm_torch.find_tau(norm_a, norm_b, **knob)
-    again = spamm_torch.mm(a, b, tau=info.tau, norm_a=norm_a, norm_b=norm_b)
-    assert torch.equal(c.to_dense(), again.to_dense())
-    valid = patterns.kept(a, b, norm_a, norm_b, info.tau)
-    stored = patterns.kept(a, b, norm_a, norm_b, 0.0)
-    if "valid_ratio" in knob:
-        assert abs(valid.sum() - 0.3 * stored.sum()) <= 0.51
-    else:
-        lost = (patterns.product(a, b, stored & ~valid) ** 2).sum() ** 0.5
-        most = knob["max_error"] * norm_a.values().norm() * norm_b.values().norm()
-        assert lost <= info.error_bound <= most
-
-
 def test_a_ratio_that_keeps_no_stored_product_warns(device, recwarn):
     """No block may be stored, and none of several equal products be nearest."""
     x = patterns.matrix("banded", 4, 4, 32, torch.float64, device=device)
@@ -177,12 +159,9 @@ def test_drop_leaves_out_blocks_below_it(edge, symmetric):
     whole, norms = spamm_torch.mm(a, a, tau=1e-3, symmetric=symmetric, return_norms=True)
     ascending = norms.values().sort().values
     for drop in (0.0, ascending[0], ascending[9], ascending[10] * 1.01, ascending[-1], math.inf):
-        c, stay, info = spamm_torch.mm(
-            a, a, tau=1e-3, drop=float(drop), symmetric=symmetric, return_norms=True,
-            return_info=True,
-        )  # fmt: skip
-        mask = norms.to_dense() * patterns.stored_in(norms) >= drop
-        mask &= patterns.stored_in(norms)
+        options = {"symmetric": symmetric, "return_norms": True, "return_info": True}
+        c, stay, info = spamm_torch.mm(a, a, tau=1e-3, drop=float(drop), **options)
+        mask = patterns.stored_in(norms) & (norms.to_dense() >= drop)
         if symmetric:
             mask = mask.triu() | mask.triu(1).mT
         assert torch.equal(patterns.stored_in(c, edge), mask)
@@ -392,12 +371,18 @@ def test_functions_of_norm_maps(dtype, pattern, share, device):
     dense = [x.to_dense().cpu() for x in (norm_a, norm_b)]
     right = float(reference.error_bound(*dense, tau))
     assert right <= bound <= right * (1 + 1e-5) + 1e-300
-    for knob in ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"max_error": math.inf}):
-        found = spamm_torch.find_tau(norm_a, norm_b, **knob)
+    found = spamm_torch.find_tau(norm_a, norm_b, valid_ratio=0.4)
+    assert abs(patterns.kept(a, b, norm_a, norm_b, found.item()).sum() - 0.4 * stored) <= 0.51
+    for max_error in (0.0, 1e-2, math.inf):
+        found = spamm_torch.find_tau(norm_a, norm_b, max_error=max_error)
         assert found.dtype == dtype
-        if "max_error" in knob:  # blocks that are not stored lose nothing
-            dense = spamm_torch.find_tau(norm_a.to_dense(), norm_b.to_dense(), **knob)
-            assert found == dense
+        # Blocks that are not stored lose nothing.
+        dense = norm_a.to_dense(), norm_b.to_dense()
+        assert found == spamm_torch.find_tau(*dense, max_error=max_error)
+    c, info = spamm_torch.mm(a, b, valid_ratio=0.4, return_info=True)
+    assert info.tau == spamm_torch.find_tau(norm_a, norm_b, valid_ratio=0.4)
+    again = spamm_torch.mm(a, b, tau=info.tau, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(c.to_dense(), again.to_dense())
 
 
 # ---- Plans --------------------------------------------------------------------------------------
