@@ -1,4 +1,4 @@
-"""Pictures of rows of results: lines in panels, and a line about the device.
+"""Pictures of rows of results: lines in panels, bars, and a line about the device.
 
 A page shows a picture 850 pixels wide. matplotlib is imported where it is used, for it takes a
 second.
@@ -51,6 +51,42 @@ def draw(picture, rows, device):
     figure.suptitle(picture.title, fontsize=13, fontweight="bold")
     lines = "\n".join((*textwrap.wrap(picture.caption, 115), device))
     figure.supxlabel(lines, fontsize=8.5, color="#444444")
+    return _png(figure)
+
+
+def bars(rows, caption):
+    """The PNG of bars of speeds on a logarithmic axis, longest first. ``rows``: (name, speed, said
+    of it, whether products are skipped).
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = sorted(rows, key=lambda row: row[1])
+    figure, axis = pyplot.subplots(figsize=(_WIDTH, 0.42 * len(rows) + 0.9), layout="constrained")
+    colors = ["C0" if skips else "C1" for *_, skips in rows]
+    axis.barh([name for name, *_ in rows], [row[1] for row in rows], color=colors, height=0.65)
+    for place, (_, speed, words, _) in enumerate(rows):
+        axis.text(speed, place, f" {words}", va="center", fontweight="bold")
+    axis.set_xscale("log")
+    axis.set_xlim(0.9, 2.5 * rows[-1][1])
+    axis.xaxis.set_minor_formatter("")
+    axis.set_xticks([1, 2, 5, 10, 20], ["1x", "2x", "5x", "10x", "20x"])
+    axis.axvline(1, color="black", linewidth=1)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(
+        handles=[matplotlib.patches.Patch(color=c) for c in ("C0", "C1")],
+        labels=["skips", "nothing skipped"],
+        loc="lower right",
+    )
+    axis.set_xlabel(caption, fontsize=8.5, color="#444444")
+    return _png(figure)
+
+
+def _png(figure):
+    from matplotlib import pyplot
+
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
     pyplot.close(figure)
