@@ -25,6 +25,18 @@ def draw(picture, rows, device):
     for name, wanted in picture.prefer.items():
         kept = [row for row in rows if row[name] in wanted]
         rows = kept or [row for row in rows if row[name] == rows[-1][name]]
+    if picture.panel is None:
+        best = {row[picture.line]: row for row in sorted(rows, key=lambda x: x[picture.drawn])}
+        found = [
+            (
+                f"{name}, {picture.x} {row[picture.x]}",
+                row[picture.drawn],
+                f"{row[picture.drawn]:.2f}x",
+            )
+            for name, row in best.items()
+        ]
+        lines = "\n".join((*textwrap.wrap(picture.caption, 80), device))
+        return bars({"": found}, lines, picture.title)
     panels = {}
     for row in rows:
         line = panels.setdefault(row.get(picture.panel), {})
@@ -54,33 +66,33 @@ def draw(picture, rows, device):
     return _png(figure)
 
 
-def bars(rows, caption):
-    """The PNG of bars of speeds on a logarithmic axis, longest first. ``rows``: (name, speed, said
-    of it, whether products are skipped).
+def bars(groups, caption, title=""):
+    """The PNG of bars of speeds on a logarithmic axis, longest first: {name of a colour: (name,
+    speed, said of it) of each bar}.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = sorted(rows, key=lambda row: row[1])
-    figure, axis = pyplot.subplots(figsize=(_WIDTH, 0.42 * len(rows) + 0.9), layout="constrained")
-    colors = ["C0" if skips else "C1" for *_, skips in rows]
-    axis.barh([name for name, *_ in rows], [row[1] for row in rows], color=colors, height=0.65)
-    for place, (_, speed, words, _) in enumerate(rows):
-        axis.text(speed, place, f" {words}", va="center", fontweight="bold")
+    rows = [(*row, f"C{i}") for i, of_group in enumerate(groups.values()) for row in of_group]
+    names, speeds, words, colors = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
+    figure, axis = pyplot.subplots(figsize=(_WIDTH, 0.3 * len(rows) + 1.4), layout="constrained")
+    axis.barh(names, speeds, color=colors, height=0.65)
+    for place, speed in enumerate(speeds):
+        axis.text(speed, place, f" {words[place]}", va="center", fontweight="bold")
     axis.set_xscale("log")
-    axis.set_xlim(0.9, 2.5 * rows[-1][1])
+    axis.set_xlim(0.9, speeds[-1] * (speeds[-1] / 0.9) ** 0.25)
     axis.xaxis.set_minor_formatter("")
-    axis.set_xticks([1, 2, 5, 10, 20], ["1x", "2x", "5x", "10x", "20x"])
+    ticks = [tick for tick in (1, 1.5, 2, 5, 10, 20) if tick <= speeds[-1]]
+    axis.set_xticks(ticks, [f"{tick}x" for tick in ticks])
     axis.axvline(1, color="black", linewidth=1)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(
-        handles=[matplotlib.patches.Patch(color=c) for c in ("C0", "C1")],
-        labels=["skips", "nothing skipped"],
-        loc="lower right",
-    )
+    if len(groups) > 1:
+        patches = [matplotlib.patches.Patch(color=f"C{i}") for i in range(len(groups))]
+        axis.legend(patches, groups, loc="lower right")
     axis.set_xlabel(caption, fontsize=8.5, color="#444444")
+    axis.set_title(title, fontsize=13, fontweight="bold")
     return _png(figure)
 
 
