@@ -1,7 +1,7 @@
 """Makes the pages and pictures of results again from their JSON files; measures nothing.
 
 Needs neither the library nor a GPU. Without arguments: all of docs/results, their index, and the
-table of README.md.
+table and the picture of README.md.
 
     python scripts/plot_results.py docs/results/products.json --add results/mm.json
 """
@@ -9,7 +9,7 @@ table of README.md.
 import sys
 from pathlib import Path
 
-from common import REPOSITORY, results
+from common import REPOSITORY, plots, results
 from common.console import exit_code
 from common.options import add, make_parser
 from models.files import UserError
@@ -110,6 +110,31 @@ def with_figures(text, lines):
     return before + begin + "\n".join(lines) + "\n" + end + after
 
 
+# ---- Picture ------------------------------------------------------------------------------------
+
+
+def summary(rows):
+    """README's picture, as the bytes of a PNG."""
+    skips, whole = [], []
+    for precision in ("float32", "float64", "float16"):
+        [row] = rows_with(rows, n=8192, ratio=0.05, precision=precision, **_PRODUCTS)
+        skips.append((f"product, {precision}, 5% kept", row["speedup"], "torch.mm"))
+    plain, skipping, change = served(rows)
+    whole.append(("VGG13, float16", plain, "cuDNN, fused"))
+    words = f"cuDNN, fused ({change:+.2f} points)"
+    skips.append(("VGG13, float16, skipping", skipping, words))
+    whole.append(("ResNet-50, float16", resnet(rows)["speedup"], "torch.compile"))
+    at = {"network": "resnet50, tf32", "batch": 64, "candidate": "ours-compiled"}
+    [row] = rows_with(rows, kind="networks", **at)
+    whole.append(("ResNet-50, TF32", row["speedup"], "torch.compile"))
+    groups = {
+        name: [(bar, speed, f"{factor(speed)} {peer}") for bar, speed, peer in found]
+        for name, found in (("skips", skips), ("nothing skipped", whole))
+    }
+    caption = "Speed over what stands behind the bar, on one H200, N = 8192; longer is faster"
+    return plots.bars(groups, caption)
+
+
 # ---- The command --------------------------------------------------------------------------------
 
 
@@ -135,8 +160,9 @@ def main(arguments=None):
     if not options.files:
         index = results.index({path.stem: page for path, page in found.items()})
         results.write_bytes(_FOLDER / "README.md", index.encode())
-        readme = REPOSITORY / "README.md"
-        text = with_figures(readme.read_text(), figures(load(_FOLDER)))
+        readme, rows = REPOSITORY / "README.md", load(_FOLDER)
+        text = with_figures(readme.read_text(), figures(rows))
+        results.write_bytes(_FOLDER / "summary.png", summary(rows))
         results.write_bytes(readme, text.encode())
 
 

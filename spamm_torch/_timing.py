@@ -61,19 +61,21 @@ def times_of(calls: Sequence[Call], device: torch.device) -> list[Timing]:
     return [found[number] for number in range(len(calls))]
 
 
-def times_of_parts(call: Marking, device: torch.device, count: int = 1) -> dict[Any, Timing]:
+def times_of_parts(call: Marking, device: torch.device, count: int = 0) -> dict[Any, Timing]:
     """The times of the parts of a call, which names each part to the function it gets, where that
-    begins; a part ends where the next begins, and the first one is "". From the rounds whose totals
-    vary least; on a CPU they last so long for each of a ``count``. On CUDA the device waits until
-    the host is ahead, so that the host does not count.
+    begins; a part ends where the next begins, and the first one is "". From the rounds that vary
+    least, by their totals, or by that of a ``count`` of numbered parts that varies most. On CUDA
+    the device waits until the host is ahead, so that the host does not count.
     """
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         run = (_queued_run if device.type == "cuda" else _cpu_run)(call)
         best: list[dict[Any, float]] = []
         least = float("inf")
         for _ in range(_ATTEMPTS):
-            rounds = [run() for _ in _rounds(device, count)]
-            spread = _timing([sum(parts.values()) for parts in rounds]).spread
+            rounds = [run() for _ in _rounds(device, max(1, count))]
+            judged = [[parts[number] for parts in rounds] for number in range(count)]
+            judged = judged or [[sum(parts.values()) for parts in rounds]]
+            spread = max(_timing(times).spread for times in judged)
             if spread < least:
                 best, least = rounds, spread
             if spread <= _STEADY:

@@ -1,4 +1,4 @@
-"""Pictures of rows of results: lines in panels, and a line about the device.
+"""Pictures of rows of results: lines in panels, bars, and a line about the device.
 
 A page shows a picture 850 pixels wide. matplotlib is imported where it is used, for it takes a
 second.
@@ -25,6 +25,18 @@ def draw(picture, rows, device):
     for name, wanted in picture.prefer.items():
         kept = [row for row in rows if row[name] in wanted]
         rows = kept or [row for row in rows if row[name] == rows[-1][name]]
+    if picture.panel is None:
+        best = {row[picture.line]: row for row in sorted(rows, key=lambda x: x[picture.drawn])}
+        found = [
+            (
+                f"{name}, {picture.x} {row[picture.x]}",
+                row[picture.drawn],
+                f"{row[picture.drawn]:.2f}x",
+            )
+            for name, row in best.items()
+        ]
+        lines = "\n".join((*textwrap.wrap(picture.caption, 80), device))
+        return bars({"": found}, lines, picture.title)
     panels = {}
     for row in rows:
         line = panels.setdefault(row.get(picture.panel), {})
@@ -51,6 +63,42 @@ def draw(picture, rows, device):
     figure.suptitle(picture.title, fontsize=13, fontweight="bold")
     lines = "\n".join((*textwrap.wrap(picture.caption, 115), device))
     figure.supxlabel(lines, fontsize=8.5, color="#444444")
+    return _png(figure)
+
+
+def bars(groups, caption, title=""):
+    """The PNG of bars of speeds on a logarithmic axis, longest first: {name of a colour: (name,
+    speed, said of it) of each bar}.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [(*row, f"C{i}") for i, of_group in enumerate(groups.values()) for row in of_group]
+    names, speeds, words, colors = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
+    figure, axis = pyplot.subplots(figsize=(_WIDTH, 0.3 * len(rows) + 1.4), layout="constrained")
+    axis.barh(names, speeds, color=colors, height=0.65)
+    for place, speed in enumerate(speeds):
+        axis.text(speed, place, f" {words[place]}", va="center", fontweight="bold")
+    axis.set_xscale("log")
+    axis.set_xlim(0.9, speeds[-1] * (speeds[-1] / 0.9) ** 0.25)
+    axis.xaxis.set_minor_formatter("")
+    ticks = [tick for tick in (1, 1.5, 2, 5, 10, 20) if tick <= speeds[-1]]
+    axis.set_xticks(ticks, [f"{tick}x" for tick in ticks])
+    axis.axvline(1, color="black", linewidth=1)
+    axis.spines[["top", "right"]].set_visible(False)
+    if len(groups) > 1:
+        patches = [matplotlib.patches.Patch(color=f"C{i}") for i in range(len(groups))]
+        axis.legend(patches, groups, loc="lower right")
+    axis.set_xlabel(caption, fontsize=8.5, color="#444444")
+    axis.set_title(title, fontsize=13, fontweight="bold")
+    return _png(figure)
+
+
+def _png(figure):
+    from matplotlib import pyplot
+
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
     pyplot.close(figure)

@@ -178,8 +178,8 @@ TEST(Heuristics, TileRowsWalkedTogetherAndCountersOfTiles) {
 
 TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
   using Sizes = std::vector<UnskippedConv>;
-  const auto expect = [](at::ScalarType dtype, bool hopper, const Sizes& ours,
-                         const Sizes& cudnns) {
+  const auto expect = [](at::ScalarType dtype, bool hopper, const Sizes& ours, const Sizes& cudnns,
+                         bool tf32 = false) {
     for (const bool is_ours : {true, false}) {
       for (const UnskippedConv& x : is_ours ? ours : cudnns) {
         EXPECT_EQ(own_unskipped_conv_pays(dtype, tf32, hopper, kMultiprocessors, x), is_ours)
