@@ -72,10 +72,10 @@ PRECOMPILED = "csrc/precompiled.h"  # relative to this folder and to that of obj
 # Host files that are compiled as one, by their paths in csrc/; of two patterns the first counts.
 # A file costs 4 s by itself and 1 to 2 s in a unit. Files of no unit take 20 s and more.
 HOST_UNITS = {
-    "api": r"(api|autocast|library|spamm)\.cpp",
+    "api": r"(api|library|spamm)\.cpp",
     "convolutions": r"conv/",
     "shards": r"shards/",
-    "cpu": r"cpu/(norm_map|shards|threshold|sparse/[pt])",
+    "cpu": r"cpu/(norm_map|threshold|sparse/[pt])",
     "cuda_sm90": r"cuda/.*_sm90\.cpp",
     "cuda": r"cuda/.*\.cpp",
 }
@@ -298,22 +298,13 @@ def has_python_header() -> bool:
     return Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
-def introspection(cuda: bool) -> setuptools.Extension:
+def introspection() -> setuptools.Extension:
     """The module behind build_info(): pybind11 from torch's own headers, nothing linked."""
-    facts = {
-        "SPAMM_TORCH_VERSION": torch.__version__,
-        "SPAMM_CXX_FLAGS": " ".join(CXX_FLAGS),
-    }
-    if cuda:
-        facts["SPAMM_CUDA_VERSION"] = nvcc_version(nvcc_path())
-        facts["SPAMM_CUDA_ARCH_LIST"] = os.environ["TORCH_CUDA_ARCH_LIST"]
-        facts["SPAMM_NVCC_FLAGS"] = " ".join(NVCC_FLAGS)
     system = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     return setuptools.Extension(
         f"spamm_torch.{INTROSPECTION}",
         sources("python/*.cpp"),
         language="c++",
-        define_macros=[(name, f'"{value}"') for name, value in facts.items()],
         extra_compile_args={"cxx": CXX_FLAGS + system},
     )
 
@@ -373,6 +364,8 @@ class BuildLibrary(cpp_extension.BuildExtension):
             "torch": torch.__version__,
             "cuda": None if reason else nvcc_version(nvcc_path()),
             "cuda_targets": [] if reason else cuda_targets(),
+            "cxx_flags": " ".join(CXX_FLAGS),
+            "nvcc_flags": None if reason else " ".join(NVCC_FLAGS),
         }
         if self.in_place:
             packages.append(ROOT / "spamm_torch")
@@ -385,8 +378,6 @@ class BuildLibrary(cpp_extension.BuildExtension):
     def build_extension(self, extension):
         if extension.name.endswith(LIBRARY):
             extension.extra_link_args += [f"-Wl,-rpath,{path}" for path in self.library_folders()]
-        if extension.name.endswith(INTROSPECTION):
-            extension.define_macros.append(("SPAMM_VERSION", f'"{VERSION}"'))
         all_objects, compile_others = self.build_temp, self.compiler.compile
         self.build_temp = str(Path(all_objects, extension.name))  # one ninja file each
         if extension.name.endswith(LIBRARY):
@@ -495,7 +486,7 @@ def main():
     setuptools.setup(
         version=version_of_wheel(cuda),
         install_requires=[f"torch=={TORCH_MINOR}.*"],
-        ext_modules=[operators(cuda)] + ([introspection(cuda)] if has_python_header() else []),
+        ext_modules=[operators(cuda)] + ([introspection()] if has_python_header() else []),
         long_description=long_description((ROOT / "README.md").read_text(encoding="utf-8")),
         long_description_content_type="text/markdown",
         cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},

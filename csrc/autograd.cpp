@@ -2,13 +2,14 @@
 // the convolution) without skipping. It is composed of ATen ops, so that it can be differentiated
 // again. Norms and thresholds have no gradient: they only decide what is skipped.
 #include <ATen/FuncTorchTLS.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "activation.h"
 #include "arguments.h"
 #include "checks.h"
-#include "conv/layers.h"
+#include "conv/backend.h"
 
 namespace spamm {
 namespace {
@@ -146,22 +147,6 @@ Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& outp
   TORCH_INTERNAL_ASSERT(false, "no gradient of ", facts_of(activation).name, " by its output");
 }
 
-// An activation that needs its argument, after the convolution.
-Tensor activated(const Tensor& sums, Activation activation) {
-  switch (activation) {
-    case Activation::kHardswish:
-      return at::hardswish(sums);
-    case Activation::kSilu:
-      return at::silu(sums);
-    case Activation::kNone:
-    case Activation::kRelu:
-    case Activation::kRelu6:
-    case Activation::kLeakyRelu:
-      break;
-  }
-  TORCH_INTERNAL_ASSERT(false, facts_of(activation).name, " needs no argument");
-}
-
 // activation(convolution + bias + residual); `op` computes it.
 struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
   template <class Op>
@@ -227,7 +212,8 @@ Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
   const ConvOptions& options = x;
   const Tensor output = with_dense_gradient<Conv2dFunction>(
       [&] { return run(inside); }, wanted, x.input, x.weight, x.bias, x.residual, options, inside);
-  return apart ? activated(output, activation) : output;
+  if (apart) apply_epilogue_(output, std::nullopt, activation);
+  return output;
 }
 
 // conv2d and dense_conv2d.
@@ -349,5 +335,62 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
 TORCH_LIBRARY_IMPL(spamm_torch, ADInplaceOrView, m) {
   m.impl("spamm_into", torch::CppFunction::makeFromBoxedFunction<&count_versions>());
 }
+
+// ---- Autocast ----------------------------------------------------------------------------------
+
+// Products and convolutions run in the lower precision of the autocast region, as torch's own ops
+// do. Norm maps and thresholds keep their type, and so do ops that write to memory that is
+// given, as torch's do.
+
+namespace {
+
+// The arguments of all ops that are cast.
+constexpr std::string_view kCast[] = {"a", "b", "input", "weight", "bias", "residual"};
+
+template <c10::DeviceType device>
+c10::IValue cast(const c10::IValue& value) {
+  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
+  const auto cast_one = [&](const Tensor& t) {
+    return at::autocast::cached_cast(dtype, t, device);
+  };
+  if (value.isTensor()) return cast_one(value.toTensor());
+  if (!value.isTensorList()) return value;  // None
+  std::vector<Tensor> result;
+  for (const Tensor& t : value.toTensorVector()) result.push_back(cast_one(t));
+  return result;
+}
+
+template <c10::DeviceType device>
+void autocast(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  const auto& schema = op.schema().arguments();
+  const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(schema.size());
+  bool same_weight = true;
+  for (size_t i = 0; i < schema.size(); ++i) {
+    const std::string_view name = schema[i].name();
+    if (std::ranges::find(kCast, name) != std::end(kCast)) {
+      c10::IValue result = cast<device>(arguments[i]);
+      if (name == "weight") same_weight = result.is(arguments[i]);
+      arguments[i] = std::move(result);
+    } else if (name == "weight_is_ready" && !same_weight) {
+      arguments[i] = false;  // the cast has written it just now
+    }
+  }
+  op.callBoxed(stack);
+}
+
+template <c10::DeviceType device>
+void register_ops(torch::Library& m) {
+  for (const char* name :
+       {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d", "conv2d_with_norms"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&autocast<device>>());
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { register_ops<at::kCPU>(m); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { register_ops<at::kCUDA>(m); }
 
 }  // namespace spamm

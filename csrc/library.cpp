@@ -1,13 +1,10 @@
 // Every schema of the library; arguments.h has the long ones as structs. Implementations register
-// themselves in cpu/, cuda/ and the device-free files. Fake kernels are in Python. And what else is
-// registered when the library is loaded.
+// themselves in cpu/, cuda/ and the device-free files. Fake kernels are in Python.
 #include <ATen/core/enum_tag.h>
-#include <ATen/record_function.h>
-#include <torch/csrc/profiler/stubs/base.h>
+#include <torch/library.h>
 
-#include <memory>
-
-#include "environment.h"
+#include <string>
+#include <vector>
 
 namespace {
 
@@ -176,39 +173,6 @@ TORCH_LIBRARY(spamm_torch, m) {
   define_sparse("bsr_find_tau", "*, float? valid_ratio=None, float? max_error=None) -> Tensor");
   define_sparse("bsr_error_bound", "Tensor tau) -> (Tensor, Tensor)");
 }
-
-// ---- NVTX ---------------------------------------------------------------------------------------
-
-// Ranges of the library's ops and stages, for Nsight Systems: where SPAMM_TORCH_NVTX is 1 when the
-// library is loaded. Elsewhere nothing is registered, and nothing is asked in any call.
-namespace {
-
-using torch::profiler::impl::cudaStubs;  // torch's way to NVTX; not enabled without CUDA
-
-// The fact that a range was opened, and so is to be closed.
-struct Opened : at::ObserverContext {};
-
-std::unique_ptr<at::ObserverContext> open(const at::RecordFunction& record) {
-  const std::string_view name = record.name();
-  if (!name.starts_with("spamm_torch::") || !cudaStubs()->enabled()) return nullptr;
-  cudaStubs()->rangePush(record.name());
-  return std::make_unique<Opened>();
-}
-
-void close(const at::RecordFunction&, at::ObserverContext* opened) {
-  if (opened != nullptr) cudaStubs()->rangePop();
-}
-
-bool hand_on_where_asked() {
-  if (spamm::environment("SPAMM_TORCH_NVTX") != "1") return false;
-  at::addGlobalCallback(at::RecordFunctionCallback(&open, &close)
-                            .scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE}));
-  return true;
-}
-
-const bool hands_on = hand_on_where_asked();
-
-}  // namespace
 
 // ---- A build without CUDA -----------------------------------------------------------------------
 

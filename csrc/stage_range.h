@@ -1,4 +1,4 @@
-// A stage of a product as profilers show it: torch's, and Nsight where library.cpp hands ranges on.
+// A stage of a product as torch's profilers show it.
 #pragma once
 
 #include <ATen/record_function.h>

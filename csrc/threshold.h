@@ -20,8 +20,8 @@ inline double host_scalar(const at::Tensor& tau) {
 // Tells whether the host knows that nothing is skipped: tau is on the CPU, and not above 0 (or
 // NaN).
 inline bool skips_nothing(const at::Tensor& tau) { return tau.is_cpu() && !(host_scalar(tau) > 0); }
-inline bool skips_nothing(const Knob& checked) {
-  return checked.tau && skips_nothing(*checked.tau);
+inline bool skips_nothing(const Knob& knob) {
+  return knob.threshold ? !(*knob.threshold > 0) : knob.tau && skips_nothing(*knob.tau);
 }
 
 inline void check_find_tau(const FindTauArguments& x) {

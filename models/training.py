@@ -42,19 +42,9 @@ class TrainConfig:
     batch: int = 100
     width: int = 64
 
-    @property
-    def shifted_share(self):
-        """Share of the images that are shifted, so that both cases of the study are learnt."""
-        return 0.5
-
-    @property
-    def steps(self):
-        """The number of steps, where it is not that of whole epochs."""
-        return None
-
-    def learning_rate(self, progress):
-        """By the share of the steps that are made."""
-        return one_cycle(1e-3, progress)
+    shifted_share = 0.5  # of the images, so that both cases of the study are learnt
+    steps = None  # those of whole epochs
+    peak = 1e-3  # the highest learning rate
 
     def build(self):
         """A fresh model, its parameters drawn from the seed, without touching the global one."""
@@ -126,14 +116,6 @@ def train(config, digits, path, device, report, start=None, teacher=None):
         percent = accuracy(run.model.eval(), validation_pictures(validation, config.batch))
         return f"{message}, validation accuracy {percent:.2f}%"
 
-    make_steps(run, message_of, report)
-    return run.model.eval()
-
-
-def make_steps(run, message_of, report):
-    """Makes the steps that remain. A run has ``step``, ``steps``, ``path``, ``advance``, ``save``.
-    It is saved once a minute, where there is a message of a loss, and after Ctrl-C, which ends it.
-    """
     saved = time.monotonic()
     with interrupt_noted() as interrupted:
         while run.step < run.steps:
@@ -149,6 +131,7 @@ def make_steps(run, message_of, report):
                 )
         if interrupted():
             raise KeyboardInterrupt
+    return run.model.eval()
 
 
 @contextlib.contextmanager
@@ -189,7 +172,7 @@ class _Run:
         """Makes one step; gives the loss before it."""
         pictures, labels = self._batch(*divmod(self.step, self.epoch_steps))
         for group in self._optimizer.param_groups:
-            group["lr"] = self._config.learning_rate(self.step / self.steps)
+            group["lr"] = one_cycle(self._config.peak, self.step / self.steps)
         with torch.autocast(pictures.device.type, torch.bfloat16, _has_fast_bfloat16(pictures)):
             loss = self._loss(pictures, labels)
         self._optimizer.zero_grad(set_to_none=True)
@@ -375,10 +358,6 @@ class FineTuneConfig:
     @property
     def batch(self):
         return self.trained.batch
-
-    def learning_rate(self, progress):
-        """By the share of the steps that are made."""
-        return one_cycle(self.peak, progress)
 
 
 def with_skipping(model, settings):

@@ -38,7 +38,10 @@ class UNet(nn.Module):
         self.pool = nn.MaxPool2d(2)
         self.bottom = _level(inputs[-1], widths[-1])
         rising = widths[-2::-1]
-        self.up = nn.ModuleList(_up_convolution(2 * width, width) for width in rising)
+        self.up = nn.ModuleList(
+            nn.Sequential(nn.Upsample(scale_factor=2), *_convolution(2 * width, width))
+            for width in rising
+        )
         self.decoder = nn.ModuleList(_level(2 * width, width) for width in rising)
         self.head = nn.Conv2d(width, classes, 1)
         self.apply(_initialise)
@@ -69,12 +72,6 @@ def _convolution(in_channels, out_channels):
         nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
         nn.BatchNorm2d(out_channels),
         nn.ReLU(inplace=True),
-    )
-
-
-def _up_convolution(in_channels, out_channels):
-    return nn.Sequential(
-        nn.Upsample(scale_factor=2, mode="nearest"), *_convolution(in_channels, out_channels)
     )
 
 

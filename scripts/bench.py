@@ -20,14 +20,14 @@ from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
 from common.machine import describe_machine
-from common.measuring import close, tables_of
+from common.measuring import tables_of
 from models.files import require_writable
 
 # A case has TITLE, MODE (inference_mode or no_grad), DEFAULTS by kind of device,
 # add_options(parser) and cells(options), {name: call that measures it}, as of common.measuring. It
 # may have choose(options), which completes options and raises UserError; prepare(options), where
 # something must be made first; header(options); settings(options), what decides its figures beside
-# the options; joined(tables), more tables of those of all cells. Its docstring is on its pages.
+# the options. Its docstring is on its pages.
 _CASES = (mm, conv, shapes, block_sparse, networks, vgg13, multi_gpu)
 CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
 
@@ -72,8 +72,6 @@ def main(arguments=None):
     torch.backends.cudnn.benchmark = True
     with case.MODE():
         header = results.run_header(describe_machine(options.device), "bench.py", arguments)
-        if hasattr(options, "cold"):
-            header["L2 cache"] = "emptied before each call" if options.cold else "warm"
         if hasattr(options, "parts"):
             header["parts"] = options.parts
         header |= _if_it_has(case, "header", options)
@@ -84,11 +82,10 @@ def main(arguments=None):
             Steps(console, options.case) as steps,
         ):
             tables = tables_of(case.cells(options), journal, steps)
-            tables |= _if_it_has(case, "joined", tables)
             run = {"name": options.name, "said": results.said(tables)}
             run |= {"header": header, "tables": tables}
             results.finish(options.out / options.name, case.TITLE, run, console, case.__doc__)
-            close(journal, tables, console)
+            journal.remove()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ Tables: 1 thresholds, 2 speedup over torch.mm, 3 against sparse products at equa
 of water clusters, 5 VGG13 on MNIST. Without options all of them at sizes that fit: on a CPU small
 ones, in less than a quarter of an hour on two cores; on a GPU the paper's. Puts each table into
 tables.json, tables.md and tables.png, beside those that are there. If it is interrupted, the same
-command goes on with the cells that are missing; it tries those again that failed for want of memory
-or by an error of the device.
+command goes on with the cells that are missing.
 
 The paper's figures are from a Tesla V100 with CUDA 10, its errors of 46340 the root of 2^31. Errors
 of Table 4 are Frobenius norms against torch.mm's product in float64. Table 5: layouts are the
@@ -26,8 +25,8 @@ from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
-from common.machine import describe_machine, peer_libraries
-from common.measuring import close, tables_of
+from common.machine import describe_machine
+from common.measuring import tables_of
 from common.training import add_training_options
 from models.files import UserError, require_writable
 from tables import table_1, table_2, table_3, table_4, table_5
@@ -76,7 +75,6 @@ def measure(number, run, about, journal, path):
     run.console.print(of_run["said"])
     for written in results.write(path, page):
         run.console.print(f"wrote {written}")
-    return tables
 
 
 def page_at(path):
@@ -104,17 +102,15 @@ def main(arguments=None):
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     options.gpus = tuple(torch.device("cuda", index) for index in range(count))
     options.console = console
-    machine = describe_machine(device) | {"libraries": peer_libraries(device)}
-    header = results.run_header(machine, "reproduce.py", arguments)
+    header = results.run_header(describe_machine(device), "reproduce.py", arguments)
     settings = {number: TABLES[number].settings(options) for number in options.tables}
     tables = {f"table {number}": of for number, of in settings.items()}
     decided = run_settings(header, repeats=options.repeats, gpus=count, **tables)
     with Journal(options.out, f"tables_{name}", decided, fresh=options.fresh) as journal:
-        found = {}
         for number, of in settings.items():
             about = {"name": f"table_{number}_{name}", "header": header | {"settings": of}}
-            found |= measure(number, options, about, journal, path)
-        close(journal, found, console)
+            measure(number, options, about, journal, path)
+        journal.remove()
 
 
 if __name__ == "__main__":

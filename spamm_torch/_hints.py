@@ -10,16 +10,16 @@ _ORDER = "docs/serving.md orders a batch by centres of mass with torch.argsort"
 
 _BACKEND = 'torch.compile(model, backend="spamm_torch") fuses a network'
 
+_MM = "spamm_torch.mm takes block-sparse matrices"
+_FROM = "sparse.from_sparse takes any sparse tensor of torch, "
+
 _SPARSE = {
+    **dict.fromkeys(("dot", "matmul", "mm"), _MM),
+    **dict.fromkeys(("from_coo", "from_csr"), f"{_FROM}from_scipy one of scipy"),
     "addmm": "spamm_torch.addmm takes block-sparse matrices",
-    "dot": "spamm_torch.mm takes block-sparse matrices",
     "drop": "drop= of from_dense, add and spamm_torch.mm leaves out small blocks",
     "eye": "sparse.identity(size) is the identity",
-    "from_coo": "sparse.from_sparse takes any sparse tensor of torch, from_scipy one of scipy",
-    "from_csr": "sparse.from_sparse takes any sparse tensor of torch, from_scipy one of scipy",
-    "from_torch": "sparse.from_sparse takes any sparse tensor of torch, from_dense a dense one",
-    "matmul": "spamm_torch.mm takes block-sparse matrices",
-    "mm": "spamm_torch.mm takes block-sparse matrices",
+    "from_torch": f"{_FROM}from_dense a dense one",
     "mul": "a * 2 is torch's own, sparse.inner(a, b) the sum of a[i, j] * b[i, j]",
     "nnz": "len(a.values()) is the number of stored blocks",
     "random": "sparse.from_scipy(scipy.sparse.random_array(shape)) makes one",
@@ -28,34 +28,28 @@ _SPARSE = {
     "sub": "sparse.add(a, b, beta=-1) is a - b",
 }
 _LINALG = {
+    **dict.fromkeys(("expm", "matrix_exp"), "torch.linalg.matrix_exp of the dense matrix"),
     "cholesky": "linalg.inverse_factor(s, max_error=...) is a Z with Z^T S Z = 1",
     "density_matrix": "linalg.DensitySolver(overlap) makes them",
     "eigh": "torch.linalg.eigh of the dense matrix",
-    "expm": "torch.linalg.matrix_exp of the dense matrix",
     "inv": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(z, z, ...)",
-    "matrix_exp": "torch.linalg.matrix_exp of the dense matrix",
     "norm": "sparse.norm(a), or torch.linalg.norm of a dense matrix",
     "sp2": "linalg.purify(hamiltonian, electrons, max_error=...) is SP2",
     "sqrtm": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(s, z, ...)",
 }
+_PATHS = ("cmake_prefix_path", "include_path", "library_path")
 _TOP = {
+    **dict.fromkeys(("OrderedBatch", "likeness_order", "order_batch"), _ORDER),
+    **dict.fromkeys(("show", "show_config"), "spamm_torch.build_info() says how it was built"),
+    **{name: f"spamm_torch.paths.{name}() is it" for name in _PATHS},
     "Conv2d": "spamm_torch.SpAMMConv2d is torch's with a knob",
     "Linear": "spamm_torch.SpAMMLinear is torch's with a knob",
+    "SkipInfo": "spamm_torch.functional.SkipInfo is its class",
     "benchmark": "scripts/bench.py of the repository times the library",
-    "OrderedBatch": _ORDER,
     "compile": _BACKEND,
     "convert": "spamm_torch.convert_(model) works in place",
-    "likeness_order": _ORDER,
     "matmul": "spamm_torch.mm of matrices, bmm of batches",
-    "order_batch": _ORDER,
-    "show": "spamm_torch.build_info() says how it was built",
-    **{
-        name: f"spamm_torch.paths.{name}() is it"
-        for name in ("cmake_prefix_path", "include_path", "library_path")
-    },
-    "SkipInfo": "spamm_torch.functional.SkipInfo is its class",
     "spatial_order": "spamm_torch.sparse.spatial_order(positions) is it",
-    "show_config": "spamm_torch.build_info() says how it was built",
 }
 # By the module of a name, and by the function of an argument.
 HINTS: dict[str, dict[str, str]] = {

@@ -96,7 +96,14 @@ def build_info() -> dict[str, Any]:
             "build_info() needs the module _build_info built for this very Python; "
             f"it cannot be loaded: {error}"
         ) from None
-    return {**_build_info.build_info(), "copies_through_host": _pairs_without_peer_access()}
+    names = ("version", "torch", "cuda", "cxx_flags", "nvcc_flags")
+    return {
+        **{name: BUILT[name] for name in names},
+        "arch_list": BUILT["cuda_targets"],
+        "compiler": _build_info.compiler,
+        "cxx_standard": _build_info.cxx_standard,
+        "copies_through_host": _pairs_without_peer_access(),
+    }
 
 
 def _pairs_without_peer_access() -> list[tuple[int, int]]:

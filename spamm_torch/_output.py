@@ -18,19 +18,14 @@ def table(lines: Sequence[Sequence[str]], place: Callable[[str, int], str] = str
     return "\n".join("  ".join(map(place, line, widths)).rstrip() for line in lines)
 
 
-def check_path(path: Any, name: str) -> None:
-    """Raises TypeError unless ``path`` is one: a number would be an open file's."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path; got {path!r}")
-
-
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes a text file whole: readers find the old one (too where it raises) or the new one.
 
     The new one has the old one's mode; a file that nobody may write to stays. OSError names the
     path. What is killed leaves the old file, and at most a hidden one named as unfinished.
     """
-    check_path(path, "path")
+    if not isinstance(path, (str, os.PathLike)):  # a number would be an open file's
+        raise TypeError(f"path must be a path; got {path!r}")
     try:
         _write(Path(os.path.realpath(path)), text)
     except OSError as error:  # which may name the unfinished file

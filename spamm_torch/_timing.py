@@ -123,10 +123,6 @@ def _event() -> torch.cuda.Event:
     return event
 
 
-def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    return 1e3 * start.elapsed_time(end)
-
-
 def _queued_run(call: Marking) -> Run:
     """A run on CUDA whose calls are all in the stream before the device begins with them."""
     call(lambda _: None)
@@ -143,6 +139,6 @@ def _queued_run(call: Marking) -> Run:
         call(lambda name: marks.append((name, _event())))
         marks.append(("", _event()))
         torch.cuda.synchronize()
-        return _by_part(marks, _microseconds)
+        return _by_part(marks, lambda start, end: 1e3 * start.elapsed_time(end))
 
     return run

@@ -230,18 +230,11 @@ class _SpAMM(nn.Module):
         return ", ".join([super().extra_repr(), *parts, *frozen])
 
 
-def takes_ready_weights(input: Tensor) -> bool:
-    """Tells whether a call may say that a weight whose norms are pinned is ready to be read.
-
-    Convolutions may then read it while kernels before them on the stream still run. Pinning waits
-    for the norms, and with them for the weight. A call that is recorded to be run later does not
-    say so: the weight may be another by then.
-    """
-    return (
-        input.is_cuda
-        and not torch.compiler.is_compiling()
-        and not torch.cuda.is_current_stream_capturing()
-    )
+def _runs_now(input: Any) -> bool:
+    """Tells whether a call is on a GPU and at once: one that is recorded may meet other weights."""
+    if not isinstance(input, Tensor) or not input.is_cuda or torch.compiler.is_compiling():
+        return False
+    return not torch.cuda.is_current_stream_capturing()
 
 
 def _check_replaceable(module: nn.Module, ours: type[_SpAMM]) -> None:
@@ -424,8 +417,8 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         geometry: Any = (self.stride, padding, self.dilation, self.groups)
         options: dict[str, Any] = {"block": self.block, "pixel_block": self.pixel_block}
         options |= {"norm_weight": norm_weight, "activation": as_activation(self.activation)}
-        is_resolved = isinstance(input, Tensor) and not isinstance(padding, str)
-        if norm_weight is not None and is_resolved and takes_ready_weights(input):
+        if norm_weight is not None and not isinstance(padding, str) and _runs_now(input):
+            # Pinning waited for the weight: kernels may read it while those before them still run.
             options |= {**as_knobs(**self._knobs()), "weight_is_ready": True}
             return _ops.conv2d.default(input, weight, bias, *geometry, **options)
         options |= self._knobs()

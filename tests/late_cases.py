@@ -104,143 +104,144 @@ class Values:
         return self.normal(*shape, dtype=dtype, scale=scale).to(memory_format=torch.channels_last)
 
 
+def call_of(op, allow_tf32=False, **setting):
+    """An op with a setting, which gets tensors by name."""
+
+    def call(**tensors):
+        with tf32(allow_tf32):
+            return op(**setting, **tensors)
+
+    return call
+
+
 def stage_cases(device):
     values = Values(device)
     for dtype in (*HALF_TYPES, torch.float32, torch.float64):
         a, b = values.normal(512, 640, dtype=dtype), values.normal(640, 384, dtype=dtype)
-        yield Case(f"norm_map {dtype}", {"a": a}, lambda a: spamm_torch.norm_map(a))
+        yield Case(f"norm_map {dtype}", {"a": a}, call_of(OPS.norm_map, block=(64, 64)))
         both = {"a": a, "b": b}
-        yield Case(f"norm_maps {dtype}", both, lambda a, b: OPS.norm_maps(a, b, (64, 64, 64)))
-    for edge in (8, 40, 200, 600):
+        yield Case(f"norm_maps {dtype}", both, call_of(OPS.norm_maps, block=(64, 64, 64)))
+
+
+def search_cases(device):
+    """What reads norm maps, of one block and more."""
+    values = Values(device)
+
+    def work(**tensors):
+        return OPS.row_work(**tensors)[0]
+
+    for edge in (1, 8, 40, 150, 200, 600):
         maps = {
-            name: values.normal(edge, edge, dtype=torch.float32).abs() + 0.1
+            name: torch.rand(edge, edge, device=device, generator=values.generator) + 0.1
             for name in ("norm_a", "norm_b")
         }
-        yield Case(
-            f"find_tau {edge}", maps, lambda **maps: spamm_torch.find_tau(**maps, valid_ratio=0.3)
-        )
-    yield Case("find_tau_for_error", maps, lambda **maps: OPS.find_tau(**maps, max_error=0.1))
-    maps = {**maps, "tau": number(0.5, device)}
-    change = {"norm_a": torch.zeros_like, "norm_b": torch.zeros_like, "tau": huge}
-    yield Case("valid_counts", maps, spamm_torch.valid_counts, change)
-    yield Case("error_bound", maps, spamm_torch.error_bound, change)
+        if edge > 1:  # a single product is kept, whatever its norms
+            ratio = call_of(OPS.find_tau, valid_ratio=0.3)
+            yield Case(f"search {edge}", maps, ratio)
+            fading = torch.rand(edge, edge, device=device, generator=values.generator) ** 8
+            faded = {**maps, "norm_a": maps["norm_a"] * fading}
+            by_error = call_of(OPS.find_tau, max_error=0.3)
+            yield Case(f"error search {edge}", faded, by_error, {"norm_a": torch.sqrt})
+        change = dict.fromkeys(maps, torch.zeros_like) | {"tau": huge}
+        at_tau = {**maps, "tau": number(0.3 if edge > 1 else 0.005, device)}
+        yield Case(f"valid_counts {edge}", at_tau, OPS.valid_counts, change)
+        yield Case(f"row_work {edge}", at_tau, work, change)
+        if edge > 1:
+            yield Case(f"error_bound {edge}", at_tau, OPS.error_bound, change)
+        at_tau = {**maps, "tau": number(10.0, device)}
+        unread = ("tau",)  # whatever is above all products
+        yield Case(f"error_bound of all {edge}", at_tau, OPS.error_bound, change, unread)
 
 
-def product_cases(device, dtype, allow_tf32):
+def product_cases(device, dtype, allow_tf32=False):
     values = Values(device)
-
-    def product(a, b, tau=None, **rest):
-        if "valid_ratio" not in rest:
-            rest["tau"] = number(200.0) if tau is None else tau
-        with tf32(allow_tf32):
-            return OPS.spamm(a, b, **rest)
-
+    product = functools.partial(call_of, OPS.spamm, allow_tf32)
     for side in (300, 2560):  # 2560: thread blocks claim tiles
-        a, b = values.normal(side, 256, dtype=dtype), values.normal(256, side, dtype=dtype)
-        both = {"a": a, "b": b}
-        yield Case(f"product {side}", {**both, "input": values.normal(side, dtype=dtype)}, product)
-        tau = number(200.0, device)
-        given = {**both, "tau": tau}
-        yield Case(f"product {side}, tau on the device", given, product, {"tau": huge})
-        yield Case(f"product {side}, ratio", both, lambda **t: product(**t, valid_ratio=0.4))
-        maps = {"norm_a": spamm_torch.norm_map(a), "norm_b": spamm_torch.norm_map(b)}
+        both = {
+            "a": values.normal(side, 256, dtype=dtype),
+            "b": values.normal(256, side, dtype=dtype),
+        }
+        added = {**both, "input": values.normal(side, dtype=dtype)}
+        yield Case(f"product {side}", added, product(threshold=200.0))
+        given = {**both, "tau": number(200.0, device)}
+        yield Case(f"product {side}, tau on the device", given, product(), {"tau": huge})
+        yield Case(f"product {side}, ratio", both, product(valid_ratio=0.4))
+        maps = {f"norm_{name}": spamm_torch.norm_map(x) for name, x in both.items()}
         change = dict.fromkeys("ab", torch.neg) | dict.fromkeys(maps, torch.zeros_like)
-        yield Case(f"product {side}, norms given", {**both, **maps}, product, change)
+        given = {**both, **maps}
+        yield Case(f"product {side}, norms given", given, product(threshold=200.0), change)
 
 
-def conv_cases(device, dtype, allow_tf32, out_channels):
-    values = Values(device)
-
-    def convolution(x, weight, bias=None, tau=None, **rest):
-        if "valid_ratio" not in rest:
-            rest["tau"] = number(20.0) if tau is None else tau
-        with tf32(allow_tf32):
-            return OPS.conv2d_with_norms(x, weight, bias, 1, 1, **rest)
-
-    def boxes(x, weight):
-        with tf32(allow_tf32):
-            return OPS.conv2d(x, weight, None, 1, 1, tau=number(20.0), pixel_block=(1, 8, 8))
-
-    x = values.pictures(128, 64, 16, 16, dtype=dtype)
-    weight = values.pictures(out_channels, 64, 3, 3, dtype=dtype, scale=0.1)
-    both = {"x": x, "weight": weight}
-    with_bias = {**both, "bias": values.normal(out_channels, dtype=dtype)}
-    yield Case("conv2d", with_bias, convolution)
-    tau = number(20.0, device)
-    yield Case("conv2d, tau on the device", {**both, "tau": tau}, convolution, {"tau": huge})
-    yield Case("conv2d, ratio", both, lambda **t: convolution(**t, valid_ratio=0.4))
-    yield Case("conv2d, several pixels a block", both, boxes)
-    pinned = {**with_bias, "norm_weight": OPS.conv2d_weight_norm(weight)}
-    change = {"weight": torch.neg, "norm_weight": torch.zeros_like}
-    yield Case("conv2d, weight's norms given", pinned, convolution, change)
-    all_norms = {**pinned, "norm_input": layer_norms(x)}
-    change = {**change, "x": torch.neg, "norm_input": torch.zeros_like}
-    yield Case("conv2d, all norms given", all_norms, convolution, change)
-
-
-def layer_cases(device):
-    values = Values(device)
-    tensors = {
-        "x": values.pictures(128, 3, 16, 16),
-        "weight": values.pictures(64, 3, 3, 3),
-        "bias": values.normal(64),
-    }
-    yield Case(
-        "conv2d of few channels",
-        tensors,
-        lambda x, weight, bias: OPS.conv2d_with_norms(x, weight, bias, 1, 1, tau=number(0.0)),
-    )
-    for dtype in HALF_TYPES:
-        x = {"x": values.pictures(128, 64, 16, 16, dtype=dtype)}
-        yield Case(f"max_pool2d {dtype}", x, lambda x: OPS.max_pool2d(x, 2, 2))
-        yield Case(f"max_pool2d, norms {dtype}", x, lambda x: OPS.max_pool2d(x, 2, 2, norms=True))
-
-
-# Images, channels, output channels, size, kernel, stride, padding.
+# Images, channels, size, kernel, stride, padding, and output channels: weights for 64 are resident.
 GEOMETRIES = {
-    "3 x 3": (8, 64, 256, 28, 3, 1, 1),
-    "1 x 1": (16, 256, 128, 28, 1, 1, 0),
-    "1 x 1, stride 2": (16, 128, 256, 28, 1, 2, 0),
-    "few images": (2, 128, 128, 14, 3, 1, 1),
-    "segments": (64, 512, 256, 4, 3, 1, 1),
+    "resident": (128, 64, 16, 3, 1, 1, 64),
+    "3 x 3": (8, 64, 28, 3, 1, 1, 256),
+    "1 x 1": (16, 256, 28, 1, 1, 0, 128),
+    "1 x 1, stride 2": (16, 128, 28, 1, 2, 0, 256),
+    "few images": (2, 128, 14, 3, 1, 1, 128),
+    "segments": (64, 512, 4, 3, 1, 1, 256),
+    "several tiles": (128, 64, 16, 3, 1, 1, 192),
 }
 
 
-def network_cases(device, dtype):
-    """Layers of networks: with nothing skipped, with a residual, of few images, with a pool."""
+def convolution_cases(device, dtype, names=tuple(GEOMETRIES), allow_tf32=False):
+    """Layers of networks: with what is skipped and nothing, with a residual, with a pool."""
     values = Values(device)
     pictures = functools.partial(values.pictures, dtype=dtype)
-    for name, (images, channels, out_channels, size, kernel, *place) in GEOMETRIES.items():
-        setting = dict(zip(("stride", "padding"), place, strict=True))
+    of_weight = {"weight": torch.neg, "norm_weight": torch.zeros_like}
+    for name in names:
+        images, channels, size, kernel, stride, padding, out_channels = GEOMETRIES[name]
         both = {
             "input": pictures(images, channels, size, size),
             "weight": pictures(out_channels, channels, kernel, kernel, scale=0.05),
         }
-        out = (size + 2 * setting["padding"] - kernel) // setting["stride"] + 1
-        bias = {"bias": values.normal(out_channels, dtype=dtype)}
-        every = {**both, **bias, "residual": pictures(images, out_channels, out, out)}
-        dense = functools.partial(OPS.conv2d, **setting, threshold=0.0)
-        yield Case(f"nothing skipped, {name}", every, dense)
-        pinned = functools.partial(dense, norm_weight=OPS.conv2d_weight_norm(both["weight"]))
-        yield Case(f"nothing skipped, weight's norms, {name}", both, pinned, {"weight": torch.neg})
-        setting["threshold"] = 4.0
-        with_norms = functools.partial(OPS.conv2d_with_norms, **setting, activation="relu")
-        yield Case(f"residual, {name}", every, with_norms)
-        boxes = functools.partial(OPS.conv2d, **setting, pixel_block=(1, 8, 8), activation="silu")
-        yield Case(f"boxes, {name}", every, boxes)
-        if (kernel == 3 and images > 2) or images == 64:
-            tensors = {**both, **bias, "input": pictures(64, channels, 8, 8)}
-            pooled = functools.partial(OPS.conv2d_max_pool, padding=(1, 1), activation="relu")
-            yield Case(f"conv and pool, {name}", tensors, pooled)
-    tensors = {"input": pictures(128, 64, 8, 8), "weight": pictures(64, 64, 3, 3, scale=0.1)}
-    pooled = functools.partial(OPS.conv2d_max_pool, padding=(1, 1), activation="relu")
-    yield Case("conv and pool, resident weight", tensors, pooled)
-    tensors = {"input": pictures(64, 3, 16, 16), "weight": pictures(64, 3, 3, 3)}
-    tensors["residual"] = pictures(64, 64, 16, 16)
-    few = functools.partial(OPS.conv2d, padding=(1, 1), threshold=0.0, activation="relu")
-    yield Case("few channels, residual", tensors, few)
-    pool = functools.partial(OPS.max_pool2d, kernel_size=3, stride=2, padding=1)
-    yield Case("max_pool2d, 3 x 3", {"input": pictures(8, 64, 32, 32)}, pool)
+        out, bias = (size + 2 * padding - kernel) // stride + 1, values.normal(out_channels)
+        every = {**both, "bias": bias.to(dtype)}
+        every["residual"] = pictures(images, out_channels, out, out)
+        norms = {"norm_weight": OPS.conv2d_weight_norm(both["weight"])}
+        geometry = {"stride": (stride, stride), "padding": (padding, padding)}
+        call = functools.partial(call_of, allow_tf32=allow_tf32, **geometry)
+        calls = {
+            "residual": (every, call(OPS.conv2d_with_norms, threshold=4.0, activation="relu")),
+            "boxes": (
+                every,
+                call(OPS.conv2d, threshold=4.0, pixel_block=(1, 8, 8), activation="silu"),
+            ),
+        }
+        if dtype in HALF_TYPES:  # of others torch's convolution serves
+            calls["nothing skipped"] = (every, call(OPS.conv2d, threshold=0.0))
+            pinned = call(OPS.conv2d, threshold=0.0, **norms)
+            calls["nothing skipped, weight's norms"] = (both, pinned, {"weight": torch.neg})
+        if images == 128:
+            skipping = functools.partial(call, OPS.conv2d_with_norms)
+            calls["ratio"] = (both, skipping(valid_ratio=0.4))
+            on_device = {**both, "tau": number(4.0, device)}
+            calls["tau on the device"] = (on_device, skipping(), {"tau": huge})
+            calls["weight's norms"] = ({**both, **norms}, skipping(threshold=4.0), of_weight)
+            all_norms = {**both, **norms, "norm_input": layer_norms(both["input"])}
+            change = of_weight | {"input": torch.neg, "norm_input": torch.zeros_like}
+            calls["all norms given"] = (all_norms, skipping(threshold=4.0), change)
+        if (kernel == 3 and images > 2) and dtype in HALF_TYPES:
+            tensors = {**both, "bias": every["bias"], "input": pictures(64, channels, 8, 8)}
+            pooled = call_of(OPS.conv2d_max_pool, padding=(1, 1), activation="relu")
+            calls["conv and pool"] = (tensors, pooled)
+        for what, case in calls.items():
+            yield Case(f"{name}, {what}", *case)
+
+
+def layer_cases(device):
+    """Few channels, and pools."""
+    values = Values(device)
+    few = {"input": values.pictures(128, 3, 16, 16), "weight": values.pictures(64, 3, 3, 3)}
+    few |= {"bias": values.normal(64), "residual": values.pictures(128, 64, 16, 16)}
+    for op in (OPS.conv2d, OPS.conv2d_with_norms):
+        call = call_of(op, padding=(1, 1), threshold=0.0, activation="relu")
+        yield Case(f"few channels, {op}", few, call)
+    for dtype in HALF_TYPES:
+        x = {"input": values.pictures(128, 64, 16, 16, dtype=dtype)}
+        for kernel, padding, norms in ((2, 0, False), (2, 0, True), (3, 1, False)):
+            pool = {"kernel_size": kernel, "stride": 2, "padding": padding, "norms": norms}
+            yield Case(f"max_pool2d {pool} {dtype}", x, call_of(OPS.max_pool2d, **pool))
 
 
 def symmetric_cases(device, dtype):
@@ -275,47 +276,15 @@ def symmetric_cases(device, dtype):
         yield Case(f"in place {size}", {"x": decay(size)}, in_place)
 
 
-def search_cases(device):
-    """Cases of what reads norm maps, of one block and more."""
-    values = Values(device)
-
-    def work(norm_a, norm_b, tau):
-        return OPS.row_work(norm_a, norm_b, tau)[0]
-
-    for edge in (1, 8, 40, 150, 600):
-        maps = {
-            name: torch.rand(edge, edge, device=device, generator=values.generator) + 0.1
-            for name in ("norm_a", "norm_b")
-        }
-        search = functools.partial(OPS.find_tau, max_error=0.3)
-        if edge > 1:  # a single product is kept, whatever its norms
-            maps["norm_a"] *= torch.rand(edge, edge, device=device, generator=values.generator) ** 8
-            yield Case(f"error search {edge}", maps, search, {"norm_a": torch.sqrt})
-        change = dict.fromkeys(maps, torch.zeros_like)
-        bound = functools.partial(OPS.error_bound, tau=number(0.3 if edge > 1 else 10.0))
-        yield Case(f"error_bound {edge}", maps, bound, change)
-        tensors = {**maps, "tau": torch.full((), 0.01, device=device)}
-        change["tau"] = huge
-        yield Case(f"row_work {edge}", tensors, work, change)
-
-
 FAMILIES = {"stages": stage_cases, "layers": layer_cases, "searches": search_cases}
-for of, cases, types in (
-    ("layers of networks", network_cases, HALF_TYPES),
-    ("symmetric products", symmetric_cases, (torch.float16, torch.float32, torch.float64)),
-):
-    for dtype in types:
-        name = f"{of} of {str(dtype).removeprefix('torch.')}"
-        FAMILIES[name] = functools.partial(cases, dtype=dtype)
-for of, dtype, channels in (  # output channels of convolutions; those of 64 have resident weights
-    ("float16", torch.float16, (64, 128)),
-    ("bfloat16", torch.bfloat16, (64, 192)),
-    ("float32", torch.float32, (128,)),
-    ("float32 as TF32", torch.float32, (128,)),
-    ("float64", torch.float64, ()),
-):
+FLOATS = {"float32": torch.float32, "float32 as TF32": torch.float32, "float64": torch.float64}
+for of, dtype in {**{str(dtype)[6:]: dtype for dtype in HALF_TYPES}, **FLOATS}.items():
     typed = {"dtype": dtype, "allow_tf32": of.endswith("TF32")}
     FAMILIES[f"products of {of}"] = functools.partial(product_cases, **typed)
-    for count in channels:
-        name = f"convolutions of {of}, {count} channels"
-        FAMILIES[name] = functools.partial(conv_cases, **typed, out_channels=count)
+    if of not in ("bfloat16", "float32 as TF32"):
+        FAMILIES[f"symmetric products of {of}"] = functools.partial(symmetric_cases, dtype=dtype)
+    if dtype in HALF_TYPES:
+        FAMILIES[f"convolutions of {of}"] = functools.partial(convolution_cases, dtype=dtype)
+    elif dtype == torch.float32:
+        some = functools.partial(convolution_cases, names=("several tiles",), **typed)
+        FAMILIES[f"convolutions of {of}"] = some

@@ -135,11 +135,6 @@ def multiply(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
         return product + beta * to_float64(input) if input is not None and beta != 0 else product
 
 
-def lost(a, b, norm_a, norm_b, tau, block):
-    """A @ B over the skipped block products: the error from skipping, with nothing else in it."""
-    return _sum_of_block_products(a, b, ~kept(norm_a, norm_b, tau), block)
-
-
 def _sum_of_block_products(a, b, chosen, block, product=lambda x, y, _: x @ y):
     """``product``: of two blocks, by what was chosen for them."""
     m, k, n = edges(block)
@@ -211,40 +206,12 @@ def multiply_by_class(a, b, chosen, block):
     return _sum_of_block_products(a, b, chosen, block, product)
 
 
-# ---- How far a right answer may be off ----------------------------------------------------------
-
 UNIT_ROUNDOFF = {
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
     torch.float32: 2.0**-24,
     torch.float64: 2.0**-53,
 }
-TF32_ROUNDOFF = 2.0**-11
-
-
-def rounding_bound(a, b, norm_a, norm_b, tau, block, *, tf32=False, input=None, beta=1, alpha=1):
-    """Elementwise bound of the rounding error of a right product, for operands without NaN or Inf.
-
-    With u the unit roundoff of the accumulator (float32, or float64 for float64), the sum of K
-    products is off by at most lambda * sqrt(K) * u * (|A| |B|), lambda = 6, but for a chance below
-    1e-6 (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), where
-    |A| |B| runs over the kept products only. Tensor cores truncate instead of rounding, which is
-    a bias of up to 2 u for each of their steps of at least 8 products: + K / 4 * u. TF32 rounds
-    each operand: + 2 * 2^-11 of (|A| |B|). Scaling with alpha and adding beta * input costs three
-    more roundings, and the result is rounded to the operands' type at last. float64 is compared
-    with a float64 oracle whose own error doubles the sum's.
-    """
-    dtype, inner = a.dtype, a.shape[-1]
-    u = UNIT_ROUNDOFF[torch.float64 if dtype == torch.float64 else torch.float32]
-    steps = 6 * math.sqrt(inner) + (inner / 4 if a.is_cuda else 0)
-    sums = (2 if dtype == torch.float64 else 1) * steps * u + (2 * TF32_ROUNDOFF if tf32 else 0)
-    magnitude = multiply(a.abs(), b.abs(), norm_a, norm_b, tau, block, alpha=abs(alpha))
-    whole = magnitude
-    if input is not None and beta != 0:
-        whole = magnitude + abs(beta) * np.abs(to_float64(input))
-    exact = multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha)
-    last = UNIT_ROUNDOFF[dtype] * np.abs(exact) + float(torch.finfo(dtype).smallest_normal)
-    return sums * magnitude + 3 * u * whole + 1.01 * last
 
 
 # ---- Convolutions --------------------------------------------------------------------------------

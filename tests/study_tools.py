@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent / "study" / "golden.json"
 
 
 def golden(name):
-    """What is kept under a name."""
+    """The data kept under a name."""
     return json.loads(GOLDEN.read_text())[name]
 
 

@@ -124,18 +124,6 @@ def uneven(*shape, seed, dtype, least=0.1):
     return values.to(dtype)
 
 
-def norms_of_pixels(images):
-    """(images, rows, columns, blocks of 64 channels), in float64."""
-    padded = F.pad(images.double(), (0, 0, 0, 0, 0, -images.shape[1] % 64))
-    return padded.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
-
-
-def norms_of_layer(images):
-    """(blocks of 64 images, rows, columns, blocks of 64 channels), in float64."""
-    by_pixel = norms_of_pixels(F.pad(images, (0,) * 7 + (-len(images) % 64,)))
-    return by_pixel.unflatten(0, (-1, 64)).norm(dim=1)
-
-
 def operands(dtype=torch.float32, seed=0, m=300, k=400, n=200, device="cuda"):
     a = matrices.normal(m, k, dtype=dtype, device=device, seed=seed)
     return a, matrices.normal(k, n, dtype=dtype, device=device, seed=seed + 1)
@@ -149,6 +137,21 @@ def norm_maps(a, b, block=64):
 def relative_error(got, exact):
     """norm(got - exact) / norm(exact), where the exact is in float64."""
     return ((got.double() - exact).norm() / exact.norm()).item()
+
+
+# Of the largest result: a few roundings of its type.
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2, torch.float32: 1e-5, torch.float64: 1e-13}
+
+
+def assert_near(got, expected, tolerance=None):
+    """No entry is off by more than the tolerance times the largest."""
+    assert got.shape == expected.shape
+    off, size = got.double() - expected.to(got.device), expected.abs()
+    limit = (tolerance or TOLERANCE[got.dtype]) * max(
+        size.max().item() if size.numel() else 0, 1e-3
+    )
+    assert not (off.abs() > limit).any()
+    assert got.isfinite().all()
 
 
 class Made(nn.Module):

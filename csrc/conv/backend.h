@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "activation.h"
+#include "arguments.h"
 #include "backends.h"
-#include "conv/pixel_blocks.h"
 #include "conv/shape.h"
 #include "spamm/spamm.h"
 
@@ -62,6 +62,9 @@ struct ConvolutionResult {
 // cover the output: they are no more than what is computed together.
 Convolution in_full_blocks(Convolution conv);
 
+// The weight matrix (groups, out_channels / groups, K), with K in the order of the im2col matrix.
+at::Tensor weight_matrix(const at::Tensor& weight, int64_t groups, int64_t block_k);
+
 // The norms of the weight matrix: the precomputed ones if there are any.
 at::Tensor weight_norms(const Convolution& conv);
 
@@ -105,5 +108,27 @@ struct DenseBackend {
   Way<ConvolutionResult(const at::Tensor& input, const MaxPool& pool, bool wants_output_norms)>
       pool = {};
 };
+
+// One layer as a plain function, for ops that are made of several. Arguments have been checked, but
+// for those of check_conv2d.
+
+// `x.knob` has been checked.
+Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms);
+
+// The output is a batch, in conv.output_format. The result's norms are undefined unless
+// conv.wants_output_norms.
+ConvolutionResult convolve(const Convolution& conv, const Knob& knob);
+
+// The output, a batch in output_format: by the device's backend, or else by torch's convolution and
+// the epilogue after it.
+Tensor dense_convolution(const DenseConvolution& conv);
+
+// The arguments that a layer has without skipping, as a batch.
+DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape, bool allow_tf32);
+
+// The end of a convolution, for backends that do not compute all of it: adds the residual, if there
+// is one, and applies the activation, in place. Each step rounds to the output's type. ReLU keeps
+// NaN, as torch's does.
+void apply_epilogue_(const Tensor& output, const OptTensor& residual, Activation activation);
 
 }  // namespace spamm

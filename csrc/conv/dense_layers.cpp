@@ -7,7 +7,7 @@
 #include <c10/util/accumulate.h>
 
 #include "checks.h"
-#include "conv/layers.h"
+#include "conv/backend.h"
 #include "threshold.h"
 
 namespace spamm {
@@ -83,6 +83,14 @@ Tensor zeros_and_bias(const DenseConvolution& conv) {
   return output;
 }
 
+// Channels last if the input or the weight is, as in torch's convolutions.
+at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight) {
+  const bool channels_last = weight.is_mkldnn() ||  // packed; oneDNN writes no other format then
+                             input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
+                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
 Tensor dense_conv2d_op(DenseConvArguments& x) {
   const ConvShape shape = check_convolution(x);
   DenseConvolution conv =
@@ -93,13 +101,6 @@ Tensor dense_conv2d_op(DenseConvArguments& x) {
 }
 
 }  // namespace
-
-at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight) {
-  const bool channels_last = weight.is_mkldnn() ||  // packed; oneDNN writes no other format then
-                             input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
-                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-  return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-}
 
 void apply_epilogue_(const Tensor& output, const OptTensor& residual, Activation activation) {
   if (residual) output.add_(*residual);
@@ -146,8 +147,7 @@ Size2 pair_of(IntArrayRef values, const char* name) {
   return {values.front(), values.back()};
 }
 
-}  // namespace
-
+// Checks the arguments as torch does, and computes the output's size.
 MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                    IntArrayRef dilation, bool ceil_mode) {
   check_operand_dtype(input.scalar_type(), "input");
@@ -173,8 +173,6 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
       input.suggest_memory_format());
   return pool;
 }
-
-namespace {
 
 // torch's max pool of a batch, in the input's memory format.
 Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {

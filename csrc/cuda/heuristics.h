@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "block.h"
@@ -107,21 +108,20 @@ inline bool reads_own_rows(Kernel kernel) {
 
 // The forced tile if there is one, else the large one if it pays. The small one if the kernel does
 // not have that tile.
-template <class AnyKernel>
-TileSize pick_tile(AnyKernel kernel, bool large_pays, std::optional<TileSize> forced) {
+inline TileSize pick_tile(Kernel kernel, bool large_pays, std::optional<TileSize> forced,
+                          std::span<const TileRow> rows = kTiles) {
   const TileSize wanted = forced.value_or(large_pays ? TileSize::kLarge : TileSize::kSmall);
-  return find_tile(kernel, wanted) == nullptr ? TileSize::kSmall : wanted;
+  return find_tile(kernel, wanted, rows) == nullptr ? TileSize::kSmall : wanted;
 }
 
 // Tells whether C is large enough for large tiles. They read each operand less often, but on a
 // small C they leave multiprocessors idle. The table's limit counts areas of 128 x 128 of C for
 // each multiprocessor. `upper_only`: only those on and above the diagonal are computed.
-template <class AnyKernel>
-bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
-                     bool upper_only = false) {
-  const TileRow<AnyKernel>* large = find_tile(kernel, TileSize::kLarge);
-  const int64_t rows = blocks_of(m, 128), columns = blocks_of(n, 128);
-  const int64_t areas = batch * (upper_only ? rows * (rows + 1) / 2 : rows * columns);
+inline bool large_tile_pays(Kernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
+                            bool upper_only = false, std::span<const TileRow> rows = kTiles) {
+  const TileRow* large = find_tile(kernel, TileSize::kLarge, rows);
+  const int64_t down = blocks_of(m, 128), across = blocks_of(n, 128);
+  const int64_t areas = batch * (upper_only ? down * (down + 1) / 2 : down * across);
   return large != nullptr && static_cast<double>(areas) >= large->pays_from * multiprocessors;
 }
 
@@ -129,7 +129,7 @@ bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int 
 // Thread blocks take turns of a tile each; tiles that lie outside C for the most part come last and
 // take half a turn. Fitted to an H200.
 // `upper_only`: of tiles on and above the diagonal alone.
-inline double product_time(const TileRow<Kernel>& row, const ProductSize& size, int multiprocessors,
+inline double product_time(const TileRow& row, const ProductSize& size, int multiprocessors,
                            bool upper_only = false) {
   constexpr double kLight = 0.5;
   constexpr double kStart = 3.5;  // launch, the first norms and loads
@@ -184,12 +184,12 @@ inline bool has_product_time(Kernel kernel) { return kernel <= Kernel::kSm90F32x
 inline TileSize choose_tile(Kernel kernel, const ProductSize& size, int multiprocessors,
                             std::optional<TileSize> forced = std::nullopt, bool upper_only = false,
                             bool has_all = true) {
-  const auto exists = [&](const TileRow<Kernel>& row) {
-    return row.kernel == kernel &&
+  const auto exists = [&](const TileRow& row) {
+    return row.kernel == with_tiles(kernel) &&
            (has_all || row.size == TileSize::kSmall || row.size == TileSize::kLarge);
   };
   if (forced) {
-    const TileRow<Kernel>* const row = find_tile(kernel, *forced);
+    const TileRow* const row = find_tile(kernel, *forced);
     return row != nullptr && exists(*row) ? *forced : TileSize::kSmall;
   }
   if (!has_product_time(kernel) || kernel == Kernel::kSm90F32x3) {
@@ -201,7 +201,7 @@ inline TileSize choose_tile(Kernel kernel, const ProductSize& size, int multipro
   }
   TileSize best = TileSize::kSmall;
   double least = std::numeric_limits<double>::infinity();
-  for (const TileRow<Kernel>& row : kTiles) {
+  for (const TileRow& row : kTiles) {
     if (!exists(row)) continue;
     const double time = product_time(row, size, multiprocessors);
     if (time < least) best = row.size, least = time;
@@ -240,7 +240,7 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
 
 // Tells whether half of a symmetric product and a pass that mirrors it take less time than the
 // whole, by these estimates. `bytes`: of the result.
-inline bool mirroring_pays(const TileRow<Kernel>& row, const ProductSize& size, int64_t bytes,
+inline bool mirroring_pays(const TileRow& row, const ProductSize& size, int64_t bytes,
                            int multiprocessors) {
   const double mirror = 2.5 + static_cast<double>(bytes) / 3e6;
   return product_time(row, size, multiprocessors, true) + mirror <
@@ -331,66 +331,53 @@ inline int group_rows(int64_t tile_columns) { return tile_columns <= 16 ? 8 : 16
 // With at most this many output channels, half of a tile of 128 channels is empty.
 constexpr int64_t kNarrowOutput = 64;
 
-// The kernel of a convolution without an im2col matrix. `hopper`: the Hopper kernels support it.
-inline ConvKernel choose_conv_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper) {
-  switch (dtype) {
-    case c10::ScalarType::Half:
-      return hopper ? ConvKernel::kSm90F16 : ConvKernel::kSm80F16;
-    case c10::ScalarType::BFloat16:
-      return hopper ? ConvKernel::kSm90Bf16 : ConvKernel::kSm80Bf16;
-    case c10::ScalarType::Float:
-      if (hopper) return allow_tf32 ? ConvKernel::kSm90Tf32 : ConvKernel::kSm90F32x3;
-      return allow_tf32 ? ConvKernel::kSm80Tf32 : ConvKernel::kSm80F32;
-    case c10::ScalarType::Double:
-      TORCH_INTERNAL_ASSERT(!hopper, "Hopper has no convolution of float64");
-      return ConvKernel::kSm80F64;
-    default:
-      TORCH_CHECK_TYPE(false, "no CUDA convolution for ", dtype);
-  }
-}
-
 // The tile of the portable convolution. Pixels and output channels are those of one group.
-inline TileSize choose_conv_tile_sm80(ConvKernel kernel, int64_t groups, int64_t pixels,
+inline TileSize choose_conv_tile_sm80(Kernel kernel, int64_t groups, int64_t pixels,
                                       int64_t out_channels, int multiprocessors,
                                       std::optional<TileSize> forced = std::nullopt) {
   const bool pays = out_channels > kNarrowOutput &&
-                    large_tile_pays(kernel, groups, pixels, out_channels, multiprocessors);
-  return pick_tile(kernel, pays, forced);
+                    large_tile_pays(kernel, groups, pixels, out_channels, multiprocessors,
+                                    /*upper_only=*/false, kConvTiles);
+  return pick_tile(kernel, pays, forced, kConvTiles);
 }
 
 // The tile of the Hopper convolution. `boxes`: boxes of 64 output pixels. Large tiles pay if they
 // make more waves than the table says; below that, small tiles fill more of the chip, and skip
 // more. With nothing skipped all tiles take the same time, and waves tell. Few output channels take
 // the narrow tile.
-inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, int64_t boxes,
+inline TileSize choose_conv_tile_sm90(Kernel kernel, int64_t out_channels, int64_t boxes,
                                       int multiprocessors, bool skips_nothing,
                                       std::optional<TileSize> forced = std::nullopt) {
-  if (out_channels <= kNarrowOutput && find_tile(kernel, TileSize::kNarrow) != nullptr) {
+  if (out_channels <= kNarrowOutput &&
+      find_tile(kernel, TileSize::kNarrow, kConvTiles) != nullptr) {
     return TileSize::kNarrow;
   }
-  const auto* small = find_tile(kernel, TileSize::kSmall);
-  const auto* large = find_tile(kernel, TileSize::kLarge);
+  const auto* small = find_tile(kernel, TileSize::kSmall, kConvTiles);
+  const auto* large = find_tile(kernel, TileSize::kLarge, kConvTiles);
   if (large == nullptr) return TileSize::kSmall;
   const auto tiles = [&](const TileConfig& tile) {
     return blocks_of(out_channels, tile.rows) * blocks_of(boxes, tile.columns / 64);
   };
-  const auto waves = [&](const TileRow<ConvKernel>& row) {
+  const auto waves = [&](const TileRow& row) {
     return static_cast<double>(blocks_of(tiles(row.config), multiprocessors));
   };
   constexpr double kLargeOverSmall = 1.85;  // the time of a tile, measured: 1.7 to 1.85
   const bool pays =
       static_cast<double>(tiles(large->config)) > large->pays_from * multiprocessors ||
       (skips_nothing && kLargeOverSmall * waves(*large) <= waves(*small));
-  return pick_tile(kernel, pays, forced);
+  return pick_tile(kernel, pays, forced, kConvTiles);
 }
 
-// The same where each pixel of a box is judged by itself. The list warp sets the pace there, and a
-// small tile gives it half as many boxes as a narrow one. So small tiles pay while all run at once,
-// though few output channels fill half of each.
-inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int multiprocessors) {
-  constexpr int64_t kBoxesOfSmall = 2;
-  const bool fits = blocks_of(boxes, kBoxesOfSmall) <= multiprocessors;
-  return out_channels <= kNarrowOutput && !fits ? TileSize::kNarrow : TileSize::kSmall;
+// The same where each pixel of a box is judged by itself. Medium tiles have one row of 64 channels,
+// so that pixels that do not count are cleared, which costs less than to put their sums back. They
+// pay while all run at once. Two on a multiprocessor hide each other's latencies, but share its
+// loads, so that they lose where each has many steps.
+inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int64_t steps,
+                                     int multiprocessors) {
+  constexpr int64_t kBoxesOfMedium = 2, kManySteps = 64;
+  const int64_t tiles = blocks_of(boxes, kBoxesOfMedium) * blocks_of(out_channels, kNarrowOutput);
+  const bool fits = tiles <= (steps < kManySteps ? 2 : 1) * int64_t{multiprocessors};
+  return out_channels <= kNarrowOutput || fits ? TileSize::kMedium : TileSize::kSmall;
 }
 
 // Clusters of 8 never won: 16 of them do not find room on an H200 at once.
@@ -470,16 +457,9 @@ bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, in
          padding_left_out() <= kMostPadding;
 }
 
-// Tells whether the thread blocks of Hopper's convolution claim their tiles from a counter. The
-// launch that computes norms also sets the counter to zero. If all norms are precomputed, the
-// counter costs a launch of its own, which pays only for large tiles.
-inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
-  return computes_norms || tile == TileSize::kLarge;
-}
-
 // A convolution of Hopper's kernel of boxes.
 struct ConvWork {
-  ConvKernel kernel;
+  Kernel kernel;
   int64_t out_channels;
   int64_t pixels;     // of the whole batch's output
   int64_t steps;      // 64 deep
@@ -487,7 +467,7 @@ struct ConvWork {
   bool by_pixel;      // each pixel of a box is judged by itself
   bool has_segments;  // it may have several
   bool skips_nothing;
-  bool computes_norms;  // see claims_conv_tiles()
+  bool computes_norms;
 };
 
 struct ConvChoice {
@@ -504,11 +484,17 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
                        ? 1
                        : choose_conv_segments(work.out_channels, work.pixels, work.steps,
                                               multiprocessors, forced_segments);
-  found.tile = work.by_pixel ? choose_by_pixel_tile(work.out_channels, work.boxes, multiprocessors)
-                             : choose_conv_tile_sm90(
-                                   work.kernel, work.out_channels, work.boxes, multiprocessors,
-                                   work.skips_nothing && found.segments == 1, forced_tile);
-  found.claims_tiles = !work.skips_nothing && claims_conv_tiles(found.tile, work.computes_norms);
+  const bool is_one = found.segments == 1;
+  found.tile =
+      !work.by_pixel
+          ? choose_conv_tile_sm90(work.kernel, work.out_channels, work.boxes, multiprocessors,
+                                  work.skips_nothing && is_one, forced_tile)
+      : is_one ? choose_by_pixel_tile(work.out_channels, work.boxes, work.steps, multiprocessors)
+               : TileSize::kSmall;
+  // Tiles are claimed from a counter, which the launch that computes norms also sets to zero. If
+  // all norms are precomputed, it costs a launch of its own, which pays only for large tiles.
+  found.claims_tiles =
+      !work.skips_nothing && (work.computes_norms || found.tile == TileSize::kLarge);
   return found;
 }
 

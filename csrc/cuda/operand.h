@@ -7,8 +7,8 @@
 #include <ATen/ops/empty.h>
 
 #include "checks.h"
-#include "cuda/matrices.h"
-#include "kernels/common/tau.h"
+#include "cuda/norm_map/norm_map.h"
+#include "kernels/common/parameters.h"
 #include "kernels/multiply/params.h"
 #include "threshold.h"
 

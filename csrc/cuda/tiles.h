@@ -26,39 +26,34 @@ enum class Kernel {
   kSm80F64
 };
 
-// The kernels of convolutions without an im2col matrix.
-enum class ConvKernel {
-  kSm90F16,
-  kSm90Bf16,
-  kSm90Tf32,
-  kSm90F32x3,
-  kSm80F16,
-  kSm80Bf16,
-  kSm80Tf32,
-  kSm80F32,
-  kSm80F64
-};
-
-template <class AnyKernel>
 struct TileRow {
-  AnyKernel kernel;
+  Kernel kernel;
   TileSize size;
   TileConfig config;
   double
       pays_from;  // per multiprocessor; the choose_...tile() functions of heuristics.h say of what
 };
 
+// The kernel whose tiles the table has for another, of entries as large.
+constexpr Kernel with_tiles(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::kSm90Bf16:
+      return Kernel::kSm90F16;
+    case Kernel::kSm80Bf16:
+    case Kernel::kSm80Tf32:
+      return Kernel::kSm80F16;
+    default:
+      return kernel;
+  }
+}
+
 // A tile's rows and columns are those of C. `bench.py mm`, run once for each tile, says from where
 // one pays.
-constexpr TileRow<Kernel> kTiles[] = {
+inline constexpr TileRow kTiles[] = {
     {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
-    {Kernel::kSm90Bf16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
     {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
-    {Kernel::kSm90Bf16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
     {Kernel::kSm90F16, TileSize::kMedium, {128, 128, 64, 128, 6, 1}, 0},
-    {Kernel::kSm90Bf16, TileSize::kMedium, {128, 128, 64, 128, 6, 1}, 0},
     {Kernel::kSm90F16, TileSize::kSquare, {192, 192, 64, 192, 4, 1}, 0},
-    {Kernel::kSm90Bf16, TileSize::kSquare, {192, 192, 64, 192, 4, 1}, 0},
     {Kernel::kSm90F32x1, TileSize::kSmall, {128, 64, 64, 64, 6, 1}, 0},
     {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
     // Smaller tiles suffice, because each loaded operand block is used in three products. Below
@@ -70,10 +65,6 @@ constexpr TileRow<Kernel> kTiles[] = {
     {Kernel::kSm90F64, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.5},
     {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
     {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
-    {Kernel::kSm80Bf16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
-    {Kernel::kSm80Bf16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
-    {Kernel::kSm80Tf32, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
-    {Kernel::kSm80Tf32, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
     {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 2}, 0},
     {Kernel::kSm80F32, TileSize::kLarge, {64, 128, 32, 64, 4, 2}, 1},
     {Kernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
@@ -81,28 +72,23 @@ constexpr TileRow<Kernel> kTiles[] = {
 };
 
 // A tile's rows x columns are output channels x pixels on sm_90, and pixels x output channels on
-// sm_80. On sm_90, a float32 output needs more shared memory, so TF32 has one stage less.
-constexpr TileRow<ConvKernel> kConvTiles[] = {
-    {ConvKernel::kSm90F16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
-    {ConvKernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
-    {ConvKernel::kSm90F16, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
-    {ConvKernel::kSm90Bf16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
-    {ConvKernel::kSm90Bf16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
-    {ConvKernel::kSm90Bf16, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
-    {ConvKernel::kSm90Tf32, TileSize::kSmall, {128, 128, 64, 128, 5, 1}, 0},
-    {ConvKernel::kSm90Tf32, TileSize::kLarge, {128, 256, 64, 128, 3, 1}, 2},
-    {ConvKernel::kSm90Tf32, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
-    {ConvKernel::kSm90F32x3, TileSize::kSmall, {128, 128, 64, 128, 3, 1}, 0},
-    {ConvKernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
-    {ConvKernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
-    {ConvKernel::kSm80Bf16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
-    {ConvKernel::kSm80Bf16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
-    {ConvKernel::kSm80Tf32, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
-    {ConvKernel::kSm80Tf32, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
-    {ConvKernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 2}, 0},
-    {ConvKernel::kSm80F32, TileSize::kLarge, {128, 64, 32, 32, 4, 1}, 1},
-    {ConvKernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
-    {ConvKernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
+// sm_80. kSm90F32x1 stands for TF32's own instructions here. Its float32 output needs more shared
+// memory, so it has one stage less.
+inline constexpr TileRow kConvTiles[] = {
+    {Kernel::kSm90F16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
+    {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
+    {Kernel::kSm90F16, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
+    {Kernel::kSm90F16, TileSize::kMedium, {64, 128, 64, 128, 4, 2}, 0},
+    {Kernel::kSm90F32x1, TileSize::kSmall, {128, 128, 64, 128, 5, 1}, 0},
+    {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 3, 1}, 2},
+    {Kernel::kSm90F32x1, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
+    {Kernel::kSm90F32x3, TileSize::kSmall, {128, 128, 64, 128, 3, 1}, 0},
+    {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
+    {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 2}, 0},
+    {Kernel::kSm80F32, TileSize::kLarge, {128, 64, 32, 32, 4, 1}, 1},
+    {Kernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
+    {Kernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
 };
 
 // The tiles of Hopper's convolution of half types where nothing is skipped.
@@ -110,23 +96,20 @@ constexpr UnskippedTile kUnskippedTiles[] = {{128, 96},  {128, 128}, {128, 160},
                                              {128, 208}, {128, 256}, {64, 192},  {64, 256},
                                              {64, 320},  {64, 384}};
 
-constexpr std::span<const TileRow<Kernel>> table_of(Kernel) { return kTiles; }
-constexpr std::span<const TileRow<ConvKernel>> table_of(ConvKernel) { return kConvTiles; }
-
-// The table's row for a kernel and size; null if there is none.
-template <class AnyKernel>
-constexpr const TileRow<AnyKernel>* find_tile(AnyKernel kernel, TileSize size) {
-  for (const TileRow<AnyKernel>& row : table_of(kernel)) {
-    if (row.kernel == kernel && row.size == size) return &row;
+// The row for a kernel and size, of products or of convolutions; null if there is none.
+constexpr const TileRow* find_tile(Kernel kernel, TileSize size,
+                                   std::span<const TileRow> rows = kTiles) {
+  for (const TileRow& row : rows) {
+    if (row.kernel == with_tiles(kernel) && row.size == size) return &row;
   }
   return nullptr;
 }
 
 // The tiles of one kernel, which its line in instances.in compiles.
-template <auto kKernel>
+template <Kernel kKernel, const auto& kRows = kTiles>
 constexpr kernels::Tiles kTilesOf = [] {
   const auto config = [](TileSize size) {
-    const auto* row = find_tile(kKernel, size);
+    const TileRow* row = find_tile(kKernel, size, kRows);
     return row == nullptr ? TileConfig{} : row->config;
   };
   return kernels::Tiles{config(TileSize::kSmall), config(TileSize::kLarge),

@@ -1,8 +1,5 @@
-// The record of the library's build, for Python. It links no torch. The facts come from the
-// compiler and from macros that setup.py defines.
+// The compiler's part of the record of the build, for Python. It links no torch.
 #include <pybind11/pybind11.h>
-
-namespace py = pybind11;
 
 namespace {
 
@@ -14,28 +11,10 @@ constexpr const char* kCompiler = "GCC " __VERSION__;
 constexpr const char* kCompiler = "unknown";
 #endif
 
-py::dict build_info() {
-  py::dict info;
-  info["version"] = SPAMM_VERSION;
-  info["torch"] = SPAMM_TORCH_VERSION;
-  info["compiler"] = kCompiler;
-  info["cxx_standard"] = __cplusplus;
-  info["cxx_flags"] = SPAMM_CXX_FLAGS;
-#ifdef SPAMM_CUDA_VERSION
-  info["cuda"] = SPAMM_CUDA_VERSION;
-  info["arch_list"] = py::str(SPAMM_CUDA_ARCH_LIST).attr("replace")(";", " ").attr("split")();
-  info["nvcc_flags"] = SPAMM_NVCC_FLAGS;
-#else
-  info["cuda"] = py::none();
-  info["arch_list"] = py::list();
-  info["nvcc_flags"] = py::none();
-#endif
-  return info;
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_build_info, m) {
-  m.doc() = "How the library of operators was built.";
-  m.def("build_info", &build_info);
+  m.doc() = "What compiled the library of operators.";
+  m.attr("compiler") = kCompiler;
+  m.attr("cxx_standard") = __cplusplus;
 }

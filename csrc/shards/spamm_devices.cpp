@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -173,8 +174,7 @@ std::vector<Tensor> spamm_shards_op(ProductShardsArguments& x) {
   return multiply_shards(a, b, knob, edges);
 }
 
-// ---- Operands on one device
-// -----------------------------------------------------------------------
+// ---- Operands on one device ---------------------------------------------------------------------
 
 constexpr int64_t kDelayNs = 150000;  // from the home part's first launch to a remote part's
 
@@ -421,6 +421,24 @@ Tensor spamm_from_home(const ProductArguments& product, const std::vector<at::De
   });
   return c;
 }
+
+namespace {
+
+// In the CPU's memory.
+void copy_rows_on_cpu(at::Device, at::Device, std::span<const RowBlock> blocks) {
+  for (const RowBlock& block : blocks) {
+    for (int64_t row = 0; row < block.rows; ++row) {
+      std::memcpy(static_cast<char*>(block.to) + row * block.to_stride,
+                  static_cast<const char*>(block.from) + row * block.from_stride,
+                  static_cast<size_t>(block.width));
+    }
+  }
+}
+
+const Backends<RowCopy> of_cpu(at::kCPU, Rank::kPortable,
+                               {&copy_rows_on_cpu, [] { return false; }});
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("spamm_shards", boxed<&spamm_shards_op>());

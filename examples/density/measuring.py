@@ -18,6 +18,7 @@ from spamm_torch.sparse.blocks import is_sparse
 
 DENSE, UNSKIPPED, EIGH = "torch.mm", "nothing skipped", "eigh"
 STORED = "dense storage"
+_OVER = {"eigh": EIGH, "dense": DENSE, "stored": STORED}  # peers, and the columns over them
 CONSTANT, SCHEDULED, FLOAT32 = "constant", "scheduled", "float32 first"
 _DIGITS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _GOAL = 1e-7  # hartree an atom, which the conclusion speaks of
@@ -118,9 +119,9 @@ def measure(
     # Peers converge as far as the most accurate schedule, and no further.
     tolerance = min((method.max_error for method in compared if method.max_error), default=0.0)
     rows: list[dict] = []
-    peers = {EIGH, DENSE, STORED}
+    peers = _OVER.values()
     dense = fock
-    if is_sparse(fock) and peers & {method.series for method in compared}:
+    if is_sparse(fock) and any(method.series in peers for method in compared):
         dense = sparse.to_dense(whole(fock), (problem.functions,) * 2)
     options = {"block": block, "tolerance": tolerance, "size": problem.functions}
     clocks: list[list[list[float]]] = [[] for _ in compared]
@@ -188,38 +189,32 @@ def _by_eigenvectors(fock: Tensor, occupied: int) -> Result:
 
 def tables(problem: str, rows: list[dict]) -> dict[str, list[dict]]:
     """The rows of measure as tables of results."""
-    peers = (EIGH, DENSE, STORED)
-    seconds = {row["series"]: row["seconds"] for row in rows if row["series"] in peers}
+    seconds = {row["series"]: row["seconds"] for row in rows}
     methods, iterations = [], []
     for row in rows:
         place = {"problem": problem, "method": name_of(row)}
         steps = row["iterations"]
         over = {
             f"over_{name}": seconds[peer] / row["seconds"]
-            for name, peer in (("dense", DENSE), ("eigh", EIGH), ("stored", STORED))
+            for name, peer in _OVER.items()
             if peer in seconds
         }
-        methods.append(
-            place
-            | row
-            | over
-            | {
-                "iterations": len(steps),
-                "most_valid": max((step["valid_ratio"] for step in steps), default=None),
-                "distance": max(abs(row["energy_error"]), _ROUNDING),
-            }
-        )
+        figures = {
+            "iterations": len(steps),
+            "most_valid": max((step["valid_ratio"] for step in steps), default=None),
+            "distance": max(abs(row["energy_error"]), _ROUNDING),
+        }
+        methods.append(place | row | over | figures)
         iterations += [place | {"iteration": i} | step for i, step in enumerate(steps, 1)]
     return {"density matrix": methods, "density matrix, iterations": iterations}
 
 
 def said(rows: list[dict]) -> str:
     """The tables in one line: the fastest method that is accurate enough."""
-    ours = [row for row in rows if row["series"] not in (EIGH, DENSE, STORED)]
+    ours = [row for row in rows if row["series"] not in _OVER.values()]
     enough = [row for row in ours if abs(row["energy_error"]) <= _GOAL] or ours[:1]
     best = min(enough, key=lambda row: row["seconds"])
-    names = (("eigh", EIGH), ("dense", DENSE), ("stored", STORED))
-    peers = ((best.get(f"over_{name}"), peer) for name, peer in names)
+    peers = ((best.get(f"over_{name}"), peer) for name, peer in _OVER.items())
     times = "".join(f", {value:.2g}x as fast as {peer}" for value, peer in peers if value)
     return (
         f"{best['problem']}: {best['method']}: energy error {abs(best['energy_error']):.1e} "

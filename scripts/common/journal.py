@@ -4,7 +4,6 @@ A journal is NAME.partial.json beside the results. It is written anew after each
 not at all, and removed when the results are written.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -34,36 +33,27 @@ class Journal:
 
     def __exit__(self, kind, error, _):
         if kind is KeyboardInterrupt and not str(error):
-            kept = f"finished groups are in {self.path}; the same command goes on from there"
-            if not self._groups:
-                kept = (
-                    "no group of measurements was finished; the same command begins with the first"
-                )
+            kept = "no group of measurements was finished; the same command begins with the first"
+            if self._groups:
+                kept = f"finished groups are in {self.path}; the same command goes on from there"
             raise KeyboardInterrupt(kept) from None
 
     def __contains__(self, key):
         return key in self._groups
 
-    def measured(self, key, measure, keep=lambda group: True):
+    def measured(self, key, measure):
         """The group ``key``: as it was measured before, else as ``measure()`` gives it now; plain
-        data in both cases, as json reads it. ``keep``: whether a new group counts as finished.
+        data in both cases, as json reads it.
         """
-        if key in self._groups:
-            return self._groups[key]
-        group = _plain(measure())
-        if keep(group):
-            self._groups[key] = group
-            self._save()
-        return group
+        if key not in self._groups:
+            self._groups[key] = _plain(measure())
+            content = {"settings": self._settings, "groups": self._groups}
+            write_atomically(self.path, lambda file: file.write(json.dumps(content).encode()))
+        return self._groups[key]
 
     def remove(self):
         """The results are written: the next run measures anew."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-
-    def _save(self):
-        content = {"settings": self._settings, "groups": self._groups}
-        write_atomically(self.path, lambda file: file.write(json.dumps(content).encode()))
+        self.path.unlink(missing_ok=True)
 
     def _load(self):
         try:
@@ -82,8 +72,8 @@ class Journal:
             old, new = (json.dumps(of.get(name)) for of in (stored, self._settings))
             if old != new:
                 raise UserError(
-                    f"expected {name} {_short(old)}, as in the unfinished run in {self.path}; got "
-                    f"{_short(new)}: give the same options, or measure anew with --fresh"
+                    f"expected {name} {old[:60]}, as in the unfinished run in {self.path}; got "
+                    f"{new[:60]}: give the same options, or measure anew with --fresh"
                 )
         return groups
 
@@ -111,7 +101,3 @@ def model_digest(model):
 
 def _plain(value):
     return json.loads(json.dumps(value, default=str))
-
-
-def _short(text):
-    return text if len(text) <= 60 else text[:57] + "..."

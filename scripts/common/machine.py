@@ -2,7 +2,6 @@
 
 import platform
 import re
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -46,19 +45,3 @@ def _device_name(device):
     found = re.search(r"model name\s*:\s*(.*\S)", Path("/proc/cpuinfo").read_text())
     name = found[1] if found else platform.machine()
     return f"{name}, {torch.get_num_threads()} threads ({torch.backends.cpu.get_cpu_capability()})"
-
-
-def peer_libraries(device):
-    """Versions of the libraries by which torch multiplies on a device, for people: on CUDA those
-    that pip installed with torch, on a CPU those that torch was built with.
-    """
-    if device.type == "cuda":
-        names = re.compile(r"nvidia-(cublas|cudnn|cusparse)(-cu\d+)?")
-        installed = {of.name: of.version for of in metadata.distributions()}
-        found = [f"{name} {installed[name]}" for name in sorted(installed) if names.fullmatch(name)]
-    else:
-        built = torch.__config__.show()
-        known = {"MKL": r"Math Kernel Library Version ([\d.]+)", "oneDNN": r"MKL-DNN v([\d.]+)"}
-        versions = {name: re.search(pattern, built) for name, pattern in known.items()}
-        found = [f"{name} {version[1]}" for name, version in versions.items() if version]
-    return ", ".join(found) or "unknown"

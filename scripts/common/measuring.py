@@ -12,7 +12,7 @@ from models.files import UserError, first_line
 
 def tables_of(cells, journal, steps):
     """The tables of rows of all cells, {name: call that gives {kind: rows} as plain data}, joined.
-    Cells whose name the journal has are not measured again; it keeps none to try again.
+    Cells whose name the journal has are not measured again.
     """
     finished = sum(name in journal for name in cells)
     resumed = f"resumed from {journal.path} at {finished} of {len(cells)}"
@@ -20,7 +20,7 @@ def tables_of(cells, journal, steps):
     tables = {}
     for done, (name, measure) in enumerate(cells.items(), start=1):
         new = name not in journal
-        found = journal.measured(name, measure, lambda found: not failed(found))
+        found = journal.measured(name, measure)
         if new:
             steps.at(done, len(cells), f"{name}: {said_of(found)}")
         for kind, rows in found.items():
@@ -28,17 +28,10 @@ def tables_of(cells, journal, steps):
     return tables
 
 
-def may_pass(error):
-    """Tells whether what raised this may succeed another time, as when others left no memory."""
-    passing = (torch.OutOfMemoryError, MemoryError, torch.AcceleratorError, OSError)
-    signs = ("CUDA error", "out of memory", "allocate memory")  # what a RuntimeError says then
-    return isinstance(error, passing) or any(sign in first_line(error) for sign in signs)
-
-
 def attempt(kind, measure, **place):
     """{kind: rows} of a cell: its place and what ``measure()`` gives, rows or such a dict; if it
-    fails, a row with "absent", the error's first line, and "may_pass" where another try may
-    succeed. A UserError ends the run, as a wrong result must.
+    fails, a row with "absent", the error's first line. A UserError ends the run, as a wrong result
+    must.
     """
     try:
         found = measure()
@@ -47,7 +40,7 @@ def attempt(kind, measure, **place):
     except UserError:
         raise
     except Exception as error:
-        failure = {"absent": first_line(error)} | ({"may_pass": True} if may_pass(error) else {})
+        failure = {"absent": first_line(error)}
     gc.collect()  # what the failed call held, so that the next one finds memory
     torch.cuda.empty_cache()
     return {kind: [place | failure]}
@@ -64,21 +57,6 @@ def require_near(error, most, of):
         raise UserError(
             f"wrong result {of}: expected an error of at most {most:.3g}; got {error:.3g}"
         )
-
-
-def close(journal, tables, console):
-    """Ends a journal whose tables are written; it stays where another try may fill some rows."""
-    if left := failed(tables):
-        console.print(
-            f"{left} cells failed; the same command tries these again, --fresh measures all"
-        )
-    else:
-        journal.remove()
-
-
-def failed(tables):
-    """The number of rows that another try may fill."""
-    return sum(row.get("may_pass", False) for rows in tables.values() for row in rows)
 
 
 def compiled(model, example, console):

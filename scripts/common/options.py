@@ -83,10 +83,6 @@ def add_output_options(parser, name=None):
     parser.add_argument("--fresh", action="store_true", help=what)
 
 
-def add_sizes_option(parser, default, what="edges of the square matrices"):
-    add_numbers(parser, "--sizes", what, default, "N")
-
-
 def add_repeats_option(parser, default):
     add_numbers(parser, "--repeats", "rounds of each timing", default, "ROUNDS", nargs=None)
 
@@ -102,13 +98,22 @@ def add_cold_option(parser):
 
 def fill_in(options, defaults):
     """Makes ``options.device`` a torch.device, and gives options that were left out its
-    ``defaults``, {"cpu" or "cuda": {name of the option: value}}.
+    ``defaults``, {"cpu" or "cuda": {name of the option: value}}. Those with ``parts`` get as many
+    ``devices``: CUDA's, or the CPU for each part; UserError where there are fewer.
     """
-    if isinstance(options.device, str):
-        options.device = choose_device(options.device)
+    import torch  # not above: options are read without it, as by --help and by what draws pictures
+
+    options.device = choose_device(options.device)
     if hasattr(options, "parts"):
-        options.devices = choose_devices(options.device, options.parts)
-        options.device = options.devices[0]
+        options.devices = [options.device] * options.parts
+        if options.device.type == "cuda":
+            if (found := torch.cuda.device_count()) < options.parts:
+                raise UserError(
+                    f"expected {options.parts} CUDA devices, one a part; got {found} (--device cpu "
+                    "does without)"
+                )
+            options.devices = [torch.device("cuda", index) for index in range(options.parts)]
+            options.device = options.devices[0]
     for name, value in defaults[options.device.type].items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
@@ -116,25 +121,11 @@ def fill_in(options, defaults):
 
 def choose_device(name):
     """The torch.device of an option --device; UserError: cuda where there is none."""
-    import torch  # not above: options are read without it, as by --help and by what draws pictures
+    import torch
 
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("expected a CUDA device; torch finds none")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def choose_devices(device, parts):
-    """So many CUDA devices, or the CPU for each part; UserError where there are fewer."""
-    import torch
-
-    if device.type == "cpu":
-        return [device] * parts
-    found = torch.cuda.device_count()
-    if found < parts:
-        raise UserError(
-            f"expected {parts} CUDA devices, one a part; got {found} (--device cpu does without)"
-        )
-    return [torch.device("cuda", index) for index in range(parts)]
 
 
 def show(values):

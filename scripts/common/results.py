@@ -199,13 +199,13 @@ KINDS: dict[str, Kind] = {
         "stored, products, mm_ms, share_before, tflops, speedup, over_dense, over_entries"),
     "block-sparse density": Kind("n",
         "The density matrix of water clusters; the energy error is in hartree an atom:",
-        f"waters, {_STEPS}, over_dense, peak_gb",
+        f">waters, {_STEPS}, over_dense, peak_gb",
         picture=Picture("n", "sp2_ms", "device", "", {}, "xy", ("functions", "SP2, ms"),
                         "Block-sparse density matrices of water clusters",
                         "by the number of basis functions N; lower is better")),
     "block-sparse density, ranks": Kind("n",
         "The density matrix of water clusters whose block rows lie on several GPUs:",
-        f"waters, {_STEPS}, peak_gb"),
+        f">waters, {_STEPS}, peak_gb"),
     "density matrix": Kind("problem method",
         "Methods; the energy error is in hartree an atom, the bound that of each step:",
         "seconds, over_dense, over_eigh, over_stored, energy_error, iterations, most_valid",
@@ -366,7 +366,8 @@ def said_of(found):
     names, figure = _differing(kind, rows), KINDS[kind].figure
     at = (" ".join(text(row.get(name), name) for name in names) for row in rows)
     pairs = zip(at, rows, strict=True)
-    return ", ".join(f"{place}: {text(row.get(figure), figure)}" for place, row in pairs)
+    words = (f"{place}: {text(row.get(figure), figure)}" for place, row in pairs)
+    return ", ".join(word.removeprefix(": ") for word in words)
 
 
 def said(tables):
@@ -465,7 +466,10 @@ def _of_table(kind, of_runs, brief):
 def _cells(kind, rows):
     """Head and rows of a table, as text, and how many columns say where a row belongs."""
     rows = [row for row in rows if kind.title and not row.get("absent")]
-    has = {name for row in rows for name, value in row.items() if value not in (None, False)}
+    has = {name for row in rows for name, value in row.items() if value is not None}
+    has -= {
+        name for name in kind.key if not any(row.get(name) not in (None, False) for row in rows)
+    }
     index = [name for name in ("run", *kind.key) if name in has and name not in kind.across]
     if len({row.get("run") for row in rows}) == 1:
         index = [name for name in index if name != "run"]

@@ -36,28 +36,16 @@ def said(tables):
 
 @torch.inference_mode()
 def _rows(device, n):
-    """One row for each ratio of the paper's."""
-    norms = _norm_map(n, device)
-    return [_row(n, norms, ratio) for ratio in paper.RATIOS]
-
-
-def _norm_map(n, device):
-    """The error of the square of the paper's matrix, which stands on both sides of the product."""
-    strips = range(0, n, _STRIP)
-    maps = [
-        spamm_torch.norm_map(decay_rows("decay", n, at, min(n, at + _STRIP), device), BLOCK)
-        for at in strips
-    ]
-    return torch.cat(maps)
-
-
-def _row(n, norms, ratio):
-    tau = spamm_torch.find_tau(norms, norms, ratio)
-    valid_ratio = spamm_torch.valid_ratio(norms, norms, tau).item()
-    row = {"ratio": ratio, "tau": tau.item(), "valid_ratio": valid_ratio}
-    of_paper = paper.TAU.get((n, ratio))
-    if of_paper is not None:
-        at_papers = spamm_torch.valid_ratio(norms, norms, of_paper)
-        row["valid_at_papers"] = at_papers.item()
-        row |= {"paper": of_paper, "difference": row["tau"] / of_paper - 1}
-    return row
+    """One row for each ratio of the paper's, of the square of its matrix."""
+    strips = (decay_rows("decay", n, at, min(n, at + _STRIP), device) for at in range(0, n, _STRIP))
+    norms = torch.cat([spamm_torch.norm_map(strip, BLOCK) for strip in strips])
+    rows = []
+    for ratio in paper.RATIOS:
+        tau = spamm_torch.find_tau(norms, norms, ratio)
+        valid_ratio = spamm_torch.valid_ratio(norms, norms, tau).item()
+        row = {"ratio": ratio, "tau": tau.item(), "valid_ratio": valid_ratio}
+        if of_paper := paper.TAU.get((n, ratio)):
+            row["valid_at_papers"] = spamm_torch.valid_ratio(norms, norms, of_paper).item()
+            row |= {"paper": of_paper, "difference": row["tau"] / of_paper - 1}
+        rows.append(row)
+    return rows

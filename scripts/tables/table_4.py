@@ -4,6 +4,7 @@ Errors are against the dense product in float64, so they hold rounding, too; bes
 bound of what skipping loses.
 """
 
+import itertools
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -103,40 +104,32 @@ def measure(a, precision, repeats):
     """
     a = a.to(use_precision(precision))
     exact = a.double() @ a.double()
+    places = list(itertools.product(BLOCKS, (0.0, *TAUS)))
     calls = {"dense": partial(torch.mm, a, a)}
-    for block in BLOCKS:
-        for tau in (0.0, *TAUS):
-            calls[block, tau] = partial(spamm_torch.mm, a, a, tau=tau, block=block)
-    norms = {block: spamm_torch.norm_map(a, block) for block in BLOCKS}
+    for block, tau in places:
+        calls[block, tau] = partial(spamm_torch.mm, a, a, tau=tau, block=block)
     errors = {key: _distance(call(), exact) for key, call in calls.items()}
-    bounds = {
-        (block, tau): spamm_torch.error_bound(norms[block], norms[block], tau).item()
-        for block in BLOCKS
-        for tau in TAUS
-    }
-    rounding = TOLERANCE[precision] * norms[BLOCKS[0]].double().square().sum().item()
-    for (block, tau), bound in bounds.items():
+    rounding, rows = TOLERANCE[precision] * a.double().square().sum().item(), []
+    times = interleaved(calls, a.device, repeats)
+    for block, tau in places:
+        norms, own = spamm_torch.norm_map(a, block), times[block, tau]
+        bound = spamm_torch.error_bound(norms, norms, tau).item()
         of = f"in {precision}, block {block}, tau {tau:g}"
         require_near(errors[block, tau], bound + rounding, of)
-    times = interleaved(calls, a.device, repeats)
-
-    def row(block, tau):
-        own, dense, unskipped = times[block, tau], times["dense"], times[block, 0.0]
-        return {
+        row = {
             "block": block,
             "tau": tau,
             "norm": exact.norm().item(),
             "error": errors[block, tau],
             "dense_error": errors["dense"],
-            "bound": bounds[block, tau],
-            "valid_ratio": spamm_torch.valid_ratio(norms[block], norms[block], tau).item(),
-            "dense_ms": dense.median,
-            "unskipped_ms": unskipped.median,
-            "speedup_unskipped": unskipped.median / own.median,
-            **own.over(dense),
+            "bound": bound,
+            "valid_ratio": spamm_torch.valid_ratio(norms, norms, tau).item(),
+            "dense_ms": times["dense"].median,
+            "unskipped_ms": times[block, 0.0].median,
+            "speedup_unskipped": times[block, 0.0].median / own.median,
         }
-
-    return [row(*place) for place in bounds]
+        rows += [row | own.over(times["dense"])] if tau else []
+    return rows
 
 
 def _distance(product, exact):

@@ -74,6 +74,7 @@ class Bench:
     def set_inputs(self, inputs: Sequence[Any], example: Any, progress: Progress) -> None:
         """Gives it what it measures on."""
         self._inputs, self._example, self.progress = inputs, example, progress
+        self._device = next(self.model.parameters()).device
         before = itertools.accumulate(map(batch_size, inputs), initial=0)
         pairs = zip(inputs, before, strict=False)
         self._measured = [value for value, count in pairs if count < _MEASURED]
@@ -191,7 +192,7 @@ class Bench:
             with observed({name: self.layers[name] for name in engines}, compute, before=True):
                 call(self.model, self._example)
 
-        times = self._measure(run)
+        times = times_of_parts(run, self._device)
         return {
             name: _faster(options[name], [(trial, times[trial]) for trial in of])
             for name, of in engines.items()
@@ -209,12 +210,8 @@ class Bench:
                     call(self.model, self._example)
                     mark("")
 
-        times = self._measure(run)
+        times = times_of_parts(run, self._device)
         return [times[trial] for trial in forms]
-
-    def _measure(self, run: Callable[[Mark], None]) -> dict[Any, Timing]:
-        device = next(self.model.parameters()).device
-        return times_of_parts(run, device)
 
 
 def _options(found: Mapping[Any, Tensor], size: float) -> list[Option]:

@@ -134,8 +134,8 @@ def _roles(placements: list[tuple[Placement, Placement]]) -> list[Role]:
         role: Role = "whole"
         if any(placement != Replicate() for placement in pair):
             by_columns = all(placement in (Replicate(), Shard(1)) for placement in pair)
-            wanted: Role = "columns" if by_columns else "rows"
-            role = wanted if wanted in free else (free or ["whole"])[0]
+            role = "columns" if by_columns else "rows"
+            role = role if role in free else (free or ["whole"])[0]
         if role in free:
             free.remove(role)
         roles.append(role)

@@ -120,7 +120,7 @@ class _Products:
     def shifted(self, a: Tensor, scale: float, shift: float) -> Operand:
         return self.operand(self.of.shifted(a, scale, shift))
 
-    def expanded(self, h: Tensor, expansion: Expansion) -> tuple[Tensor, Tensor]:
+    def expand(self, h: Tensor, expansion: Expansion) -> tuple[Tensor, Tensor]:
         """X behind an expansion; the trace and the norm of each V."""
         v, forms, sums = self.shifted(h, *expansion.start()), iter(expansion.forms), []
         while True:
@@ -232,12 +232,12 @@ class _States:
 
     @property
     def of_overlap(self) -> float:
-        """How many times an error of Z^T S Z = 1 is one of X: e / (e - e') of two states."""
+        """The errors of X over those of Z^T S Z = 1: e / (e - e') of two states."""
         homo, lumo = (abs(self.mu), 0.0) if self.homo is None else (self.homo, self.lumo)
         return 1 + max(0.0, homo, -lumo) / self.gap if self.gap < math.inf else 1.0
 
 
-def _expanded(
+def _expand(
     by: _Products, h: Tensor, target: _Target, plan: Expansion | None, expansion: Expansion
 ) -> tuple[Tensor, list[float]]:
     """X behind the steps of a plan, or of those that the trace or the chemical potential decides,
@@ -292,7 +292,7 @@ def _residual(trace: float, norm: float, shift: float, size: int) -> tuple[float
 
 
 def _states(by: _Products, h: Tensor, target: _Target, plan: Expansion | None) -> _States:
-    """By a plan that a call before makes likely, else by steps that are found on the way."""
+    """Occupies states by a plan that a call before makes likely, else by steps found on the way."""
     of, kt, count, mu = by.of, target.kt, target.count, target.mu
     spectrum = _spectrum(of, h)
     is_none, is_all = count == 0, count == of.size
@@ -307,11 +307,11 @@ def _states(by: _Products, h: Tensor, target: _Target, plan: Expansion | None) -
     margin = ROOM * (TAIL + REACH) * kt
     for number in range(8):
         expansion = plan or Expansion(spectrum[0] - margin, spectrum[1] + margin)
-        x, residuals = _expanded(by, h, target, plan, expansion)
+        x, residuals = _expand(by, h, target, plan, expansion)
         if expansion.separates:
-            found = _projector(by, x, target, plan, expansion, residuals)
-            if found is not None and found.gap > 2 * TAIL * kt:
-                return found
+            states = _projector(by, x, target, plan, expansion, residuals)
+            if states is not None and states.gap > 2 * TAIL * kt:
+                return states
             if not kt and plan is None:
                 where = f"above {count:g} electrons of a spin" if mu is None else f"around {mu:g}"
                 raise NotConverged(
@@ -320,10 +320,10 @@ def _states(by: _Products, h: Tensor, target: _Target, plan: Expansion | None) -
                 )
             middle = expansion.energy(0.5, len(expansion.steps))
         else:
-            found = _fermi(by, x, target, expansion)
-            if found.wrong < math.inf:
-                return found
-            middle = found.mu
+            states = _fermi(by, x, target, expansion)
+            if states.wrong < math.inf:
+                return states
+            middle = states.mu
         was_guessed = number == 0 and plan is not None
         plan = None if was_guessed else expansion_for(*fermi_window(kt, spectrum, middle))
     raise NotConverged(
@@ -345,7 +345,7 @@ def _projector(
     expansion: Expansion,
     residuals: list[float],
 ) -> _States | None:
-    """None where the steps have not separated as many states as target."""
+    """The projector; None where the steps have not separated as many states as the target has."""
     of = by.of
     trace = float(of.diagonal(x).sum())
     count = round(trace) if target.count is None else target.count
@@ -353,7 +353,7 @@ def _projector(
         return None
     error = by.error + _EPS * math.sqrt(of.size)
     homo, lumo = edges(expansion, residuals, error * math.sqrt(of.size))
-    if plan:  # made so that no state is in its window
+    if plan:  # no state is in its window
         homo, lumo = min(homo, target.window[0]), max(lumo, target.window[1])
     expansion = replace(expansion, window=(homo, lumo))
     wrong = min(1 - expansion.gaps()[-1], abs(residuals[-1])) + 2 * _LAST * error
@@ -362,8 +362,8 @@ def _projector(
 
 
 def _fermi(by: _Products, x: Tensor, target: _Target, expansion: Expansion) -> _States:
-    """With an infinite error where the chemical potential is not in the window's middle: where it
-    may be instead.
+    """The Fermi function. Where the chemical potential is not in the window's middle, the error is
+    infinite, and ``mu`` is where it may be instead.
     """
     of, kt = by.of, target.kt
     enough = max(target.accuracy / 10, 2 * math.exp(-TAIL))
@@ -400,7 +400,7 @@ def _response(of: Matrices, spin: "_Spin", g: Tensor) -> Tensor:
         expansion = expansion_for(spectrum, expansion.window, 1e-13)
 
     def function(matrix: Tensor) -> Tensor:
-        x, _ = by.expanded(matrix, expansion)
+        x, _ = by.expand(matrix, expansion)
         if coefficients is None:
             return x
         chebyshev = _chebyshev(by, by.shifted(x, 2.0, -1.0), len(coefficients) - 1)
@@ -417,20 +417,20 @@ class _Differentiable(torch.autograd.Function):
     """Density matrices and the free energy of dense tensors, in the caller's order."""
 
     @staticmethod
-    def forward(ctx: Any, solver: "DensitySolver", made: "list[_Spin]", *given: Tensor) -> Any:
-        ctx.solver, ctx.made = solver, made
-        free = torch.tensor(sum(x.free for x in made), dtype=torch.float64, device=given[0].device)
-        return (*(solver.forms.given_back(x.density, given[0]) for x in made), free)
+    def forward(ctx: Any, solver: "DensitySolver", spins: "list[_Spin]", *given: Tensor) -> Any:
+        ctx.solver, ctx.spins = solver, spins
+        free = torch.tensor(sum(x.free for x in spins), dtype=torch.float64, device=given[0].device)
+        return (*(solver.forms.given_back(x.density, given[0]) for x in spins), free)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        solver, made = ctx.solver, ctx.made
-        of_f, of_s = [], torch.zeros_like(made[0].h)
+        solver, spins = ctx.solver, ctx.spins
+        of_f, of_s = [], torch.zeros_like(spins[0].h)
         z, zt = (
             (torch.eye(len(of_s)).to(of_s),) * 2 if solver.z is None else (x for x, _ in solver.z)
         )
-        for spin, grad in zip(made, grads[:-1], strict=True):
+        for spin, grad in zip(spins, grads[:-1], strict=True):
             g = solver.forms.ordered(grad.to(of_s))
             g = (g + g.mT) / 2
             response = _response(solver.forms.of(spin.h), spin, zt @ g @ z) * spin.occupation
@@ -452,11 +452,11 @@ class _Graph:
         here, there = torch.cuda.current_stream(h.device), torch.cuda.Stream(h.device)
         there.wait_stream(here)
         with torch.cuda.stream(there):
-            by.expanded(self.h, plan)  # libraries take their memory before the capture
+            by.expand(self.h, plan)  # libraries take their memory before the capture
         here.wait_stream(there)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(h.device), torch.cuda.graph(self.graph):
-            self.x, self.sums = by.expanded(self.h, plan)
+            self.x, self.sums = by.expand(self.h, plan)
 
     def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
         self.h.copy_(h)
@@ -486,11 +486,11 @@ class _Forms:
 
     def kept(self, a: Any, name: str) -> Tensor:
         """Its symmetric part: it is checked to be finite and symmetric."""
-        found = self.ordered(_tensor(a, name, self.block).to(self.device, torch.float64), name)
-        found = self.of(found).kept(found, name)
-        if self.is_sparse and not is_sparse(found):
-            found = sparse.from_dense(found, self.block, drop=_EPS * _largest(found))
-        return found
+        matrix = self.ordered(_tensor(a, name, self.block).to(self.device, torch.float64), name)
+        matrix = self.of(matrix).kept(matrix, name)
+        if self.is_sparse and not is_sparse(matrix):
+            matrix = sparse.from_dense(matrix, self.block, drop=_EPS * _largest(matrix))
+        return matrix
 
     def ordered(self, a: Tensor, name: str = "A") -> Tensor:
         edge = a.values().shape[-1] if is_sparse(a) else 1
@@ -538,7 +538,7 @@ def _tensor(a: Any, name: str, block: int) -> Tensor:
             f"{name} must be an array of numpy, a sparse matrix of scipy or a tensor; got "
             f"{type(a).__name__}"
         )
-    # Of any order of bytes and direction of strides.
+    # Any order of bytes and direction of strides will do.
     return torch.tensor(a.__array__().astype("float64", order="C"), device="cpu")
 
 
@@ -551,15 +551,15 @@ def _permutation(order: Any) -> Tensor:
     """An order of functions as int64, each number once."""
     given = order if isinstance(order, Tensor) else torch.as_tensor(list(order), device="cpu")
     is_whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    found = given.long() if is_whole and given.dim() == 1 else None
-    if found is None or not torch.equal(
-        found.sort()[0], torch.arange(len(found), device=found.device)
+    numbers = given.long() if is_whole and given.dim() == 1 else None
+    if numbers is None or not torch.equal(
+        numbers.sort()[0], torch.arange(len(numbers), device=numbers.device)
     ):
         raise ValueError(
             f"order must name each function once, 0 to N - 1; got {given.dtype} of shape "
-            f"{tuple(given.shape)}" + (f", {given.tolist()[:5]} ..." if found is not None else "")
+            f"{tuple(given.shape)}" + (f", {given.tolist()[:5]} ..." if numbers is not None else "")
         )
-    return found
+    return numbers
 
 
 # ---- The solver ---------------------------------------------------------------------------------
@@ -684,10 +684,10 @@ class DensitySolver:
         max_error, by = 1e-3 * self.accuracy, _Products(of, 0.0)
         for _ in range(2):
             try:
-                made = inverse_factor(s, max_error=max_error, **options)
+                factor = inverse_factor(s, max_error=max_error, **options)
             except NotConverged:  # then what rounding allows: a result's error tells
-                made = inverse_factor(s, max_error=0.0, **options)
-            z, self._off = made.matrix, made.residual
+                factor = inverse_factor(s, max_error=0.0, **options)
+            z, self._off = factor.matrix, factor.residual
             self._row, self._norm = float(_row_squares(z).max()), float(norm_of(z))
             max_error = 0.02 * self.accuracy / math.sqrt(self._row)
             if self._off <= 5 * max_error:
@@ -736,60 +736,64 @@ class DensitySolver:
             raise ValueError(f"F must be one matrix or two of alpha and beta; got {len(focks)}")
         if self._forms is None:
             self._open(focks[0], "F")
-        wanted = _occupations(self.forms.size, electrons, spin, mu, temperature)
-        is_open = is_pair or wanted[0] != wanted[1]
+        occupations = _occupations(self.forms.size, electrons, spin, mu, temperature)
+        is_open = is_pair or occupations[0] != occupations[1]
         has_gradient = torch.is_grad_enabled() and (
             self._overlap is not None or any(getattr(f, "requires_grad", False) for f in focks)
         )
         if has_gradient and self.forms.is_sparse:
             raise RuntimeError("block-sparse matrices have no gradient: expected dense storage")
-        kt, made, products = BOLTZMANN * temperature, [], 0
+        kt, spins, products = BOLTZMANN * temperature, [], 0
         for number in range(1 + is_open):
             f = self.forms.kept(focks[number % len(focks)], "F")
-            given = (*wanted[number], kt)
-            spins = 1 if is_open else 2
+            given = (*occupations[number], kt)
+            occupation = 1 if is_open else 2
             weighted = energy_weighted or has_gradient
-            one, count = self._solved(f, given, accuracy / spins, number, spins, weighted)
-            made.append(one)
+            one, count = self._solve(f, given, accuracy / occupation, number, occupation, weighted)
+            spins.append(one)
             products += count
-        density, energy, free = self._outputs(focks, made, has_gradient)
+        density, energy, free = self._outputs(focks, spins, has_gradient)
         weighted_density = None
         if energy_weighted:
-            back = [self.forms.given_back(x.weighted, focks[0]) for x in made]
+            back = [self.forms.given_back(x.weighted, focks[0]) for x in spins]
             weighted_density = _joined(back)
 
         def each(values: list[Any]) -> Any:
             return tuple(values) if is_open else values[0]
 
-        states = [x.states for x in made]
+        states = [x.states for x in spins]
         return Density(
             density=_joined(density),
             energy=energy,
             free_energy=free,
-            entropy=sum(x.states.entropy * x.occupation for x in made),
+            entropy=sum(x.states.entropy * x.occupation for x in spins),
             chemical_potential=each([x.mu for x in states]),
             homo=each([x.homo for x in states]),
             lumo=each([x.lumo for x in states]),
-            electrons=sum(x.states.count * x.occupation for x in made),
+            electrons=sum(x.states.count * x.occupation for x in spins),
             energy_weighted=weighted_density,
-            error=max(x.error for x in made),
-            bound=math.hypot(*(x.bound for x in made)),
-            residual=max(x.residual for x in made),
+            error=max(x.error for x in spins),
+            bound=math.hypot(*(x.bound for x in spins)),
+            residual=max(x.residual for x in spins),
             products=products,
         )
 
-    def _outputs(self, focks: list[Any], made: list[_Spin], has_gradient: bool) -> Any:
+    def _outputs(self, focks: list[Any], spins: list[_Spin], has_gradient: bool) -> Any:
         """Density matrices, energy and free energy."""
         if not has_gradient:
-            found = [self.forms.given_back(x.density, focks[0]) for x in made]
-            return found, sum(x.energy for x in made), sum(x.free for x in made)
-        pairs = [focks[number % len(focks)] for number in range(len(made))]
-        *found, free = _Differentiable.apply(self, made, *pairs, self._overlap)
-        if made[0].kt or made[0].is_fixed:
-            return found, sum((d * f).sum() for d, f in zip(found, pairs, strict=True)), free
-        return found, free, free
+            densities = [self.forms.given_back(x.density, focks[0]) for x in spins]
+            return densities, sum(x.energy for x in spins), sum(x.free for x in spins)
+        pairs = [focks[number % len(focks)] for number in range(len(spins))]
+        *densities, free = _Differentiable.apply(self, spins, *pairs, self._overlap)
+        if spins[0].kt or spins[0].is_fixed:
+            return (
+                densities,
+                sum((d * f).sum() for d, f in zip(densities, pairs, strict=True)),
+                free,
+            )
+        return densities, free, free
 
-    def _solved(
+    def _solve(
         self,
         f: Tensor,
         given: tuple[float | None, float | None, float],
@@ -798,18 +802,18 @@ class DensitySolver:
         occupation: int,
         is_weighted: bool,
     ) -> tuple[_Spin, int]:
-        """Of one spin, to an accuracy of D / occupation; and the number of products."""
+        """Solves one spin to an accuracy of D / occupation; also the number of products."""
         kt, of = given[2], self.forms.of(f)
         _, given_before, last = self._last.get(number, (None, None, None))
         gap, row = (last.gap, last.row) if last else (_SLOPE * kt or 1.0, min(self._row, 1.0))
-        # What met the accuracy in the call before does so again: a whole run less.
+        # The scale that met the accuracy in the call before does so again: a whole run less.
         scale = last.scale if last and given_before == given else 0.2 if kt else 1.0
         of_h, h = math.inf, f
         back = _Products(of, _OF_D * accuracy / self._norm)
         for _ in range(_TRIES):
             allowed = accuracy / self._growth(row, kt)  # what an error of X may be
             if of_h > (limit := _OF_H * allowed * min(1.0, 10 * gap)):
-                of_h, h = limit, self._transformed(_Products(of, limit / self._norm), f)
+                of_h, h = limit, self._in_basis(_Products(of, limit / self._norm), f)
             by = _Products(of, allowed * scale)
             plan, window = self._plan(h, number, given, allowed)
             states = _states(by, h, _Target(*given, allowed, window), plan)
@@ -852,19 +856,19 @@ class DensitySolver:
         return one, len(of.steps)
 
     def _growth(self, row: float, kt: float) -> float:
-        """How many times an error of X is one of an entry of D: the lengths of a row of Z and, but
-        of a Fermi function, of Z X.
+        """The errors of an entry of D over those of X: the lengths of a row of Z and, but for a
+        Fermi function, of Z X.
         """
         return self._row if kt else math.sqrt(self._row * max(row, 1e-4 * self._row))
 
     def _off_occupied(self, by: _Products, x: Operand) -> float:
         """The norm of (Z^T S Z - 1) X: most of Z^T S Z - 1 is between empty states."""
         assert self.z is not None
-        found = by.product(self._s, by.product(self.z[0], x, symmetric=False), symmetric=False)
-        found = by.product(self.z[1], found, x[0], beta=-1.0, symmetric=False)
-        return float(norm_of(found[0]))
+        lost = by.product(self._s, by.product(self.z[0], x, symmetric=False), symmetric=False)
+        lost = by.product(self.z[1], lost, x[0], beta=-1.0, symmetric=False)
+        return float(norm_of(lost[0]))
 
-    def _transformed(self, by: _Products, a: Tensor) -> Tensor:
+    def _in_basis(self, by: _Products, a: Tensor) -> Tensor:
         """Z^T A Z."""
         if self.z is None:
             return a
@@ -918,15 +922,15 @@ def _row_squares(a: Tensor) -> Tensor:
     return sums.index_add_(0, blocks.row_of(), blocks.values.square().sum(2)).flatten()
 
 
-def _joined(found: list[Any]) -> Any:
+def _joined(matrices: list[Any]) -> Any:
     """One matrix, or two stacked where their form can be."""
-    if len(found) == 1:
-        return found[0]
-    if isinstance(found[0], Tensor):
-        return found if is_sparse(found[0]) else torch.stack(found)
-    if hasattr(found[0], "tobsr"):
-        return found
-    stacked = torch.stack([torch.from_numpy(x) for x in found])
+    if len(matrices) == 1:
+        return matrices[0]
+    if isinstance(matrices[0], Tensor):
+        return matrices if is_sparse(matrices[0]) else torch.stack(matrices)
+    if hasattr(matrices[0], "tobsr"):
+        return matrices
+    stacked = torch.stack([torch.from_numpy(x) for x in matrices])
     return stacked.numpy()
 
 

@@ -64,16 +64,16 @@ class Expansion:
         self.shifts.append((a * shift + b) * shift + c)
 
     def images(self, energy: Any) -> list[Any]:
-        """Of an energy, or a tensor of some, before and behind each step."""
+        """The images of an energy, or of a tensor of some, before and behind each step."""
         scale, shift = self.start()
-        found = [energy * scale + shift]
+        images = [energy * scale + shift]
         for step in self.steps:
             a, b, c = _form(*step)
-            found.append((a * found[-1] + b) * found[-1] + c)
-        return found
+            images.append((a * images[-1] + b) * images[-1] + c)
+        return images
 
     def energy(self, image: float, number: int) -> float:
-        """Of an image behind so many steps: the energy at which all of them rise."""
+        """The energy with this image behind so many steps, where all of them rise."""
         for squares, alpha in reversed(self.steps[:number]):
             if squares:
                 image = (math.sqrt(max(image, 0.0)) - 1 + alpha) / alpha
@@ -88,7 +88,7 @@ class Expansion:
         return [x - y for x, y in zip(low, high, strict=True)]
 
     def serves(self, spectrum: tuple[float, float], window: tuple[float, float]) -> bool:
-        """Whether its steps are right for another spectrum and window, too."""
+        """Tells whether its steps are right for another spectrum and window, too."""
         low, high = self.window
         within = self.lowest <= spectrum[0] and spectrum[1] <= self.highest
         return within and window[0] <= low < high <= window[1]
@@ -106,10 +106,10 @@ def expansion_for(
     """Steps until the window's images are 1 and 0, but for ``tolerance``; None: for a Fermi
     function.
     """
-    made = Expansion(*spectrum, window, tolerance is not None)
+    expansion = Expansion(*spectrum, window, tolerance is not None)
     tolerance = 1 - ZOOMED if tolerance is None else tolerance
-    high, low = (made.images(energy)[-1] for energy in window)
-    while 1 - high + low > tolerance and len(made.steps) < _MOST_STEPS:
+    high, low = (expansion.images(energy)[-1] for energy in window)
+    while 1 - high + low > tolerance and len(expansion.steps) < _MOST_STEPS:
         choices = []
         # States beyond the window fold back, as far as the image of its own end.
         for squares, alpha in ((True, 2 / (2 - low)), (False, 2 / (1 + high))):
@@ -117,11 +117,11 @@ def expansion_for(
             images = [(a * x + b) * x + c for x in (high, low)]
             choices.append((abs(sum(images) - 1), squares, alpha, images))
         _, squares, alpha, (high, low) = min(choices)
-        made.append(squares, alpha)
-    return made
+        expansion.append(squares, alpha)
+    return expansion
 
 
-def edges(made: Expansion, residuals: Sequence[float], noise: float) -> tuple[float, float]:
+def edges(expansion: Expansion, residuals: Sequence[float], noise: float) -> tuple[float, float]:
     """Bounds of the highest occupied and the lowest empty state, which are near these.
 
     No eigenvalue x of X has x (1 - x) above tr(X - X^2), of which only these two states are left in
@@ -129,12 +129,12 @@ def edges(made: Expansion, residuals: Sequence[float], noise: float) -> tuple[fl
     expansions in quantum mechanical molecular dynamics", SIAM J. Sci. Comput. 36, B147 (2014)).
     ``residuals``: that trace before and behind each step.
     """
-    homo = lumo = made.energy(0.5, len(made.steps))
+    homo = lumo = expansion.energy(0.5, len(expansion.steps))
     for number in reversed(range(len(residuals))):
         most = abs(residuals[number]) + noise
         if most < 0.25:
             away = 2 * most / (1 + math.sqrt(1 - 4 * most))
-            low, high = (made.energy(x, number) for x in (1 - away, away))
+            low, high = (expansion.energy(x, number) for x in (1 - away, away))
             if low <= lumo and homo <= high:  # else it is another gap, as above a core's states
                 homo, lumo = min(homo, low), max(lumo, high)
     return homo, lumo
@@ -184,10 +184,8 @@ class Fermi:
         self.energies, images = (torch.cat(x) for x in zip(*parts, strict=True))
         angle = torch.acos((2 * images - 1).clamp(-1, 1))[:, None]
         for degree in _DEGREES:
-            self.degree, self.values = (
-                degree,
-                torch.cos(angle * torch.arange(degree + 1, device="cpu")),
-            )
+            self.degree = degree
+            self.values = torch.cos(angle * torch.arange(degree + 1, device="cpu"))
             self.fit = torch.linalg.pinv(self.values, rtol=1e-14)
             if self.polynomial((low + high) / 2)[1] <= tolerance:
                 break
@@ -210,17 +208,17 @@ class Fermi:
 
     def potential(self, moments: Tensor, count: float) -> float:
         """The chemical potential of so many electrons; in a gap its middle."""
-        found = []
-        for wanted in (count - 1e-9, count + 1e-9):
+        ends = []
+        for electrons in (count - 1e-9, count + 1e-9):
             low, high = self.range
             for _ in range(80):
                 middle = (low + high) / 2
-                if self.electrons(moments, middle) < wanted:
+                if self.electrons(moments, middle) < electrons:
                     low = middle
                 else:
                     high = middle
-            found.append(low)
-        return sum(found) / 2
+            ends.append(low)
+        return sum(ends) / 2
 
 
 def in_factors(coefficients: Sequence[float]) -> list[list[float]]:

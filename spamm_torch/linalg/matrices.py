@@ -104,7 +104,7 @@ def _numbers(count: _Count | None) -> tuple[float, float, float]:
 
 
 def _counted(maps: tuple[Tensor, Tensor], tau: Tensor, recipe: Recipe, norms: Tensor) -> SkipInfo:
-    """Of a dense product with these norm maps and that of its result."""
+    """The info of a dense product with these norm maps and that of its result."""
     both = NormMaps(*maps, maps[1], (recipe.edge,) * 3)
     return with_bounds(skip_info(both, as_knobs(tau, None, None)), both, recipe.made())(norms)
 
@@ -142,7 +142,7 @@ class Matrices:
         least = rows - self.block + 1 if self.is_sparse and rows else rows
         if not least <= self.size <= rows:
             raise ValueError(f"size must be from {least} to {rows} for {rows} rows; got {size}")
-        # Of each product what is known while the clock runs, and what counts the rest afterwards.
+        # Each product's facts, known while the clock runs, and what counts the rest afterwards.
         self.steps: list[tuple[tuple[str, torch.dtype, float | None, float], _Count | None]] = []
         self.clock = [time.perf_counter()]
 
@@ -156,8 +156,8 @@ class Matrices:
         symmetric: bool = True,
         needs_size: bool = True,
     ) -> tuple["Matrices", Tensor]:
-        """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective: what
-        ``check``, or the one of max_error, raises all ranks raise, and where ``alike`` differ.
+        """Checks a call's arguments; returns also ``a`` as it is kept. With a group collective: all
+        ranks raise what ``check``, or the one of max_error, raises, and where ``alike`` differ.
         ``symmetric``, ``needs_size``: as of :meth:`kept`.
         """
         axis = None if group is None else axis_of(group)
@@ -214,7 +214,7 @@ class Matrices:
         return self.symmetric_part(a) if off else a
 
     def _check_size(self, sums: Tensor, name: str, needed: bool) -> None:
-        """Of a block-sparse matrix with these sums of rows."""
+        """Checks a block-sparse matrix with these sums of rows."""
         rows, tail = len(sums), sums[-self.block :].tolist()
         used = rows - next((i for i, x in enumerate(reversed(tail)) if x), len(tail) - 1)
         if self.is_size_given and used > self.size:
@@ -342,7 +342,7 @@ class Matrices:
         return Operand(c, norms)
 
     def result(self, matrix: Tensor, residual: float = 0.0) -> Result:
-        """Of the products so far, with the sum of their bounds."""
+        """The result of the products so far, with the sum of their bounds."""
         if self.steps:
             self.clock.append(time.perf_counter())
         took = [end - start for start, end in itertools.pairwise(self.clock)]
@@ -446,13 +446,13 @@ def gershgorin(a: Tensor) -> tuple[float, float]:
 
 
 def _circles(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row, the entry on the diagonal and the sum of the others, without their signs."""
+    """Each row's entry on the diagonal and the sum of the others, without their signs."""
     centre = (sparse.diagonal(a) if is_sparse(a) else a.diagonal()).double()
     return centre, _sums(a) - centre.abs()
 
 
 def _sums(a: Tensor, dim: int = 1) -> Tensor:
-    """Of the magnitudes of the entries of each row, or with ``dim`` 0 of each column, float64."""
+    """The sums of magnitudes of each row, or with ``dim`` 0 of each column, float64."""
     if not is_sparse(a):
         return torch.linalg.vector_norm(a, 1, dim, dtype=torch.float64)
     blocks = read(a, "a", "gershgorin")

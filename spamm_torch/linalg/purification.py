@@ -60,10 +60,7 @@ def prove(
             return nothing
         gaps.append(gap)
         turned += error / gap
-        if squares:
-            low, high = math.sqrt(low), math.sqrt(high)
-        else:
-            low, high = 1 - math.sqrt(1 - low), 1 - math.sqrt(1 - high)
+        low, high = _before(squares, low), _before(squares, high)
     gap = high - low - start_error - _TINY
     if gap <= 0:
         return nothing
@@ -77,11 +74,13 @@ def gap_before(squares: Sequence[bool], away: float) -> float:
     """
     low, high = away, 1 - away
     for square in reversed(squares):
-        if square:
-            low, high = math.sqrt(low), math.sqrt(high)
-        else:
-            low, high = 1 - math.sqrt(1 - low), 1 - math.sqrt(1 - high)
+        low, high = _before(square, low), _before(square, high)
     return high - low
+
+
+def _before(squares: bool, image: float) -> float:
+    """The number from 0 to 1 with this image behind a step."""
+    return math.sqrt(image) if squares else 1 - math.sqrt(1 - image)
 
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
@@ -89,7 +88,7 @@ _DECIDED = 0.01
 # Hartree an atom for the square of the max_error of the first iterations, and the number of
 # occupied states from which on both kinds of iterations cost more; see loose_then_tight.
 _SECOND_ORDER, _MANY = 4000, 1540
-# How often max_error is tried for, and which part of it a product may lose at first.
+# The runs for a max_error, and the part of it that a product may lose at first.
 _RUNS, _PART = 4, 8
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
@@ -112,7 +111,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the budget changes over the iterations: ``first``, then ``last`` for the last few."""
+    """The budgets of the iterations: ``first``, then ``last`` for the last few."""
 
     first: Budget
     last: Budget
@@ -228,12 +227,12 @@ def purify(
         return _within(error, opened, electrons // 2, most_iterations)
     if max_error is None:
         begun, used = opened(), _schedule(max_error, schedule, error, electrons)
-        return _purified(*begun, used, electrons // 2, tolerance, most_iterations)
+        return _sp2(*begun, used, electrons // 2, tolerance, most_iterations)
     share = max_error / _PART
     for _ in range(_RUNS):
         begun, trail = opened(), _Trail()
         used = constant(Budget(share / math.sqrt(electrons // 2)))
-        found = _purified(*begun, used, electrons // 2, tolerance, most_iterations, trail)
+        found = _sp2(*begun, used, electrons // 2, tolerance, most_iterations, trail)
         if trail.off <= max(max_error, trail.rounding if not max_error else 0.0):
             return found
         share = smaller(share, max_error / trail.off / 2)
@@ -261,8 +260,8 @@ def _schedule(
     return schedule
 
 
-# How often an error is dealt out anew, the share of it for the last matrix's eigenvalues, and how
-# many of the last products decide about these.
+# The runs for an error, the share of it for the last matrix's eigenvalues, and the number of the
+# last products that decide about these.
 _TRIES, _AT_THE_END, _LAST = 6, 0.125, 6
 
 
@@ -279,23 +278,25 @@ def _within(
         of, hamiltonian = opened()
         trail = _Trail(shares or [error / max(1, of.size)])
         budget = constant(Budget(0.0))
-        found = _purified(of, hamiltonian, budget, occupied, tolerance, most_iterations, trail)
+        result = _sp2(of, hamiltonian, budget, occupied, tolerance, most_iterations, trail)
         bound, _ = trail.proof
         if bound <= error:
-            return found
-        shares = _dealt(error, found, trail, of.size)
+            return result
+        shares = _shares(error, result, trail, of.size)
     raise NotConverged(
         f"expected an error that rounding and the gap allow; got {error:.2g}, where {bound:.2g} "
         "is proven"
     )
 
 
-def _dealt(error: float, found: Result, trail: "_Trail", size: int) -> list[float]:
+def _shares(error: float, result: Result, trail: "_Trail", size: int) -> list[float]:
     """The error of each product with which all stays within the whole one, as far as is known."""
-    (_, gaps), made = trail.proof, found.iterations
+    (_, gaps), products = trail.proof, result.iterations
     if not gaps:
         return [min(trail.shares or [error]) / 100]
-    rounded = sum((x.total_bound - x.error_bound) / gap for x, gap in zip(made, gaps, strict=True))
+    rounded = sum(
+        (x.total_bound - x.error_bound) / gap for x, gap in zip(products, gaps, strict=True)
+    )
     left = error * (1 - 2 * _AT_THE_END) - math.sqrt(2) * rounded
     each = max(left, 0.0) / math.sqrt(2) / len(gaps)
     most = [each * gap for gap in gaps]
@@ -322,7 +323,7 @@ class _Trail:
         return self.shares[min(number, len(self.shares) - 1)]
 
 
-def _purified(
+def _sp2(
     of: Matrices,
     hamiltonian: Tensor,
     schedule: Schedule,
@@ -355,7 +356,7 @@ def _purified(
             if enough and (at_end or _has_stalled(decay, budget, occupied)):
                 if abs(trace - occupied) < 0.5:
                     ends = start, (trace, trace_of_square), (lowest, highest)
-                    return _judged(of, hamiltonian, x.matrix, budget, occupied, ends, trail)
+                    return _judge(of, hamiltonian, x.matrix, budget, occupied, ends, trail)
                 break
         elif (  # only the last iterations remain, or the first can do no more
             _predicted(decay, schedule.last_iterations) <= tolerance
@@ -378,7 +379,7 @@ def _purified(
     )
 
 
-def _judged(
+def _judge(
     of: Matrices,
     hamiltonian: Tensor,
     x: Tensor,
@@ -393,11 +394,11 @@ def _judged(
     """
     start, (trace, trace_of_square), (lowest, highest) = ends
     x, precision = x.double(), budget.dtype
-    found = of.result(x)
+    result = of.result(x)
     exact = math.fsum(of.diagonal(x).tolist())
     unsure = 2.0**-16 if precision == torch.float32 else 2.0**-42  # of norms
     end = exact, exact - trace_of_square, trace_of_square * unsure
-    steps = [(made.step == _SQUARED, made.total_bound) for made in found.iterations]
+    steps = [(each.step == _SQUARED, each.total_bound) for each in result.iterations]
     trail.proof = prove(steps, start, end, of.size, occupied)
     left, width = abs(trace - trace_of_square), highest - lowest or 1.0
     away = min(max(left, occupied * 2.0**-50), 0.25)  # the trace is rounded
@@ -413,13 +414,13 @@ def _judged(
     whole = math.sqrt(occupied)
     trail.off = (residual / (gap * width) + left) / whole
     trail.rounding = 64 * noise * (1 / gap + 4) / whole
-    return replace(found, residual=residual, total_bound=trail.proof[0])
+    return replace(result, residual=residual, total_bound=trail.proof[0])
 
 
 def _start(
     of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: torch.dtype
 ) -> tuple[float, float]:
-    """How far the first matrix is from the Hamiltonian's image, whose rounding is an error, too."""
+    """The distance of the first matrix from the Hamiltonian's image, whose rounding is an error."""
     lowest, highest = spectrum
     width, eps = highest - lowest or 1.0, 2.0**-52
     size, shift = norm_of(norms).item() * (1 + 2.0**-16), abs(highest) / width * math.sqrt(of.size)
@@ -447,7 +448,7 @@ def _predicted(decay: list[float], steps: int) -> float:
 
 
 def _has_stalled(decay: list[float], budget: Budget, occupied: int) -> bool:
-    """Whether errors of the products, and no longer the steps, decide about the trace.
+    """Tells whether errors of the products, and no longer the steps, decide about the trace.
 
     Once all eigenvalues are decided, two steps divide it by more than 25. That a lower order of
     convergence tells numerical errors: Kruchinina, Rudberg and Rubensson, J. Chem. Theory Comput.

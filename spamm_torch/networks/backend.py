@@ -159,8 +159,9 @@ def explain(model: nn.Module) -> ConvertReport:
             since, or the result of :func:`fuse`.
 
     Returns:
-        A report: a row for each convolution, with what its call computes, the times of its
-        candidates, and the reason of the choice, or why it was left.
+        A report: a row for each convolution by the name of its weight, with what its call computes
+        and what follows, the times of its candidates, and the reason of the choice, or why it was
+        left.
 
     Raises:
         TypeError: a model that is no module.
@@ -175,7 +176,7 @@ def explain(model: nn.Module) -> ConvertReport:
     """
     check_module(model, "explain")
     rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))
-    calls = sorted(_calls_of(model), key=lambda call: call.number)
+    calls = [] if rows else sorted(_calls_of(model), key=lambda call: call.number)
     if not rows and not calls:
         raise ValueError(
             "explain expects a model that the backend spamm_torch compiled, called since; got "
@@ -491,7 +492,8 @@ class _Rewriting:
                     nodes.append(own if is_own else None)
                     continue
                 self.kept.append((place, which))
-                self.buffers.append(_apart(value, memories))
+                is_shared = not value.is_mkldnn and value.untyped_storage().data_ptr() in memories
+                self.buffers.append(value.clone() if is_shared else value)  # in memory of its own
                 nodes.append(self._attribute(site.node))
             self._replace(site, choice.engine, nodes, readers)
         # Others than constants may have effects, which nothing tells.
@@ -585,12 +587,6 @@ class _Rewriting:
         self._now[end] = new
         for node in reversed(nodes):
             self.graph.erase_node(node)
-
-
-def _apart(value: Tensor, memories: set[int]) -> Tensor:
-    """The tensor, in memory that no source has."""
-    is_shared = not value.is_mkldnn and value.untyped_storage().data_ptr() in memories
-    return value.clone() if is_shared else value
 
 
 def _fills_block(node: fx.Node) -> bool:

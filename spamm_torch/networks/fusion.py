@@ -319,8 +319,10 @@ class _Finder:
         site.then = _name_behind(site.last)
         if site.activation == "relu" and site.residual is None and not site.skips:
             node = self._next(site)
-            is_pair = node is not None and name_of(node) == "max_pool2d"
-            site.pool = node if is_pair and _is_pool_of_pairs(node) else None
+            if node is not None and name_of(node) == "max_pool2d":
+                is_of_pairs = windows_of(node) == [[2, 2], [2, 2], [0, 0], [1, 1]]
+                is_whole = not arguments_of(node).get("ceil_mode")
+                site.pool = node if is_of_pairs and is_whole else None
 
     def _next(self, site: Site) -> fx.Node | None:
         """The only user of what the site computes so far, if it can be computed with it."""
@@ -482,11 +484,6 @@ def windows_of(node: fx.Node) -> list[list[Any]] | None:
     return None if given.get("return_indices") else [list(pair_of(edge)) for edge in edges]
 
 
-def _is_pool_of_pairs(node: fx.Node) -> bool:
-    is_whole = not arguments_of(node).get("ceil_mode")
-    return is_whole and windows_of(node) == [[2, 2], [2, 2], [0, 0], [1, 1]]
-
-
 def activation_of(node: fx.Node) -> str | None:
     """The name of the activation that a node computes, if the ops compute it."""
     name = name_of(node)
@@ -507,18 +504,31 @@ def activation_of(node: fx.Node) -> str | None:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class _Tracer(fx.Tracer):
-    """Traces one layer, down to functions of tensors."""
+class _Tracer(fx.proxy.GraphAppendingTracer):
+    """Records the functions that one layer calls. Unlike ``fx.Tracer`` it changes no class, which
+    other threads may use.
+    """
 
-    def to_bool(self, obj: Any) -> bool:
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(fx.Graph())
+        self._own = [*layer.named_parameters(), *layer.named_buffers()]
+
+    def create_arg(self, a: Any) -> Any:
+        """As of the base, and takes the layer's tensors."""
+        for name, tensor in self._own:
+            if a is tensor:
+                return self.create_node("get_attr", name, (), {})
+        return super().create_arg(a)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
         """Passes over checks of a number of dimensions; as of the base for other values."""
-        compared = obj.node.args[:1]
+        compared: Any = obj.node.args[:1]
         if obj.node.target is operator.ne and getattr(compared[0], "target", "") == "dim":
             return False
         return super().to_bool(obj)
 
 
-def _functions_of(module: Any) -> fx.Graph | None:
+def _functions_of(module: Any, inputs: int) -> fx.Graph | None:
     """The graph of one of torch's own layers; None where it has none, or a call does more."""
     own = vars(module)
     does_more = any(own[name] for name in _HOOKS) or {"forward", "_conv_forward"} & own.keys()
@@ -526,26 +536,29 @@ def _functions_of(module: Any) -> fx.Graph | None:
     is_torchs = type(module).__module__.startswith("torch.nn.modules.")
     if does_more or counts or not is_torchs or module._modules:
         return None
+    tracer = _Tracer(module)
+    nodes = [tracer.graph.placeholder(f"x{number}") for number in range(inputs)]
     try:
-        found = _Tracer().trace(module)
+        result = module.forward(*(fx.Proxy(node, tracer) for node in nodes))
+        tracer.graph.output(result.node)
     except Exception:  # whatever a layer does with what has no value yet
         return None
-    found.eliminate_dead_code()
-    return found
+    tracer.graph.eliminate_dead_code()
+    return tracer.graph
 
 
 def lower_modules(graph: fx.Graph) -> None:
     """Puts functions of tensors in the place of torch's own layers that a graph calls."""
     for node in graph.find_nodes(op="call_module"):
         module = attribute(graph.owning_module, str(node.target))
-        layer = _functions_of(module)
-        inputs = [] if layer is None else layer.find_nodes(op="placeholder")
-        if layer is None or len(inputs) != len(node.args) or node.kwargs:
+        layer = None if node.kwargs else _functions_of(module, len(node.args))
+        if layer is None:
             continue
         for read in layer.find_nodes(op="get_attr"):
             read.target = f"{node.target}.{read.target}"
         for each in layer.nodes:
             each.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
+        inputs = layer.find_nodes(op="placeholder")
         with graph.inserting_before(node):
             new: Any = graph.graph_copy(layer, dict(zip(inputs, node.args, strict=True)))
         node.replace_all_uses_with(new)

@@ -17,7 +17,7 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def is_sparse(*tensors: Any) -> bool:
-    """Whether one of them has a sparse layout."""
+    """Tells whether one of them has a sparse layout."""
     for x in tensors:  # noqa: SIM110  any() takes the host three times as long
         if getattr(x, "layout", None) in _SPARSE:
             return True
@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
 
     @property
     def edge(self) -> int:
-        return self.values.shape[-1]
+        return self.values.shape[-1] if self.values.dim() > 1 else 1
 
     def block_bytes(self) -> int:
         """The bytes of a stored block, its norm and its places in a plan included."""
@@ -54,7 +54,7 @@ class Blocks(NamedTuple):
         return self.row_of() * self.columns + self.col
 
     def has_pattern_of(self, other: "Blocks") -> bool:
-        """Whether the same blocks are stored. Waits for the device unless it is one in memory."""
+        """Tells whether the same blocks are stored. Waits for the device but for one in memory."""
         return (
             self.columns == other.columns
             and _has_same(self.crow, other.crow)
@@ -80,26 +80,20 @@ class Blocks(NamedTuple):
     def matrix(self) -> Tensor:
         """As ``torch.sparse_bsr``, or ``torch.sparse_csr`` of norms."""
         _quiet()
-        is_map = self.values.dim() == 1
-        edge = 1 if is_map else self.edge
-        make = torch.sparse_csr_tensor if is_map else torch.sparse_bsr_tensor
-        size = (self.rows * edge, self.columns * edge)
+        make = torch.sparse_csr_tensor if self.values.dim() == 1 else torch.sparse_bsr_tensor
+        size = (self.rows * self.edge, self.columns * self.edge)
         options: Any = {"check_invariants": False, "device": self.values.device}
-        found = make(self.crow, self.col, self.values, size=size, **options)
-        if not is_map:
-            remember(found)
-        return found
+        matrix = make(self.crow, self.col, self.values, size=size, **options)
+        remember(matrix)
+        return matrix
 
     def dense(self) -> Tensor:
         """With zeros where nothing is stored."""
-        if self.values.dim() == 1:
-            found = self.values.new_zeros(self.rows, self.columns)
-            found[self.row_of(), self.col.long()] = self.values
-            return found
         edge = self.edge
-        found = self.values.new_zeros(self.rows, edge, self.columns, edge)
-        found.transpose(1, 2)[self.row_of(), self.col.long()] = self.values
-        return found.reshape(self.rows * edge, self.columns * edge)
+        whole = self.values.new_zeros(self.rows, edge, self.columns, edge)
+        values = self.values.reshape(-1, edge, edge)
+        whole.transpose(1, 2)[self.row_of(), self.col.long()] = values
+        return whole.reshape(self.rows * edge, self.columns * edge)
 
 
 def _has_same(x: Tensor, y: Tensor) -> bool:
@@ -318,12 +312,12 @@ def all_blocks(x: Tensor, edge: int, name: str = "a") -> Blocks:
     return Blocks(crow, col, values, columns)
 
 
-def places_of(wanted: Tensor, keys: Tensor) -> Tensor:
+def places_of(numbers: Tensor, keys: Tensor) -> Tensor:
     """The places of numbers among keys that ascend; -1: not there."""
     if not len(keys):
-        return torch.full_like(wanted, -1, dtype=torch.int64)
-    places = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-    return torch.where(keys[places] == wanted, places, -1)
+        return torch.full_like(numbers, -1, dtype=torch.int64)
+    places = torch.searchsorted(keys, numbers).clamp(max=len(keys) - 1)
+    return torch.where(keys[places] == numbers, places, -1)
 
 
 def chosen(c: Blocks, stays: Tensor) -> Blocks:

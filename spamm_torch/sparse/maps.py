@@ -156,7 +156,7 @@ class Plan(NamedTuple):
         excess: with a capacity, how many blocks and products it had no room for, int64 (2,).
         max_error: the knob, if it was that; drops: whether a share of it is left for dropping.
         indices: copies of the operands' indices, which those of a call are held against.
-        places: where these were in memory.
+        places: the sizes of these patterns, and where in memory their indices were.
     """
 
     norm_a: Blocks
@@ -173,7 +173,7 @@ class Plan(NamedTuple):
     max_error: float | None = None
     drops: bool = False
     indices: Tensor | None = None
-    places: tuple[int, ...] = ()
+    places: tuple[Any, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -187,7 +187,7 @@ class Plan(NamedTuple):
 
     @property
     def has_lists(self) -> bool:
-        """Whether its products are listed, and not only counted. May wait for the device."""
+        """Tells whether products are listed, and not only counted. May wait for the device."""
         return len(self.slots_a) > 0 or int(self.first[-1]) == 0
 
     def multiply(
@@ -221,7 +221,10 @@ class Plan(NamedTuple):
         return found
 
     def only(self, numbers: Tensor, products: int | None = None) -> "Plan":
-        """Of some blocks of the result, by their numbers, which ascend; of so many products."""
+        """The plan of some of the result's blocks, by their numbers, which ascend.
+
+        ``products``: their number, if it is known.
+        """
         lengths = self.first.diff()[numbers]
         first = pad(lengths.cumsum(0), (1, 0))
         moved = self.first[numbers] - first[:-1]
@@ -284,6 +287,13 @@ def _indices_of(*of: Blocks | None) -> list[Tensor]:
     return [index for x in of if x is not None for index in (x.crow, x.col)]
 
 
+def _places_of(*of: Blocks | None) -> tuple[Any, ...]:
+    """The size of each pattern, and the place in memory of its indices."""
+    return tuple(
+        x and (x.rows, x.columns, len(x.col), x.crow.data_ptr(), x.col.data_ptr()) for x in of
+    )
+
+
 def _kept(plan: Plan) -> Plan:
     """The plan with copies of all that its operands may change."""
     own = _indices_of(*plan[:3])
@@ -295,7 +305,7 @@ def _kept(plan: Plan) -> Plan:
     if input is not None:
         input = input._replace(values=input.col)
     kept = {"norm_a": norm_a, "norm_b": norm_b, "input": input, "indices": indices}
-    return plan._replace(**kept, places=tuple(x.data_ptr() for x in own))
+    return plan._replace(**kept, places=_places_of(*plan[:3]))
 
 
 def check_plan(
@@ -308,38 +318,21 @@ def check_plan(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be one of spamm_torch.sparse.plan; got {type(plan).__name__}")
-    pairs = {"a": (plan.norm_a, a), "b": (plan.norm_b, b), "input": (plan.input, input)}
-    for name, (made, got) in pairs.items():
-        if made is None or got is None:
-            if made is got:
-                continue
-            raise RuntimeError(
-                f"plan must be one of {'addmm, with its input' if got else 'mm, without input'}; "
-                "got another"
-            )
-        if _sizes(made) != _sizes(got):
-            _refuse_pattern(name, made, got)
+    if (plan.input is None) != (input is None):
+        what = "addmm, with its input" if input else "mm, without input"
+        raise RuntimeError(f"plan must be one of {what}; got another")
     if plan.symmetric != symmetric:
         raise RuntimeError(f"plan must have the call's symmetric, {symmetric}; got the other")
-    given = _indices_of(a, b, input)
-    if a.values.is_cuda and tuple(x.data_ptr() for x in given) == plan.places:
-        return (torch.cat(given) != plan.indices).any()
-    for name, (made, got) in pairs.items():
-        if made is not None and got is not None and not made.has_pattern_of(got):
-            _refuse_pattern(name, made, got)
+    if a.values.is_cuda and _places_of(a, b, input) == plan.places:
+        return (torch.cat(_indices_of(a, b, input)) != plan.indices).any()
+    for name, of, got in zip(("a", "b", "input"), plan[:3], (a, b, input), strict=True):
+        if of is not None and got is not None and not of.has_pattern_of(got):
+            raise RuntimeError(
+                f"plan must be of the pattern of {name}: expected {len(of.col)} stored blocks in "
+                f"{of.rows} x {of.columns}; got {len(got.col)} in {got.rows} x {got.columns}"
+                + (", in other places" if len(of.col) == len(got.col) else "")
+            )
     return None
-
-
-def _sizes(x: Blocks) -> tuple[int, int, int]:
-    return x.rows, x.columns, len(x.col)
-
-
-def _refuse_pattern(name: str, made: Blocks, got: Blocks) -> None:
-    raise RuntimeError(
-        f"plan must be of the pattern of {name}: expected {len(made.col)} stored blocks in "
-        f"{made.rows} x {made.columns}; got {len(got.col)} in {got.rows} x {got.columns}"
-        + (", in other places" if len(made.col) == len(got.col) else "")
-    )
 
 
 def lost_by(plan: Plan | None, a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:

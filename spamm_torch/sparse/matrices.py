@@ -216,21 +216,22 @@ def _kind(x: Any) -> str:
 
 def diagonal(a: Tensor) -> Tensor:
     """The entries (i, i), as many as the smaller side has."""
-    return _diagonal(_read(a, "a", "diagonal"))
+    return _diagonal(a, "diagonal")
 
 
-def _diagonal(blocks: Blocks) -> Tensor:
-    wanted = torch.arange(min(blocks.rows, blocks.columns), device=blocks.col.device)
-    at = places_of(wanted * (blocks.columns + 1), blocks.keys())
+def _diagonal(a: Tensor, function: str) -> Tensor:
+    blocks = _read(a, "a", function)
+    rows = torch.arange(min(blocks.rows, blocks.columns), device=blocks.col.device)
+    at = places_of(rows * (blocks.columns + 1), blocks.keys())
     if not len(blocks.col):
-        return blocks.values.new_zeros(len(wanted) * blocks.edge)
+        return blocks.values.new_zeros(len(rows) * blocks.edge)
     stored = blocks.values.diagonal(dim1=1, dim2=2)[at]
     return torch.where((at >= 0)[:, None], stored, 0).flatten()
 
 
 def trace(a: Tensor) -> Tensor:
     """The sum of the diagonal, 0-d float64."""
-    return _diagonal(_read(a, "a", "trace")).sum(dtype=torch.float64)
+    return _diagonal(a, "trace").sum(dtype=torch.float64)
 
 
 def norm(a: Tensor) -> Tensor:
@@ -240,12 +241,7 @@ def norm(a: Tensor) -> Tensor:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """The sum of a[i, j] * b[i, j], 0-d float64: tr(A^T B), of any two patterns."""
-    left, right = _read(a, "a", "inner"), _read(b, "b", "inner")
-    check_pair(left, right)
-    if a.shape != b.shape:
-        raise RuntimeError(
-            f"inner expects two matrices of one shape; got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
+    left, right = _pair(a, b, "inner")
     place = places_of(left.keys(), right.keys())
     both = (place >= 0).nonzero()[:, 0]
     found = left.values.new_zeros((), dtype=torch.float64)
@@ -253,6 +249,16 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
         pair = (left.values[part].double(), right.values[place[part]].double())
         found += (pair[0] * pair[1]).sum()
     return found
+
+
+def _pair(a: Tensor, b: Tensor, function: str) -> tuple[Blocks, Blocks]:
+    """The blocks of two matrices that must be alike."""
+    left, right = _read(a, "a", function), _read(b, "b", function)
+    check_pair(left, right)
+    if a.shape != b.shape:
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise RuntimeError(f"{function} expects two matrices of one shape; got {shapes}")
+    return left, right
 
 
 # ---- Matrices -----------------------------------------------------------------------------------
@@ -287,15 +293,9 @@ def add(
     check_number(alpha, "alpha")
     check_number(beta, "beta")
     check_drop(drop)
-    left, right = _read(a, "a", "add"), _read(b, "b", "add")
-    check_pair(left, right)
-    if a.shape != b.shape:
-        raise RuntimeError(
-            f"add expects two matrices of one shape; got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
-    keys = [left.keys(), right.keys()]
-    blocks, place = torch.cat(keys).unique(return_inverse=True)
-    of_a, of_b = place.split([len(key) for key in keys])
+    left, right = _pair(a, b, "add")
+    blocks, place = torch.cat((left.keys(), right.keys())).unique(return_inverse=True)
+    of_a, of_b = place.split([len(left.col), len(right.col)])
     check_memory("add", len(blocks), left.edge**2 * left.values.element_size(), a.device)
     values = left.values.new_zeros(len(blocks), left.edge, left.edge)
     some = max(1, 8 * _ENTRIES // left.edge**2)
@@ -303,10 +303,10 @@ def add(
         values[place] = part * alpha
     for place, part in zip(of_b.split(some), right.values.split(some), strict=True):
         values[place] += part * beta
-    found = blocks_at(blocks, values, left.rows, left.columns, index_dtype(left, right))
+    total = blocks_at(blocks, values, left.rows, left.columns, index_dtype(left, right))
     if drop:
-        found = chosen(found, ~(found.with_norms().values < drop))
-    return found.matrix()
+        total = chosen(total, ~(total.with_norms().values < drop))
+    return total.matrix()
 
 
 def submatrix(a: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
@@ -336,8 +336,8 @@ def submatrix(a: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
         column = place_of_column[column_of[start : start + step, None] * edge + within][:, None]
         key = (row // edge) * width + column // edge
         place = (row % edge) * edge + column % edge
-        wanted = (row >= 0) & (column >= 0) & (values != 0)
-        return key[wanted], place[wanted], values[wanted]
+        stays = (row >= 0) & (column >= 0) & (values != 0)
+        return key[stays], place[stays], values[stays]
 
     starts = range(0, len(row_of), step)
     for start in starts:
@@ -390,7 +390,7 @@ def _check_inside(indices: Tensor, size: int, name: str) -> None:
 
 
 def _places(indices: Any, a: Tensor, side: int, name: str) -> tuple[Tensor, Tensor]:
-    """Where each row or column goes, -1 where it is not wanted; and the indices on a's device."""
+    """The new place of each row or column, -1: it has none; and the indices on a's device."""
     _check_index(indices, name)
     indices, size = indices.to(a.device), a.shape[side]
     _check_inside(indices, size, name)
@@ -402,7 +402,7 @@ def _places(indices: Any, a: Tensor, side: int, name: str) -> tuple[Tensor, Tens
 
 
 def blocks_at(keys: Tensor, values: Tensor, rows: int, columns: int, index: torch.dtype) -> Blocks:
-    """Of blocks at row * columns + column, ascending."""
+    """Stores blocks at row * columns + column, ascending."""
     first = torch.arange(rows + 1, device=keys.device)
     crow = torch.searchsorted(keys // max(1, columns), first).to(index)
     return Blocks(crow, (keys % max(1, columns)).to(index), values, columns)

@@ -213,7 +213,7 @@ def _operands(
 
 
 class Recipe(NamedTuple):
-    """How a product is made, without operands. ``added``: values or norms of what is added."""
+    """The making of a product, without operands. ``added``: values or norms of what is added."""
 
     dtype: torch.dtype
     device: torch.device
@@ -234,7 +234,7 @@ class Recipe(NamedTuple):
         scale: tuple[float, float],
         symmetric: bool,
     ) -> "Recipe":
-        """Of alpha * a @ b + beta * input. ``scale`` is alpha and beta."""
+        """The recipe of alpha * a @ b + beta * input. ``scale`` is alpha and beta."""
         (a, b, input), (left, right, added) = operands, blocks
         values = None if added is None else added.values
         for operand, norms in zip((a, b), norm_maps, strict=True):

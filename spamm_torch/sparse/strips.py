@@ -99,7 +99,7 @@ class Strips:
             yield strip._replace(slots_a=slots_a, slots_b=slots_b)
 
     def _places(self, strip: Plan, keys: Tensor) -> Tensor:
-        """Where the strip's blocks are among some blocks, whose keys ascend; -1: not there."""
+        """The places of the strip's blocks among blocks whose keys ascend; -1: not there."""
         pattern = Blocks(strip.crow, strip.col, strip.col, self._b.columns)
         return places_of(pattern.keys(), keys)
 

@@ -1,10 +1,12 @@
 """activation(convolution + bias + residual): conv2d with and without skipping, and dense_conv2d."""
 
+import functools
+
 import matrices
 import pytest
 import torch
 import torch.nn.functional as F
-from support import ACTIVATIONS
+from support import ACTIVATIONS, assert_near, raises_line
 from torch import nn
 
 import spamm_torch
@@ -12,8 +14,6 @@ from spamm_torch import SpAMMConv2d
 
 ops = torch.ops.spamm_torch
 
-# Several roundings to the type, where no kernel computes all of the epilogue.
-TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-12}
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
@@ -47,11 +47,6 @@ def reference(input, weight, bias, residual=None, activation="none", **geometry)
         input.double(), weight.double(), None if bias is None else bias.double(), **geometry
     )
     return ACTIVATIONS[activation](sums if residual is None else sums + residual.double())
-
-
-def assert_near(actual, expected):
-    tolerance = TOLERANCES[actual.dtype]
-    torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @activations
@@ -92,12 +87,6 @@ def test_one_residual_for_all_images(dtype):
     assert_near(found, reference(input, weight, bias, copies, "relu", padding=1))
 
 
-def test_norms_left_are_for_inference(device):
-    input, weight = (torch.ones(*s, device=device) for s in ((1, 8, 4, 4), (8, 8, 1, 1)))
-    with pytest.raises(RuntimeError, match="conv2d_with_norms is for inference"):
-        spamm_torch.conv2d(input, weight.requires_grad_(), tau=0.0, return_norms=True)
-
-
 @activations
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("with_residual", [False, True])
@@ -113,8 +102,7 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
         input, weight, bias, padding=1, groups=groups, residual=addend, activation=activation
     )
     expected = reference(input, weight, bias, addend, activation, padding=1, groups=groups)
-    tolerance = 1e-2 if tf32 else 1e-4
-    torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
+    assert_near(actual, expected, 2e-3 if tf32 else None)
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -125,20 +113,6 @@ def test_single_pictures(device, dtype, call):
     expected = reference(*operands, **options)
     input, weight, bias, residual = operands
     assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
-
-
-# ---- Groups -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tau", [0.0, -1.0, "tensor"])
-@pytest.mark.parametrize("groups", [2, 48])
-def test_groups_that_skip_nothing_are_the_dense_convolution(device, dtype, tau, groups):
-    input, weight, bias, residual = case(device, dtype, channels=(48, 48), groups=groups)
-    tau = torch.tensor(0.0) if tau == "tensor" else tau
-    options = {"padding": 1, "groups": groups, "residual": residual, "activation": "silu"}
-    actual = spamm_torch.conv2d(input, weight, bias, tau=tau, **options)
-    assert_near(actual, reference(input, weight, bias, residual, "silu", padding=1, groups=groups))
-    assert torch.equal(actual, ops.dense_conv2d(input, weight, bias, **options))
 
 
 @pytest.mark.strength(3)
@@ -180,42 +154,36 @@ def test_wrong_residuals(device, call, change, error, message):
         call(input, weight, bias, padding=1, residual=change(residual))
 
 
-def test_arguments_of_conv2d_alone(device):
-    input, weight, bias, _ = case(device, torch.float32)
-    with pytest.raises(TypeError, match=r"residual must be a tensor; got float"):
-        spamm_torch.conv2d(input, weight, bias, tau=1.0, residual=1.0)
-    left = (
-        r"^conv2d takes no devices any more: torch.nn.DataParallel, or mm\(devices=\) of its im2col"
-    )
-    with pytest.raises(TypeError, match=left):
-        spamm_torch.conv2d(input, weight, bias, tau=1.0, devices=[0])
-
-
-def test_wrong_activations(device):
-    input, weight, _, _ = case(device, torch.float32)
-    known = ", ".join(ACTIVATIONS)  # the tables of Python and of C++ agree
-    for call in (
-        lambda: spamm_torch.conv2d(input, weight, tau=1.0, activation="gelu"),
-        lambda: ops.conv2d(input, weight, threshold=1.0, activation="gelu"),
-        lambda: ops.dense_conv2d(input, weight, activation="gelu"),
+KNOWN = ", ".join(ACTIVATIONS)  # the tables of Python and of C++ agree
+FEW = torch.ones(1, 4, 5, 5), torch.ones(4, 4, 3, 3)
+CONV = functools.partial(spamm_torch.conv2d, *FEW, tau=1.0)
+WRONG = [
+    (lambda: CONV(residual=1.0), TypeError, r"residual must be a tensor; got float"),
+    (lambda: CONV(devices=[0]), TypeError,
+     r"^conv2d takes no devices any more: torch.nn.DataParallel, or mm\(devices=\) of its im2col"),
+    *((call, ValueError, f"activation must be one of {KNOWN}; got 'gelu'") for call in (
+        lambda: CONV(activation="gelu"),
+        lambda: ops.conv2d(*FEW, threshold=1.0, activation="gelu"),
+        lambda: ops.dense_conv2d(*FEW, activation="gelu"),
         lambda: SpAMMConv2d(4, 4, 3, tau=1.0, activation="gelu"),
-    ):
-        with pytest.raises(ValueError, match=f"activation must be one of {known}; got 'gelu'"):
-            call()
-    with pytest.raises(TypeError, match=r"activation must be a string or None; got 3"):
-        spamm_torch.conv2d(input, weight, tau=1.0, activation=3)
-    with pytest.raises(ValueError, match=r"must not be given with relu=True.*; got 'relu'"):
-        spamm_torch.conv2d(input, weight, tau=1.0, activation="relu", relu=True)
+    )),
+    (lambda: CONV(activation=3), TypeError, r"activation must be a string or None; got 3"),
+    *((call, ValueError, r"must not be given with relu=True.*; got 'relu'") for call in (
+        lambda: CONV(activation="relu", relu=True),
+        lambda: SpAMMConv2d(4, 4, 3, tau=1.0, relu=True, activation="relu"),
+    )),
+    (lambda: ops.conv2d(*FEW, tau=torch.tensor(1.0), threshold=1.0), ValueError,
+     r"exactly one of tau, threshold, .*; got tau and thresho"),
+    (lambda: ops.conv2d(*FEW), ValueError, r"exactly one of tau, threshold, .*; got none"),
+    (lambda: CONV(bias=torch.ones(4, requires_grad=True), return_norms=True), RuntimeError,
+     r"conv2d_with_norms is for inference and has no gradient"),
+]  # fmt: skip
 
 
-def test_one_knob_and_a_threshold(device):
-    input, weight, _, _ = case(device, torch.float32)
-    with pytest.raises(ValueError, match=r"exactly one of tau, threshold, .*; got tau and thresho"):
-        ops.conv2d(input, weight, tau=torch.tensor(1.0), threshold=1.0)
-    with pytest.raises(ValueError, match=r"exactly one of tau, threshold, .*; got none"):
-        ops.conv2d(input, weight)
-    held = ops.conv2d(input, weight, tau=torch.tensor(30.0, dtype=torch.float64))
-    assert torch.equal(ops.conv2d(input, weight, threshold=30.0), held)
+@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+def test_wrong_arguments(call, error, message):
+    with raises_line(error, message):
+        call()
 
 
 # ---- Gradients ----------------------------------------------------------------------------------
@@ -238,13 +206,6 @@ def test_gradients(device, call, activation, with_bias):
     torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
 
 
-def test_norms_have_no_gradient(device):
-    input, weight, bias, residual = case(device, torch.float32)
-    options = {"padding": 1, "tau": 0.0, "return_norms": True}
-    with pytest.raises(RuntimeError, match=r"inference and has no gradient"):
-        spamm_torch.conv2d(input, weight, bias, residual=residual.requires_grad_(), **options)
-
-
 # ---- torch.compile, autocast, the ops' own tests ------------------------------------------------
 
 
@@ -252,33 +213,24 @@ def test_no_host_tensor_in_a_compiled_graph(device):
     """A float tau is a number of the graph. A CPU tensor would cut CUDA graphs into parts."""
     input, weight, bias, residual = case(device, torch.float32)
     layer = SpAMMConv2d(48, 40, 3, tau=0.5, activation="hardswish", device=device)
-    linear = spamm_torch.SpAMMLinear(5, 3, tau=0.5, device=device)
-    graphs = []
+    linear, graphs = spamm_torch.SpAMMLinear(5, 3, tau=0.5, device=device), []
 
-    def function(input, weight, bias, residual):
-        first = spamm_torch.conv2d(
-            input, weight, bias, padding=1, tau=0.5, residual=residual, activation="relu"
-        )
+    def function(input):
+        more = {"padding": 1, "residual": residual, "activation": "relu"}
+        first = spamm_torch.conv2d(input, weight, bias, tau=0.5, **more)
         return linear(layer(first) + spamm_torch.conv2d(first, layer.weight, tau=0.0)[:, :1])
 
     def backend(graph, inputs):
-        graphs.append((graph, inputs))
+        graphs.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
     with torch.no_grad():
         traced = torch.compile(function, backend=backend, fullgraph=True)
-        expected = function(input[:, :, :, :9], weight, bias, residual)
-        got = traced(input[:, :, :, :9], weight, bias, residual)
-    assert torch.equal(got, expected)
-    ((graph, inputs),) = graphs
-    kinds = {torch.float32}
-    assert {x.dtype for x in inputs if isinstance(x, torch.Tensor)} == kinds
-    made = [
-        node.meta["example_value"]
-        for node in graph.graph.nodes
-        if isinstance(node.meta.get("example_value"), torch.Tensor)
-    ]
+        assert torch.equal(traced(input), function(input))
+    [graph] = graphs
+    values = [node.meta.get("example_value") for node in graph.graph.nodes]
+    made = [x for x in values if isinstance(x, torch.Tensor)]
     assert len(made) > 4
     assert {x.device.type for x in made} == {device.type}
     assert all(x.dim() > 0 for x in made)
@@ -334,8 +286,6 @@ def test_relu_is_an_alias():
     assert layer.activation == "relu"
     with pytest.raises(TypeError, match=r"relu must be True or False; got 1"):
         layer.relu = 1
-    with pytest.raises(ValueError, match=r"must not be given with relu=True"):
-        SpAMMConv2d(4, 4, 3, tau=1.0, relu=True, activation="silu")
 
 
 def test_slow_groups_are_told(recwarn):

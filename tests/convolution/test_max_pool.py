@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from support import captured, flops_of
+from support import captured, flops_of, raises_line
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -46,35 +46,9 @@ def test_odd_values(device, dtype):
         assert_is_torchs(input.contiguous(memory_format=layout), **pool)
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
-def test_images_of_one_pixel_and_off_the_grid_of_16_bytes(device, layout):
-    input = torch.randn(3, 8, 1, 1).to(device, torch.float16).contiguous(memory_format=layout)
-    assert_is_torchs(input, kernel_size=1)
-    assert_is_torchs(input, kernel_size=2, padding=1)
+def test_off_the_grid_of_16_bytes(device):
     memory = torch.randn(3 * 8 * 6 * 6 + 1, device=device).half()[1:]
     assert_is_torchs(memory.view(3, 6, 6, 8).permute(0, 3, 1, 2), kernel_size=2)
-
-
-@pytest.mark.parametrize("channels", [1, 3, 31, 65])
-def test_float64_where_channels_lie_side_by_side(device, channels):
-    """torch's own kernel for these writes beyond its shared memory on CUDA."""
-    x = torch.randn(3, 5, 18, channels, dtype=torch.float64, device=device)
-    x = x.permute(0, 3, 1, 2)  # of one channel, too, strides say channels last
-    found, _ = OPS.max_pool2d(x, 2)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(found.cpu(), F.max_pool2d(x.cpu(), 2))
-
-
-@pytest.mark.parametrize("norms", [False, True])
-def test_refuses(device, norms):
-    op = functools.partial(OPS.max_pool2d, norms=norms)
-    input = torch.ones(1, 8, 4, 4, device=device)
-    with pytest.raises(RuntimeError, match=r"input must be a batch \(N, C, H, W\); got shape"):
-        op(input[0], 2)
-    with pytest.raises(TypeError, match=r"input must be float16.*; got int32"):
-        op(input.int(), 2)
-    with pytest.raises(RuntimeError, match="max_pool2d is for inference"):
-        op(input.requires_grad_(), 2)
 
 
 def operands(
@@ -126,19 +100,24 @@ def test_groups_strides_and_norms_of_the_weight(device):
     assert OPS.conv2d_max_pool(input[:0], weight, bias).shape == (0, 16, 3, 5)
 
 
-def test_a_convolution_is_refused(device):
+@pytest.mark.parametrize("name", ["pool", "pool with norms", "convolution"])
+def test_refused(device, name):
     input, weight, bias = operands((2, 8, 4, 4), (16, 3), device=device, dtype=torch.float32)
-    op = OPS.conv2d_max_pool
-    with pytest.raises(RuntimeError, match=r"input must be a batch \(N, C, H, W\); got shape"):
-        op(input[0], weight)
-    with pytest.raises(RuntimeError, match="must have at least 2 x 2 pixels; got 1 x 2"):
-        op(input[:, :, 1:], weight)
-    with pytest.raises(RuntimeError, match="norm_weight must have shape"):
-        op(input, weight, norm_weight=torch.ones(1, device=device))
-    with pytest.raises(ValueError, match="activation must be"):
-        op(input, weight, activation="gelu")
-    with pytest.raises(RuntimeError, match="conv2d_max_pool is for inference"):
-        op(input, weight.clone().requires_grad_(), bias)
+    conv = functools.partial(OPS.conv2d_max_pool, weight=weight, bias=bias)
+    pool = functools.partial(OPS.max_pool2d, kernel_size=2, norms=name == "pool with norms")
+    op = conv if name == "convolution" else pool
+    with raises_line(RuntimeError, r"input must be a batch \(N, C, H, W\); got shape"):
+        op(input[0])
+    with raises_line(TypeError, r"input .*int32"):
+        op(input.int())
+    with raises_line(RuntimeError, "max_pool.* is for inference"):
+        op(input.clone().requires_grad_())
+    with raises_line(RuntimeError, "must have at least 2 x 2 pixels; got 1 x 2"):
+        conv(input[:, :, 1:])
+    with raises_line(RuntimeError, "norm_weight must have shape"):
+        conv(input, norm_weight=torch.ones(1, device=device))
+    with raises_line(ValueError, "activation must be"):
+        conv(input, activation="gelu")
 
 
 def test_flops():
@@ -209,19 +188,15 @@ def test_segments(segments, images, hopper, monkeypatch):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("geometry", [(2, 1, 1), ((1, 2), (2, 1), 1), (1, 2, 2), (1, 0, 1)])
+@pytest.mark.parametrize("geometry", [(1, 1), (2, 1, 1), ((1, 2), (2, 1), 1), (1, 2, 2), (1, 0, 1)])
+@pytest.mark.parametrize("activation", ["relu", "silu", "none"])  # others are two kernels
 @pytest.mark.parametrize("out_channels", [64, 136])
-def test_geometries(geometry, out_channels, hopper):
-    made = operands((128, 64, 14, 14), (out_channels, 3), bias=False)
-    assert_is_separate(*made, *geometry, activation="relu")
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("options", [{}, {"activation": "silu"}], ids=str)
-@pytest.mark.parametrize("out_channels", [64, 136])
-def test_other_activations_are_two_kernels(options, out_channels, hopper):
-    made = operands((128, 64, 8, 8), (out_channels, 3))
-    assert_is_separate(*made, 1, 1, **options)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_geometries_and_layouts(geometry, activation, out_channels, layout, hopper):
+    input, weight, bias = operands((128, 64, 14, 14), (out_channels, 3), layout=layout)
+    assert_is_separate(input, weight, None, *geometry, activation=activation)
+    some = (slice(None), slice(1, 57))
+    assert_is_separate(input[some], weight[some], bias, *geometry, activation=activation)
 
 
 @pytest.mark.cuda
@@ -237,13 +212,6 @@ def test_odd_values_on_hopper(sizes, dtype, hopper):
     weight[2, 1, 0, 0] = torch.inf
     for norms in (None, OPS.conv2d_weight_norm(weight)):
         assert_is_separate(input, weight, None, 1, 1, norm_weight=norms, activation="relu")
-
-
-@pytest.mark.cuda
-def test_layouts_and_copies(hopper):
-    input, weight, bias = operands((128, 64, 8, 8), (64, 3), layout=torch.contiguous_format)
-    assert_is_separate(input, weight, bias, 1, 1, activation="relu")
-    assert_is_separate(input[:, 1:57], weight[:, 1:57], bias, 1, 1, activation="relu")
 
 
 @pytest.mark.cuda

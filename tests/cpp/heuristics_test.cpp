@@ -155,17 +155,15 @@ TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
       for (const Kernel kernel : kKernels) {
         EXPECT_EQ(choose_tile(kernel, {1, 1, 1, edge, edge, 64}, kMultiprocessors, forced), forced);
       }
-      EXPECT_EQ(
-          choose_conv_tile_sm80(ConvKernel::kSm80Tf32, 1, edge, edge, kMultiprocessors, forced),
-          forced);
-      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64 + edge, edge, kMultiprocessors,
-                                      false, forced),
+      EXPECT_EQ(choose_conv_tile_sm80(Kernel::kSm80Tf32, 1, edge, edge, kMultiprocessors, forced),
                 forced);
+      EXPECT_EQ(choose_conv_tile_sm90(Kernel::kSm90Bf16, 64 + edge, edge, kMultiprocessors, false,
+                                      forced),
+                forced);
+      EXPECT_EQ(choose_conv_tile_sm90(Kernel::kSm90Bf16, 64, edge, kMultiprocessors, true, forced),
+                TileSize::kNarrow);
       EXPECT_EQ(
-          choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64, edge, kMultiprocessors, true, forced),
-          TileSize::kNarrow);
-      EXPECT_EQ(
-          choose_conv_tile_sm90(ConvKernel::kSm90F32x3, edge, edge, kMultiprocessors, true, forced),
+          choose_conv_tile_sm90(Kernel::kSm90F32x3, edge, edge, kMultiprocessors, true, forced),
           TileSize::kSmall);
     }
   }
@@ -176,25 +174,6 @@ TEST(Heuristics, TileRowsWalkedTogetherAndCountersOfTiles) {
   for (const Kernel kernel : kKernels) {
     EXPECT_EQ(claims_tiles(kernel), std::string(kernel_name(kernel)).starts_with("sm90"));
   }
-  EXPECT_TRUE(claims_conv_tiles(TileSize::kSmall, /*computes_norms=*/true));
-  EXPECT_TRUE(claims_conv_tiles(TileSize::kLarge, /*computes_norms=*/false));
-  EXPECT_FALSE(claims_conv_tiles(TileSize::kSmall, /*computes_norms=*/false));
-  EXPECT_FALSE(claims_conv_tiles(TileSize::kNarrow, /*computes_norms=*/false));
-}
-
-TEST(Heuristics, ConvolutionKernelsByTypeAndChip) {
-  for (const bool tf32 : {false, true}) {
-    EXPECT_EQ(choose_conv_kernel(at::kHalf, tf32, true), ConvKernel::kSm90F16);
-    EXPECT_EQ(choose_conv_kernel(at::kBFloat16, tf32, true), ConvKernel::kSm90Bf16);
-    EXPECT_EQ(choose_conv_kernel(at::kHalf, tf32, false), ConvKernel::kSm80F16);
-    EXPECT_EQ(choose_conv_kernel(at::kBFloat16, tf32, false), ConvKernel::kSm80Bf16);
-    EXPECT_EQ(choose_conv_kernel(at::kDouble, tf32, false), ConvKernel::kSm80F64);
-  }
-  EXPECT_EQ(choose_conv_kernel(at::kFloat, true, true), ConvKernel::kSm90Tf32);
-  EXPECT_EQ(choose_conv_kernel(at::kFloat, false, true), ConvKernel::kSm90F32x3);
-  EXPECT_EQ(choose_conv_kernel(at::kFloat, true, false), ConvKernel::kSm80Tf32);
-  EXPECT_EQ(choose_conv_kernel(at::kFloat, false, false), ConvKernel::kSm80F32);
-  EXPECT_THROW(choose_conv_kernel(at::kInt, false, false), c10::TypeError);
 }
 
 TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
@@ -244,7 +223,7 @@ TEST(Heuristics, Float32ConvolutionsByChannels) {
 
 TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   const auto sm90 = [](int64_t out_channels, int64_t boxes, bool skips_nothing = false) {
-    return choose_conv_tile_sm90(ConvKernel::kSm90F16, out_channels, boxes, kMultiprocessors,
+    return choose_conv_tile_sm90(Kernel::kSm90F16, out_channels, boxes, kMultiprocessors,
                                  skips_nothing);
   };
   EXPECT_EQ(sm90(128, 512), TileSize::kSmall);
@@ -255,8 +234,7 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   EXPECT_EQ(sm90(512, 64, true), TileSize::kSmall);   // one wave either way
   EXPECT_EQ(sm90(512, 136, true), TileSize::kSmall);  // two waves of 136, three of 272
   const auto sm80 = [](int64_t groups, int64_t pixels, int64_t out_channels) {
-    return choose_conv_tile_sm80(ConvKernel::kSm80F16, groups, pixels, out_channels,
-                                 kMultiprocessors);
+    return choose_conv_tile_sm80(Kernel::kSm80F16, groups, pixels, out_channels, kMultiprocessors);
   };
   EXPECT_EQ(sm80(1, 131 * 128, 128), TileSize::kSmall);
   EXPECT_EQ(sm80(1, 132 * 128, 128), TileSize::kLarge);
@@ -264,13 +242,15 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   EXPECT_EQ(sm80(1, 1'000'000, 64), TileSize::kSmall);  // half of a large tile would be empty
 }
 
-TEST(Heuristics, SmallTilesOfPixelsWhileAllRunAtOnce) {
-  const auto tile = [](int64_t out_channels, int64_t boxes) {
-    return choose_by_pixel_tile(out_channels, boxes, kMultiprocessors);
+TEST(Heuristics, TilesOfOneRowOfPixelsWhileAllRunAtOnce) {
+  const auto tile = [](int64_t out_channels, int64_t boxes, int64_t steps) {
+    return choose_by_pixel_tile(out_channels, boxes, steps, kMultiprocessors);
   };
-  EXPECT_EQ(tile(64, 264), TileSize::kSmall);
-  EXPECT_EQ(tile(64, 265), TileSize::kNarrow);
-  EXPECT_EQ(tile(65, 1'000), TileSize::kSmall);
+  EXPECT_EQ(tile(128, 264, 9), TileSize::kMedium);  // two for each multiprocessor
+  EXPECT_EQ(tile(128, 265, 9), TileSize::kSmall);
+  EXPECT_EQ(tile(128, 132, 90), TileSize::kMedium);  // one for each, as they have many steps
+  EXPECT_EQ(tile(128, 133, 90), TileSize::kSmall);
+  EXPECT_EQ(tile(64, 10'000, 90), TileSize::kMedium);  // half of a small tile would be empty
 }
 
 TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
@@ -304,7 +284,7 @@ TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
 }
 
 TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
-  ConvWork work = {.kernel = ConvKernel::kSm90F16,
+  ConvWork work = {.kernel = Kernel::kSm90F16,
                    .out_channels = 512,
                    .pixels = 128 * 4,
                    .steps = 72,
@@ -327,7 +307,10 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
   EXPECT_TRUE(chosen().claims_tiles);
   work.by_pixel = true;
   work.out_channels = 64;
-  EXPECT_EQ(chosen().tile, TileSize::kSmall);  // narrow where pixels share no box
+  EXPECT_EQ(chosen().tile, TileSize::kMedium);
+  work.has_segments = true;
+  work.out_channels = 512;
+  EXPECT_EQ(chosen().tile, TileSize::kSmall);
 }
 
 TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
@@ -396,7 +379,7 @@ TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
 }
 
 TEST(Heuristics, TilesMostlyOutsideCostHalfATurn) {
-  const TileRow<Kernel>& row = *find_tile(Kernel::kSm90F16, TileSize::kLarge);
+  const TileRow& row = *find_tile(Kernel::kSm90F16, TileSize::kLarge);
   const auto time = [&](int64_t n) {
     return product_time(row, {1, 1, 1, n, n, 2048}, kMultiprocessors);
   };
@@ -408,14 +391,14 @@ TEST(Heuristics, TilesMostlyOutsideCostHalfATurn) {
 
 // ---- The table of tiles -------------------------------------------------------------------------
 
-template <class AnyKernel>
-void check_table(const std::vector<AnyKernel>& kernels, const std::set<AnyKernel>& with_one_tile) {
-  std::set<std::pair<AnyKernel, TileSize>> seen;
-  for (const TileRow<AnyKernel>& row : table_of(AnyKernel{})) {
+void check_table(std::span<const TileRow> rows, const std::vector<Kernel>& kernels,
+                 const std::set<Kernel>& with_one_tile) {
+  std::set<std::pair<Kernel, TileSize>> seen;
+  for (const TileRow& row : rows) {
     SCOPED_TRACE("kernel " + std::to_string(static_cast<int>(row.kernel)) + ", size " +
                  std::to_string(static_cast<int>(row.size)));
     EXPECT_TRUE(seen.emplace(row.kernel, row.size).second) << "stands twice";
-    EXPECT_EQ(find_tile(row.kernel, row.size), &row);
+    EXPECT_EQ(find_tile(row.kernel, row.size, rows), &row);
     const TileConfig& tile = row.config;
     EXPECT_EQ(tile.rows % tile.warp_rows, 0);
     EXPECT_EQ(tile.columns % tile.warp_columns, 0);
@@ -423,10 +406,10 @@ void check_table(const std::vector<AnyKernel>& kernels, const std::set<AnyKernel
     EXPECT_GE(tile.blocks_per_multiprocessor, 1);
     EXPECT_EQ(row.pays_from > 0, row.size == TileSize::kLarge);
   }
-  for (const AnyKernel kernel : kernels) {
+  for (const Kernel kernel : kernels) {
     SCOPED_TRACE("kernel " + std::to_string(static_cast<int>(kernel)));
-    const auto *small = find_tile(kernel, TileSize::kSmall),
-               *large = find_tile(kernel, TileSize::kLarge);
+    const auto *small = find_tile(kernel, TileSize::kSmall, rows),
+               *large = find_tile(kernel, TileSize::kLarge, rows);
     ASSERT_NE(small, nullptr);
     EXPECT_EQ(large == nullptr, with_one_tile.count(kernel) == 1);
     if (large != nullptr) {
@@ -436,19 +419,17 @@ void check_table(const std::vector<AnyKernel>& kernels, const std::set<AnyKernel
   }
 }
 
-TEST(Tiles, EveryProductHasASmallAndALargeOne) { check_table<Kernel>(kKernels, {}); }
+TEST(Tiles, EveryProductHasASmallAndALargeOne) { check_table(kTiles, kKernels, {}); }
 
 TEST(Tiles, EveryConvolutionButTheSplitOneHasASmallAndALargeOne) {
-  check_table<ConvKernel>({ConvKernel::kSm90F16, ConvKernel::kSm90Bf16, ConvKernel::kSm90Tf32,
-                           ConvKernel::kSm90F32x3, ConvKernel::kSm80F16, ConvKernel::kSm80Bf16,
-                           ConvKernel::kSm80Tf32, ConvKernel::kSm80F32, ConvKernel::kSm80F64},
-                          {ConvKernel::kSm90F32x3});
+  std::vector<Kernel> kernels = kKernels;
+  std::erase(kernels, Kernel::kSm90F64);
+  check_table(kConvTiles, kernels, {Kernel::kSm90F32x3});
 }
 
 TEST(Tiles, NarrowOnesHoldTheOutputChannelsThatAskForThem) {
-  for (const ConvKernel kernel :
-       {ConvKernel::kSm90F16, ConvKernel::kSm90Bf16, ConvKernel::kSm90Tf32}) {
-    const TileRow<ConvKernel>* narrow = find_tile(kernel, TileSize::kNarrow);
+  for (const Kernel kernel : {Kernel::kSm90F16, Kernel::kSm90Bf16, Kernel::kSm90F32x1}) {
+    const TileRow* narrow = find_tile(kernel, TileSize::kNarrow, kConvTiles);
     ASSERT_NE(narrow, nullptr);
     EXPECT_EQ(narrow->config.rows, kNarrowOutput);
   }
@@ -457,8 +438,8 @@ TEST(Tiles, NarrowOnesHoldTheOutputChannelsThatAskForThem) {
 // The instances that compile.
 static_assert(kTilesOf<Kernel::kSm90F32x3>.small.rows == 64);
 static_assert(kTilesOf<Kernel::kSm90F16>.narrow.rows == 0);
-static_assert(kTilesOf<ConvKernel::kSm80F32>.large.blocks_per_multiprocessor == 1);
-static_assert(kTilesOf<ConvKernel::kSm90F32x3>.large.rows == 0);
+static_assert(kTilesOf<Kernel::kSm80F32, kConvTiles>.large.blocks_per_multiprocessor == 1);
+static_assert(kTilesOf<Kernel::kSm90F32x3, kConvTiles>.large.rows == 0);
 
 }  // namespace
 }  // namespace spamm::cuda

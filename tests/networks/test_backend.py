@@ -163,6 +163,9 @@ def test_call_absorbs(name):
     run = compiled(model)
     torch.testing.assert_close(run(images.clone()), expected, rtol=1e-4, atol=1e-4)
     assert " ".join(explain(model)[0].absorbed) == absorbed
+    fused = fuse(torch.fx.symbolic_trace(model), [images.clone()], inner="eager")
+    torch.testing.assert_close(fused(images.clone()), expected, rtol=1e-4, atol=1e-4)
+    assert [" ".join(row.absorbed) for row in explain(fused)] == [absorbed]
     for parameter in model.parameters():
         parameter.mul_(1.1)
     torch.testing.assert_close(run(images.clone()), model(images.clone()), rtol=1e-4, atol=1e-4)

@@ -6,6 +6,7 @@ import itertools
 import matrices
 import pytest
 import torch
+from support import flops_of
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import spamm_torch
@@ -20,7 +21,7 @@ def leaf(*shape, seed=0, device="cpu", dtype=torch.float64, requires_grad=True):
 
 
 def square(x, multiply=torch.mm, **options):
-    """Of a symmetric matrix."""
+    """Squares a symmetric matrix."""
     return multiply(x + x.mT, x + x.mT, **options)
 
 
@@ -94,6 +95,15 @@ def test_gradients_are_dense_where_products_are_skipped(device, name, knob, dtyp
     for ours, torchs in zip(actual, gradients(dense), strict=True):
         assert ours.dtype == dtype
         assert torch.equal(ours, torchs)
+
+
+@all_functions
+def test_flops_are_those_of_the_dense_product(device, name):
+    approximate, dense, shapes = FUNCTIONS[name]
+    inputs = operands(shapes, device=device)
+    found = flops_of(lambda: approximate(*inputs, **SKIP_ALL), backward=True)
+    vector = len(shapes[0]) == 1 and len(shapes) == 2  # whose dense product torch does not count
+    assert found == flops_of(lambda: dense(*inputs), backward=True) or vector
 
 
 @all_functions

@@ -227,6 +227,20 @@ def test_with_and_without_onednn(dtype, block):
     assert name == PLAIN_KERNELS[dtype]
 
 
+@pytest.mark.parametrize("rows", [1, 16, 17])
+@pytest.mark.parametrize("block", [32, 64, (128, 64, 32)])
+def test_b_in_place_has_the_bits_of_its_copy(dtype, rows, block):
+    """B is read where it lies if few rows of A meet it."""
+    a, b = matrices.patchy(rows, 700, dtype=dtype), matrices.patchy(700, 336, dtype=dtype, seed=1)
+    m, k, n = block if isinstance(block, tuple) else (block,) * 3
+    norms = {"norm_a": spamm_torch.norm_map(a, (m, k)), "norm_b": spamm_torch.norm_map(b, (k, n))}
+    tau = float(spamm_torch.find_tau(*norms.values(), 0.5))
+    expected = spamm_torch.mm(a, b, tau=tau, block=block, **norms)
+    assert not torch.equal(spamm_torch.mm(a, b, tau=0.0, block=block), expected)
+    for lies in (b.t().contiguous().t(), b.repeat_interleave(2, 1)[:, ::2]):
+        assert torch.equal(spamm_torch.mm(a, lies, tau=tau, block=block, **norms), expected)
+
+
 def test_gradients_from_a_backward_thread():
     """Products inside torch.utils.checkpoint run again in autograd's own thread."""
     a = matrices.normal(60, 70).double().requires_grad_()

@@ -41,7 +41,7 @@ def assert_norms(actual, a, block):
     seed=st.integers(0, 100),
 )
 def test_any_matrices(device, edges, block, dtype, layouts, pattern, seed):
-    """Of both operands at once, too, with the very same norms."""
+    """Both operands at once have the very same norms."""
     (m, k, n), pair = edges, []
     for shape, layout in zip(((m, k), (k, n)), layouts, strict=True):
         values = space.values(shape, pattern, dtype, seed + len(pair)).to(device)

@@ -87,14 +87,10 @@ SPECIAL_MAPS = {
         *([[1], [2], [1], [2], [1], [2], [2], [3]], [[1]]),
         {1.0: 1, 0.95: 1, 0.8125: 1, 0.8: 2, 0.375: 2, 0.37: 3, 0.0625: 3, 0.06: INF},
     ),
-    "equal products": ([[3] * 4] * 4, [[7] * 4] * 4, {1e-9: INF, 0.3: INF, 1.0: 21}),
     "zeros": ([[0] * 4] * 4, [[0] * 4] * 4, {0.2: INF, 1.0: 0}),  # all are kept, or none
-    "infinity": ([[INF] * 3] * 2, [[1] * 2] * 3, {0.1: INF, 0.5: INF, 1.0: INF}),
-    "NaN": ([[NAN] * 3] * 2, [[1] * 2] * 3, {0.1: INF, 0.5: INF, 1.0: INF}),
     # Two of eight products are never skipped, so a quarter needs no finite one.
     "some": ([[INF], [NAN], [1], [2], [3], [4], [5], [6]], [[1]], {0.25: INF, 0.5: 5}),
     "infinity times zero": ([[INF], [1]], [[0, 2]], {0.5: INF, 0.75: 2}),
-    "batches": ([[[1]], [[2]], [[3]], [[4]]], [[[1]]] * 4, {0.5: 3}),
 }
 
 
@@ -233,7 +229,7 @@ def test_error_bound_neither_vanishes_nor_overflows(device, dtype, small, large)
     norm_a, norm_b = maps(device, [[small]], [[small]], dtype)
     exact = float(reference.error_bound(norm_a, norm_b, 1.0))
     assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() >= exact > 0
-    # What is never skipped is left out.
+    # Left out are products that are never skipped.
     norm_a, norm_b = maps(device, [[INF, NAN, large]], [[1], [1], [large]], dtype)
     bound = spamm_torch.error_bound(norm_a, norm_b, INF).item()
     assert bound == pytest.approx(large * large, rel=2e-5)

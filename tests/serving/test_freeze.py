@@ -236,7 +236,7 @@ def test_weights_are_ready_where_pinned_norms_prove_it(served, monkeypatch):
         layer.freeze_()
     assert is_ready(model, input) == [is_cuda, is_cuda]
     # As on CUDA; the CPU's kernels do not ask.
-    monkeypatch.setattr("spamm_torch.nn.takes_ready_weights", lambda *_: True)
+    monkeypatch.setattr("spamm_torch.nn._runs_now", lambda *_: True)
     assert is_ready(model, input) == [True, True]
     with torch.no_grad():
         layers[0].weight.mul_(2)

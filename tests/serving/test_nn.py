@@ -50,6 +50,11 @@ def pickled(module):
     return pickle.loads(pickle.dumps(module))
 
 
+def targets(traced):
+    """The functions that a traced module calls."""
+    return [node.target for node in traced.graph.nodes if node.op == "call_function"]
+
+
 def skips_a_part(module, input):
     """Tells whether the result is neither the dense one, rounding apart, nor nothing but bias."""
     dense = module.to_dense()(input)
@@ -65,10 +70,18 @@ def skips_a_part(module, input):
     "setting", [{}, {"valid_ratio": 0.6, "block": 32}, {"max_error": 0.3, "block": 32}]
 )
 def test_forward_is_the_function(device, case, setting):
+    """It is one node of torch.fx, too."""
     module, input = make(case, device, **setting)
     output = module(input)
     assert torch.equal(output, functional(module, input))
     assert skips_a_part(module, input)
+    function = spamm_torch.linear if isinstance(module, nn.Linear) else spamm_torch.conv2d
+    for layer in (module, copy.deepcopy(module).eval().freeze_()):
+        traced = pickled(fx.symbolic_trace(layer))
+        traced.graph.lint()
+        assert targets(traced).count(function) == 1
+        assert torch.equal(traced(input), output)
+        assert torch.equal(traced(input[:2]), module(input[:2]))
     module.weight.data *= 0.5  # norms are never stale
     assert torch.equal(module(input), functional(module, input))
 
@@ -96,6 +109,7 @@ def test_padding_modes(device, padding_mode, padding, batched):
     input = input if batched else input[0]
     module = SpAMMConv2d.from_dense(dense, tau=0.0)
     torch.testing.assert_close(module(input), dense(input))
+    assert torch.equal(fx.symbolic_trace(module)(input), module(input))
 
 
 def test_every_argument(device):
@@ -132,6 +146,7 @@ def test_compiles_without_graph_breaks(device, case):
     module.tau = torch.tensor(0.0, device=device)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(input), module.to_dense()(input), rtol=1e-4, atol=1e-4)
+    assert torch.equal(fx.symbolic_trace(module)(input), module(input))
 
 
 # ---- From dense and back ------------------------------------------------------------------------
@@ -427,41 +442,6 @@ def test_compiles_in_an_encoder_layer_and_no_output_projection_is_called():
 
 
 # ---- torch.fx.symbolic_trace: one node a call, equal results -------------------------------------
-
-
-def targets(traced):
-    return [node.target for node in traced.graph.nodes if node.op == "call_function"]
-
-
-class Network(nn.Module):
-    """Convolutions of several settings, a linear layer, and branches as people write them."""
-
-    def __init__(self, frozen=False):
-        super().__init__()
-        tau = torch.tensor(0.5)
-        self.first = SpAMMConv2d(3, 40, 3, padding="same", tau=0.0, relu=True)
-        self.second = SpAMMConv2d(40, 40, 3, padding=1, padding_mode="reflect", tau=tau)
-        self.third = SpAMMConv2d(40, 8, 1, max_error=0.1, pixel_block=(1, 8, 8))
-        self.head = SpAMMLinear(8, 5, valid_ratio=0.6, block=32)
-        self.eval()
-        for module in self.children() if frozen else ():
-            module.freeze_()
-
-    def forward(self, input):
-        features = self.first(input)
-        features = torch.relu(features + self.second(features))
-        return self.head(self.third(features).mean((2, 3)))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_model(device, frozen):
-    model, image = Network(frozen).to(device), matrices.normal(4, 3, 12, 10, device=device)
-    traced = pickled(fx.symbolic_trace(model))
-    assert targets(traced).count(spamm_torch.conv2d) == 3
-    assert targets(traced).count(spamm_torch.linear) == 1
-    traced.graph.lint()
-    assert torch.equal(traced(image), model(image))
-    assert torch.equal(traced(image[:2]), model(image[:2]))
 
 
 def test_operands_are_a_nodes_arguments_and_settings_its_keywords():

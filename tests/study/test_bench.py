@@ -184,7 +184,6 @@ def test_products(tmp_path):
     header = json.loads((tmp_path / "small.json").read_text())["runs"][0]["header"]
     begin = f"python scripts/bench.py mm --device cpu --out {tmp_path.name} "
     assert header["command"].startswith(begin)  # no path of this machine
-    assert header["L2 cache"] == "warm"
 
 
 def test_convolutions(tmp_path):
@@ -258,7 +257,6 @@ def test_a_cell_without_memory_is_a_row(tmp_path, monkeypatch):
     found = run_changed(none_for_256, monkeypatch, tmp_path, "--layouts S --sizes 256 192")
     large, small = found["several devices"]
     assert (large["absent"], large["all_ms"]) == ("CUDA out of memory on cuda:1.", None)
-    assert large["may_pass"]
     assert small["absent"] is None
     text = (tmp_path / "small.md").read_text()
     assert "- Not measured: S decay float16 256: CUDA out of memory on cuda:1.." in text

@@ -149,8 +149,8 @@ def test_help(name, monkeypatch, capsys):
 
 
 def test_what_is_refused(tmp_path, monkeypatch, capsys):
-    """Of each command that the golden file has one line, and no file; the exit status is 2 where an
-    option by itself is wrong, else 1. Here is no GPU, and no result is right.
+    """Each command that the golden file has says one line and writes no file. Its exit status is 2
+    where an option by itself is wrong, else 1. Here is no GPU, and no result is right.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

@@ -10,12 +10,10 @@
 #include <c10/util/accumulate.h>
 
 #include "conv/backend.h"
-#include "conv/layers.h"
 #include "conv/shape.h"
 #include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
 #include "cpu/conv/norms.h"
-#include "cpu/conv/pixels.h"
 #include "cpu/conv/product.h"
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/microkernel.h"
@@ -121,8 +119,6 @@ using at::Tensor;
 // Matrix instructions multiply all images of a position by one call. With fewer, an im2col matrix
 // pays, whose rows are all pixels of the block.
 constexpr int64_t kLeastImages = 8;
-
-constexpr int64_t kPanelWidth = 64;  // the widest panel that matrix instructions support
 
 // The norms and the threshold for a tau above zero, or that is to be searched.
 template <class N>

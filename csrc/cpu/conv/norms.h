@@ -1,5 +1,6 @@
-// Norms of the im2col matrix's blocks, without the matrix. At one kernel position, a pixel block
-// reads whole input pixels, whose norms are known.
+// A convolution's input as the product reads it, the norms of its pixels, and those of the im2col
+// matrix's blocks, without the matrix. One pixel of several images is a block of the im2col matrix
+// for every kernel position that reads it, so its norm is computed once for all of them.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -10,15 +11,109 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "block.h"
 #include "conv/backend.h"
 #include "conv/shape.h"
-#include "cpu/conv/pixels.h"
-#include "cpu/multiply/valid_masks.h"
+#include "cpu/multiply/slice_kernel.h"
 #include "cpu/norm_map/strip_norms.h"
 
 namespace spamm::cpu {
+
+// The type of the norms of a tensor of type T.
+template <class T>
+using NormOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Pixels whose channels are contiguous; distances in elements.
+template <class P>
+struct Pixels {
+  const P* first;
+  int64_t image_stride, row_stride, column_stride, group_stride;
+  int64_t depth;  // channels of a group, as stored
+
+  const P* at(int64_t image, int64_t row, int64_t column, int64_t group) const {
+    return first + image * image_stride + row * row_stride + column * column_stride +
+           group * group_stride;
+  }
+};
+
+// The norms of `block_images` images x one pixel x `block_channels` channels of a group.
+template <class N>
+class PixelNorms {
+ public:
+  PixelNorms(const ConvShape& shape, int64_t block_images, int64_t block_channels)
+      : shape_(shape),
+        block_images_(block_images),
+        block_channels_(block_channels),
+        image_blocks_(blocks_of(shape.images, block_images)),
+        channel_blocks_(blocks_of(shape.group_in_channels(), block_channels)),
+        norms_(at::empty(
+            {image_blocks_, shape.input.height * shape.input.width * shape.groups, channel_blocks_},
+            c10::CppTypeToScalarType<N>::value)),
+        first_(norms_.template mutable_data_ptr<N>()) {}
+
+  // Norms of one pixel and group: one norm for each channel block. Those of neighbouring columns
+  // are column_stride() apart.
+  const N* at(int64_t image_block, int64_t row, int64_t column, int64_t group) const {
+    return first_ +
+           ((image_block * shape_.input.height + row) * shape_.input.width + column) *
+               column_stride() +
+           group * channel_blocks_;
+  }
+
+  int64_t channel_blocks() const { return channel_blocks_; }
+  int64_t column_stride() const { return shape_.groups * channel_blocks_; }
+
+  // Computes all norms.
+  template <class P>
+  void compute(const Pixels<P>& pixels) {
+    const int64_t elements =
+        shape_.input.width * shape_.in_channels * std::min(block_images_, shape_.images);
+    constexpr int64_t kElementsPerTask = 32 << 10;  // with fewer, starting a thread does not pay
+    at::parallel_for(0, image_blocks_ * shape_.input.height,
+                     blocks_of(kElementsPerTask, std::max<int64_t>(elements, 1)),
+                     [&](int64_t from, int64_t to) {
+                       for (int64_t task = from; task < to; ++task) {
+                         compute_columns(pixels, task / shape_.input.height,
+                                         task % shape_.input.height, 0, shape_.input.width);
+                       }
+                     });
+  }
+
+  // Computes the norms of columns [begin, end) of one row.
+  template <class P>
+  void compute_columns(const Pixels<P>& pixels, int64_t image_block, int64_t row, int64_t begin,
+                       int64_t end) {
+    static_assert(kStrip % 128 == 0, "a strip holds whole blocks");
+    const int64_t channels = shape_.group_in_channels();
+    const int64_t first_image = image_block * block_images_;
+    const int64_t images = std::min(block_images_, shape_.images - first_image);
+    const auto compute_run = [&](int64_t column, int64_t group, int64_t length) {
+      const P* data = pixels.at(first_image, row, column, group);
+      N* norms = const_cast<N*>(at(image_block, row, column, group));
+      for (int64_t c = 0; c < length; c += kStrip) {
+        strip_norms(Strip<P>{data + c, pixels.image_stride, images, std::min(kStrip, length - c)},
+                    block_channels_, norms + c / block_channels_, 1);
+      }
+    };
+    // Whole blocks of channels that follow each other in memory are one long run.
+    const bool whole_blocks = channels % block_channels_ == 0;
+    if (whole_blocks && pixels.group_stride == channels &&
+        pixels.column_stride == shape_.in_channels) {
+      compute_run(begin, 0, (end - begin) * shape_.in_channels);
+      return;
+    }
+    for (int64_t column = begin; column < end; ++column)
+      for (int64_t group = 0; group < shape_.groups; ++group) compute_run(column, group, channels);
+  }
+
+ private:
+  ConvShape shape_;
+  int64_t block_images_, block_channels_, image_blocks_, channel_blocks_;
+  at::Tensor norms_;  // (image blocks, pixels x groups, channel blocks)
+  N* first_;
+};
 
 // The view that the output has of the input at one kernel position.
 class Seen {
@@ -76,10 +171,6 @@ class ColumnNormWriter {
   void write(int64_t group, int64_t image_block, int64_t block_row, int64_t kernel_position,
              N* norms, int64_t stride) const {
     const int64_t columns = blocks_.count()[2];
-    if (blocks_.edge[1] == 1 && blocks_.edge[2] == 1) {
-      look_up(group, image_block, block_row, kernel_position, norms, stride);
-      return;
-    }
     for (int64_t c = 0; c < columns; ++c, ++norms) {
       const Box block = {image_block, block_row, c};
       const N scale = scale_of(block);
@@ -89,24 +180,6 @@ class ColumnNormWriter {
   }
 
  private:
-  // Blocks of one pixel of several images: each reads one norm.
-  void look_up(int64_t group, int64_t image_block, int64_t row, int64_t kernel_position, N* norms,
-               int64_t stride) const {
-    const N scale = scale_of({image_block, 0, 0});
-    const int64_t channel_blocks = pixels_.channel_blocks();
-    const Seen seen(shape_, kernel_position);
-    const Range inside = seen.columns();
-    const auto y = seen.row(row);
-    for (int64_t b = 0; b < channel_blocks; ++b, norms += stride) {
-      std::fill_n(norms, shape_.output.width, N(0));
-      if (!y) continue;
-      for (int64_t column = inside.begin; column < inside.end(); ++column) {
-        const N* norm = pixels_.at(image_block, *y, seen.column(column), group);
-        norms[column] = scale * norm[b];
-      }
-    }
-  }
-
   N scale_of(const Box& block) const {
     return kind_ == ColumnNorms::kSkip ? partial_block_scale<N>(blocks_.grid, blocks_.edge, block)
                                        : N(1);
@@ -118,6 +191,7 @@ class ColumnNormWriter {
       const N x = seen[channel_block];
       if (x > largest || std::isnan(x)) largest = x;
     });
+    if (blocks_.edge[1] * blocks_.edge[2] == 1) return largest;  // that of one pixel
     return static_cast<N>(scaled_norm(largest, [&](const auto& visit) {
       each(group, block, kernel_position, [&](const N* seen) { visit(seen[channel_block]); });
     }));

@@ -19,7 +19,6 @@
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/slice_kernel.h"
-#include "cpu/multiply/valid_masks.h"
 #include "cpu/norm_map/strip_norms.h"
 #include "spamm.h"
 #include "stage_range.h"
@@ -83,6 +82,13 @@ class Product {
         beta_(arguments.beta.to<Sum>()) {
     choose_tiles();
     place_a();
+    // Each element of B is used so few times that a copy of it would not pay.
+    reads_b_ = std::is_same_v<T, P> && !kVnni && rows_ <= kRowsStep && !is_packed_ &&
+               arguments.b.stride(2) == 1 && arguments.b.stride(1) >= columns_ &&
+               columns_ % kernel_.step == 0 &&
+               (!Microkernel<P>::generates() ||
+                is_early_shape(arguments.a.scalar_type(), lda_, arguments.b.stride(1), rows_,
+                               depth_ % block_.k, columns_ % block_.n, block_.k, block_.n));
   }
 
   // Threads claim the tiles of all batches, down a column first.
@@ -263,7 +269,7 @@ class Product {
     for (int64_t row = 0; row < tile.i.size; ++row)
       needed |= workspace.masks[row * tile.j.size + column];
     if (needed == 0) return;
-    pack(tile.batch, k, tile.j.begin + column, needed, workspace.panel);
+    if (!reads_b_) pack(tile.batch, k, tile.j.begin + column, needed, workspace.panel);
     for (int64_t row = 0; row < tile.i.size; ++row) {
       const int64_t c = row * tile.j.size + column;
       each_run(workspace.masks[c], [&](Range run) {
@@ -294,6 +300,13 @@ class Product {
     if (is_packed_) {
       rows = rounded_rows(rows);
       depth = round_up(depth, kDepthStep);
+    }
+    if constexpr (std::is_same_v<T, P>) {
+      if (reads_b_) {
+        const View<T> b = view<T>(arguments_.b, batch).block(first, j * block_.n, depth, columns);
+        const auto part = [&](int64_t c) { return std::pair(b.data + c, b.row_stride); };
+        return kernel_.multiply(a(batch, i, first), lda_, rows, depth, columns, part, sums, add);
+      }
     }
     kernel_.multiply(a(batch, i, first), lda_, rows, depth, panel, run.begin, columns, sums, add);
   }
@@ -367,7 +380,7 @@ class Product {
   int64_t tile_rows_, tile_columns_;
   const P* a_;
   int64_t lda_, slice_stride_a_, row_stride_a_, batch_stride_a_;  // row_stride_a_: of block rows
-  bool is_packed_ = false;
+  bool is_packed_ = false, reads_b_;
   Tensor packed_a_;
 };
 
@@ -425,7 +438,15 @@ bool overwrites_arguments(const Tensor& out, const MultiplyArguments& x) {
 // The whole product. `out` and `norms` may share memory with any argument.
 void write(const ProductArguments& product, const Block& block, const Tensor& out,
            const Tensor& norms) {
-  const auto [norm_a, norm_b] = norm_maps_of(product);
+  // Norms that are not given decide nothing if nothing is skipped.
+  const auto zeros_for = [&](const Tensor& x, int64_t rows, int64_t columns) {
+    return at::zeros(norm_map_shape(x.sizes(), rows, columns),
+                     x.options().dtype(norm_dtype(x.scalar_type())));
+  };
+  const bool all_valid = !product.norm_a && !product.norm_b && skips_nothing(product.knob);
+  const auto [norm_a, norm_b] = all_valid ? std::tuple(zeros_for(product.a, block.m, block.k),
+                                                       zeros_for(product.b, block.k, block.n))
+                                          : norm_maps_of(product);
   const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
   const StageRange stage(kMultiplyStage);
   const MultiplyArguments x = {{product.input, product.beta, product.alpha},

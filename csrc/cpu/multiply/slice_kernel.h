@@ -9,15 +9,60 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "block.h"
 #include "cpu/common/convert.h"
 #include "cpu/common/machine.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
-#include "cpu/multiply/valid_masks.h"
 
 namespace spamm::cpu {
+
+// The valid products of a tile of C as bit masks.
+
+// Blocks begin, begin + 1, ...
+struct Range {
+  int64_t begin, size;
+
+  int64_t end() const { return begin + size; }
+};
+
+// Norm maps of one product, (MB, KB) and (KB, NB), and the threshold.
+template <class N>
+struct Norms {
+  const N *a, *b;
+  int64_t kb, nb;
+  N tau;
+};
+
+constexpr int64_t kMaskBits = 64;
+
+// Bit k of masks[i * j.size + j] is set if product (i, k, j) is valid. The indices count from the
+// beginning of the ranges. Range `k` has at most kMaskBits blocks.
+template <class N>
+SPAMM_CPU_CLONES static void find_valid(const Norms<N>& norms, Range i, Range k, Range j,
+                                        uint64_t* __restrict masks) {
+  std::fill_n(masks, i.size * j.size, 0);
+  for (int64_t row = 0; row < i.size; ++row, masks += j.size) {
+    const N* norm_a = norms.a + (i.begin + row) * norms.kb + k.begin;
+    for (int64_t depth = 0; depth < k.size; ++depth) {
+      const N* norm_b = norms.b + (k.begin + depth) * norms.nb + j.begin;
+      for (int64_t column = 0; column < j.size; ++column) {
+        const bool is_valid = !(norm_a[depth] * norm_b[column] < norms.tau);
+        masks[column] |= static_cast<uint64_t>(is_valid) << depth;
+      }
+    }
+  }
+}
+
+// Clears the masks of blocks below the diagonal of C.
+inline void clear_lower(Range i, Range j, uint64_t* masks) {
+  for (int64_t row = 0; row < i.size; ++row) {
+    const int64_t lower = std::clamp<int64_t>(i.begin + row - j.begin, 0, j.size);
+    std::fill_n(masks + row * j.size, lower, 0);
+  }
+}
 
 // brgemm generates a kernel for each combination of sizes and strides and keeps it for the life of
 // the thread. A program whose sizes change from call to call would fill its memory with kernels.
@@ -102,18 +147,28 @@ struct SliceKernel {
     }
   }
 
-  // sums = or, with `add`, += rows of A (rows x depth) times the blocks of a panel from block
-  // `first` on.
-  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, const P* panel, int64_t first,
-                int64_t columns, Sum* sums, bool add) const {
+  // sums = or, with `add`, += rows of A (rows x depth) times `columns` columns of B. part(c): where
+  // those from column c on begin, and the distance of their rows.
+  template <class Part>
+  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, int64_t columns,
+                const Part& part, Sum* sums, bool add) const {
     for (int64_t c = 0; c < columns; c += kPanelWidth) {
-      const int64_t width = this->width(columns - c);
-      const P* b = panel + c * kSliceDepth + first * block.k * width;
+      const auto [b, ldb] = part(c);
       for (int64_t d = 0; d < depth; d += kPiece) {
-        Microkernel<P>::multiply(rows, width, std::min(kPiece, depth - d), a + d, lda,
-                                 b + d * width, width, sums + c, block.n, add || d > 0);
+        Microkernel<P>::multiply(rows, width(columns - c), std::min(kPiece, depth - d), a + d, lda,
+                                 b + d * ldb, ldb, sums + c, block.n, add || d > 0);
       }
     }
+  }
+
+  // The same with the blocks of a panel from block `first` on.
+  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, const P* panel, int64_t first,
+                int64_t columns, Sum* sums, bool add) const {
+    const auto part = [&](int64_t c) {
+      const int64_t width = this->width(columns - c);
+      return std::pair(panel + c * kSliceDepth + first * block.k * width, width);
+    };
+    multiply(a, lda, rows, depth, columns, part, sums, add);
   }
 };
 

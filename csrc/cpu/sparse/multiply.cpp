@@ -13,7 +13,6 @@
 #include "cpu/common/transpose.h"
 #include "cpu/multiply/slice_kernel.h"
 #include "cpu/norm_map/strip_norms.h"
-#include "sparse/bsr_arguments.h"
 #include "sparse/csr.h"
 
 namespace spamm::cpu {

@@ -1,7 +1,6 @@
 // Thresholds and error bounds of block-sparse products, over the products of stored blocks, and
 // which blocks of a result are dropped.
 #include "checks.h"
-#include "cpu/threshold/bound.h"
 #include "cpu/threshold/norm_products.h"
 #include "norm_slack.h"
 #include "sparse/csr.h"

@@ -3,10 +3,8 @@
 
 #include <c10/cuda/CUDAException.h>
 
-#include "conv/pixel_blocks.h"
-#include "cuda/conv/sizes_sm90.h"
+#include "conv/shape.h"
 #include "cuda/device.h"
-#include "cuda/forced.h"
 #include "cuda/operand.h"
 #include "stage_range.h"
 #include "threshold.h"
@@ -59,7 +57,9 @@ ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* us
   // Missing images change no bit where images are skipped by the block.
   const int64_t images = dense ? shape.images : blocks_of(shape.images, block) * block;
   const Extent grid = count(p.shape.output, p.box);
-  return {.kernel = choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true),
+  // Operands are padded to blocks of 64 and more.
+  return {.kernel = choose_kernel(conv.input.scalar_type(), {64, 64, 64}, conv.allow_tf32,
+                                  /*hopper=*/true),
           .out_channels = shape.out_channels,
           .pixels = images * shape.output.height * shape.output.width,
           .steps = shape.kernel_positions() * blocks_of(shape.in_channels, 64),

@@ -8,11 +8,9 @@
 #include <limits>
 
 #include "conv/backend.h"
-#include "conv/im2col.h"
+#include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch.h"
-#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
-#include "cuda/forced.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/multiply.h"
 #include "cuda/norm_map/norm_map.h"
@@ -136,23 +134,17 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
       at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
   p.output = output.mutable_data_ptr();
 
-  const ConvKernel kernel =
-      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/false);
+  const Kernel kernel =
+      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const auto convolve = [&]() -> Convolve<Norm>* {
     if constexpr (std::is_same_v<Norm, double>) {
       return conv_sm80_f64;
     } else {
-      switch (kernel) {
-        case ConvKernel::kSm80F16:
-          return conv_sm80_f16;
-        case ConvKernel::kSm80Bf16:
-          return conv_sm80_bf16;
-        case ConvKernel::kSm80Tf32:
-          return conv_sm80_tf32;
-        default:
-          return conv_sm80_f32;
-      }
+      return kernel == Kernel::kSm80F16    ? conv_sm80_f16
+             : kernel == Kernel::kSm80Bf16 ? conv_sm80_bf16
+             : kernel == Kernel::kSm80Tf32 ? conv_sm80_tf32
+                                           : conv_sm80_f32;
     }
   }();
   const kernels::Launch how = {

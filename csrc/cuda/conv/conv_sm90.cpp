@@ -9,7 +9,6 @@
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch.h"
-#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
 #include "stage_range.h"
@@ -21,7 +20,7 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+ConvolutionResult convolve_boxes(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const bool dense = skips_nothing(knob);
   const Convolution boxed = dense ? in_dense_mode(conv) : conv;
@@ -62,12 +61,6 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   return {arguments.output, norms};
 }
 
-// For TF32, the norms of the weight are norm_map's.
-Convolution with_norm_weight(Convolution conv) {
-  if (!conv.norm_weight) conv.norm_weight = norm_map_of_weight(conv.weight, conv.block);
-  return conv;
-}
-
 bool supports(const Convolution& conv, const Knob& knob) {
   const at::ScalarType dtype = conv.input.scalar_type();
   return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) &&
@@ -82,7 +75,10 @@ bool adds_residual(const Convolution& conv) {
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const bool is_float = conv.input.scalar_type() == at::kFloat;
-  return convolve(is_float && !skips_nothing(knob) ? with_norm_weight(conv) : conv, knob);
+  if (!is_float || skips_nothing(knob) || conv.norm_weight) return convolve_boxes(conv, knob);
+  Convolution with_norms = conv;  // norm_map's for TF32
+  with_norms.norm_weight = norm_map_of_weight(conv.weight, conv.block);
+  return convolve_boxes(with_norms, knob);
 }
 
 // ---- With max pooling ---------------------------------------------------------------------------
@@ -99,16 +95,12 @@ bool pools(const Convolution& conv, const Knob&) {
          shape.out_channels % unit == 0 && sizes_fit_hopper(conv);
 }
 
-// In dense mode, in boxes of one pixel. Output norms ask for them, too.
-Convolution in_boxes_of_a_pixel(Convolution conv) {
-  conv.wants_output_norms = true;
-  return in_dense_mode(std::move(conv));
-}
-
 Tensor run_and_pool(const Convolution& conv, const Knob& knob) {
   const StageRange stage(kMultiplyStage);
   const OnDevice device(conv.input);
-  const Convolution boxed = in_boxes_of_a_pixel(conv);
+  Convolution wanted = conv;
+  wanted.wants_output_norms = true;  // asks for boxes of one pixel, too
+  const Convolution boxed = in_dense_mode(wanted);
   Arguments arguments(boxed, readable_pixels(conv.input), readable_pixels(conv.weight));
   arguments.choose(conv, /*use=*/nullptr, device.multiprocessors());
   arguments.set_dense(knob);

@@ -6,7 +6,6 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
-#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
 #include "spamm/spamm.h"

@@ -5,9 +5,8 @@
 #include <cuda_runtime.h>
 
 #include "kernels/common/tile.h"
-#include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
-#include "kernels/norm_map/split_params.h"
+#include "kernels/norm_map/params.h"
 
 namespace spamm::cuda {
 

@@ -48,17 +48,13 @@ kernels::MultiplyParams<Norm> params_of(const Product& x, int* counters) {
   return p;
 }
 
-Multiply<float>* portable_launcher(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::kSm80F16:
-      return multiply_sm80_f16;
-    case Kernel::kSm80Bf16:
-      return multiply_sm80_bf16;
-    case Kernel::kSm80Tf32:
-      return multiply_sm80_tf32;
-    default:
-      return multiply_sm80_f32;
-  }
+Multiply<float>* launcher_of(Kernel kernel) {
+  return kernel == Kernel::kSm90F16    ? multiply_sm90_f16
+         : kernel == Kernel::kSm90Bf16 ? multiply_sm90_bf16
+         : kernel == Kernel::kSm80F16  ? multiply_sm80_f16
+         : kernel == Kernel::kSm80Bf16 ? multiply_sm80_bf16
+         : kernel == Kernel::kSm80Tf32 ? multiply_sm80_tf32
+                                       : multiply_sm80_f32;
 }
 
 cudaError_t launch_split_product(const Product& x, const Choice& choice, int* counters,
@@ -128,11 +124,8 @@ cudaError_t launch(const Product& x, const Choice& choice, kernels::Launch how) 
                                         : multiply_sm80_f64(p, x.lists, how);
     });
   }
-  return launch_plain_product<float>(x, counters, [&](const auto& p) {
-    if (kernel == Kernel::kSm90F16) return multiply_sm90_f16(p, x.lists, how);
-    if (kernel == Kernel::kSm90Bf16) return multiply_sm90_bf16(p, x.lists, how);
-    return portable_launcher(kernel)(p, x.lists, how);
-  });
+  return launch_plain_product<float>(
+      x, counters, [&](const auto& p) { return launcher_of(kernel)(p, x.lists, how); });
 }
 
 std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block& block) {

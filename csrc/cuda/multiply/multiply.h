@@ -1,17 +1,128 @@
-// The launch of a product on CUDA, shared by the ops of products.
+// The launch of a product on CUDA, shared by the ops of products, and float32 operands in split
+// parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
 
 #include "block.h"
+#include "checks.h"
 #include "cuda/device.h"
-#include "cuda/forced.h"
 #include "cuda/heuristics.h"
-#include "cuda/multiply/split.h"
+#include "cuda/multiply/launch.h"
+#include "cuda/norm_map/norm_map.h"
 #include "cuda/operand.h"
-#include "kernels/multiply/lists.h"
+#include "kernels/multiply/params.h"
 
 namespace spamm::cuda {
+
+// ---- Split parts -------------------------------------------------------------------------------
+
+// The granules along an edge of a split block, for a product in these blocks.
+inline int granules_of(const Block& block) {
+  return std::min({block.m, block.k, block.n}) < kernels::kSplitBlock ? 2 : 1;
+}
+
+// An operand's split parts. The constructor only allocates; launch_split() computes.
+class SplitTensor {
+ public:
+  // No dimension of `x`, a matrix or a batch, is 0. `k_dim` is its dimension along K, of (batch,
+  // rows, columns). `split_parts` is 1 or 2, and so is `granules`, along each edge of a block. The
+  // split writes x's map, in blocks of a granule, to `norms`.
+  SplitTensor(const at::Tensor& x, int64_t k_dim, int split_parts, int granules,
+              const MapMemory& norms)
+      : source_(compact(x)) {
+    const Matrices batch(source_);
+    has_batch_ = step(batch, 0) != 0;
+    const Matrices source = has_batch_ ? batch : batch.first();
+    const int64_t extent_dim = 3 - k_dim;
+    const auto blocks_along = [&](int64_t dim) {
+      return static_cast<int>(blocks_of(source.size(dim), kernels::kSplitBlock));
+    };
+    const int extent = blocks_along(extent_dim), depth = blocks_along(k_dim);
+    const int64_t blocks = source.size(0) * extent * depth;
+    const int64_t block_bytes = split_parts * sizeof(kernels::SplitBlock<1>);
+    const int64_t header_bytes = kernels::split_header_bytes(granules);
+    const int64_t profile_bytes = kernels::split_profile_bytes(granules);
+    memory_ = allocate(blocks * (block_bytes + header_bytes + profile_bytes));
+    auto* const data = static_cast<std::byte*>(memory_.get());
+    std::byte* const headers = data + blocks * block_bytes;
+    params_.split = {data, headers, headers + blocks * header_bytes, extent, depth};
+    params_.turned = !lines_are_rows(source);
+    params_.lines_along_k = params_.turned == (k_dim == 1);
+    const int64_t granule = kernels::kSplitBlock / granules;
+    params_.matrix = norm_map_params<float>(source, granule, granule, norms);
+    strides_[0] = step(source, extent_dim), strides_[1] = step(source, k_dim);
+  }
+
+  // Takes those of the same matrix as the other operand, whose blocks have the same numbers.
+  void take_parts_of(const SplitTensor& other) {
+    params_.split.blocks = other.params_.split.blocks;
+  }
+
+  const kernels::SplitParams& params() const { return params_; }
+  kernels::SplitSource source() const { return {params_.split, strides_[0], strides_[1]}; }
+  kernels::Operand operand() const { return {nullptr, has_batch_, 0, false}; }
+
+ private:
+  // A copy if strides are so long that kernels would multiply in another way: bits must not depend
+  // on where in memory an operand lies.
+  static at::Tensor compact(const at::Tensor& x) {
+    const int64_t longest = std::max(step(x, 1), step(x, 2));
+    if (longest <= kernels::kLongestSplitStride) return x;
+    return (step(x, 0) == 0 && x.dim() == 3 ? x.narrow(0, 0, 1) : x).contiguous();
+  }
+
+  c10::DataPtr allocate(size_t bytes) const {
+    try {
+      return c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
+    } catch (const c10::OutOfMemoryError&) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "float32 products on tensor cores need ", bytes,
+                       " bytes of GPU memory for the split parts of an operand of shape ",
+                       as_batch(source_).sizes());
+    }
+  }
+
+  at::Tensor source_;
+  bool has_batch_;
+  c10::DataPtr memory_;
+  kernels::SplitParams params_{};
+  int64_t strides_[2];
+};
+
+// Tells whether the split parts of one operand serve both: of one matrix with contiguous rows,
+// whose blocks lie in one column.
+inline bool is_split_once(const at::Tensor& a, const at::Tensor& b) {
+  return a.dim() == 2 && b.dim() == 2 && a.const_data_ptr() == b.const_data_ptr() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides() && a.size(0) > 1 && 1 < a.size(1) &&
+         a.size(1) <= kernels::kSplitBlock && a.stride(1) == 1 && a.stride(0) >= a.size(1) &&
+         a.stride(0) <= kernels::kLongestSplitStride;
+}
+
+// Both operands of a product in blocks of `block`, or A alone.
+struct SplitOperands {
+  SplitTensor a;
+  std::optional<SplitTensor> b;
+
+  // `zeroed`, if not null, is an int in device memory that the launch sets to 0.
+  SplitOperands(const at::Tensor& source_a, const at::Tensor& source_b, bool only_a,
+                int split_parts, const Block& block, const MapMemory& norms_a,
+                const MapMemory& norms_b, int* zeroed, cudaStream_t stream)
+      : a(source_a, 2, split_parts, granules_of(block), norms_a) {
+    if (!only_a) b.emplace(source_b, 1, split_parts, granules_of(block), norms_b);
+    if (b && granules_of(block) == 1 && norms_b.norms == nullptr &&
+        is_split_once(source_a, source_b))
+      b->take_parts_of(a);
+    kernels::SplitParams params[] = {a.params(), b ? b->params() : kernels::SplitParams{}};
+    params[0].zeroed = zeroed;
+    C10_CUDA_CHECK(launch_split(params, b ? 2 : 1, split_parts, granules_of(block), stream));
+  }
+};
 
 // The facts of a device that heuristics.h asks for.
 inline Chip chip_of(const OnDevice& device) {
@@ -61,7 +172,7 @@ struct Product {
   // The first one may be zero when the previous kernel on the stream has ended.
   int* counters = nullptr;
   bool counter_is_zero = false;
-  // A block-sparse product of matrices as in kernels/multiply/lists.h. Norm maps are not read.
+  // A block-sparse product of matrices as in kernels/multiply/params.h. Norm maps are not read.
   const kernels::ProductLists* lists = nullptr;
 };
 

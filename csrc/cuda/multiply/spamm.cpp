@@ -196,7 +196,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   const ProductSize size = size_of_product(x.a, x.b);
   const Choice choice =
       choose_product(dtype, block, allow_tf32(), size, chip_of(device), x.symmetric);
-  const TileRow<Kernel>& row = *find_tile(choice.kernel, choice.tile);
+  const TileRow& row = *find_tile(choice.kernel, choice.tile);
   const int split_parts = split_parts_of(choice.kernel);
   const bool split_norms = split_parts > 0 && splits_with_norms(x.a, x.b, block);
   const bool shared = !split_norms && !x.norm_a && !x.norm_b && share_norm_map(x.a, x.b, block);
@@ -209,10 +209,19 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
                        !mirroring_pays(row, size, c.nbytes(), device.multiprocessors()));
   const double product_us =
       is_half ? product_time(row, size, device.multiprocessors(), mirrors) : 0;
+  // Then norms that are not given are not computed: whatever their memory holds is not below
+  // -infinity. So a product of few tiles, which needs no counter either, is one launch. Split parts
+  // have norms on the way.
+  const int64_t tiles =
+      size.batch * blocks_of(size.m, choice.config.rows) * blocks_of(size.n, choice.config.columns);
+  const bool all_valid = split_parts == 0 && tiles <= device.multiprocessors() && !x.norm_a &&
+                         !x.norm_b && skips_nothing(x.knob);
+  const auto job_of = [&](int operand) { return all_valid ? std::nullopt : maps.job(operand); };
   const bool is_slow = is_half && is_off_sectors(x.a) && is_off_sectors(x.b) &&
-                       line_copy_pays(product_us, x.b.nbytes(), /*is_read=*/!maps.job(1));
+                       line_copy_pays(product_us, x.b.nbytes(), /*is_read=*/!job_of(1));
   std::optional<CopiedOperand> copies[2];
-  c10::SmallVector<MapJob, 4> jobs(maps.jobs().begin(), maps.jobs().end());
+  c10::SmallVector<MapJob, 4> jobs;
+  if (!all_valid) jobs.append(maps.jobs().begin(), maps.jobs().end());
   if (split_parts == 0 && claims_tiles(choice.kernel)) {
     for (const int operand : {0, 1}) {
       const bool is_a = operand == 0;
@@ -220,7 +229,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
       const Tensor& tensor = is_a ? x.a : x.b;
       const CopiedOperand& copied = copies[operand].emplace(tensor, is_slow && (!is_a || shared));
       if (!copied.is_copied()) continue;
-      if (const auto job = maps.job(operand)) {
+      if (const auto job = job_of(operand)) {
         jobs[*job] = copied.with_copy(jobs[*job]);
       } else {
         const auto [m, k, n] = block;
@@ -255,7 +264,8 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
         write_norm_maps(jobs, dtype, maps.counters(), device.multiprocessors(), device.stream());
   }
   product.map_a = maps.data(0), product.map_b = maps.data(1), product.counters = maps.counters();
-  product.tau = threshold_of(x.knob, maps, norm_dtype(dtype));
+  product.tau = all_valid ? Threshold(-std::numeric_limits<double>::infinity())
+                          : threshold_of(x.knob, maps, norm_dtype(dtype));
   const StageRange stage(kMultiplyStage);
   launch_product(product, choice, device);
   complete(c, block, mirrors, norms, device);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/element.cuh"
 #include "cuda/norm_map/norm_map.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/conv/sm80/norms.cuh"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/element.cuh"
+#include "cuda/norm_map/norm_map.h"
 #include "cuda/sparse/launch.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/sparse/blocks.cuh"

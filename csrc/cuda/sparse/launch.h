@@ -8,7 +8,7 @@
 #include <cstddef>
 
 #include "kernels/common/tile.h"
-#include "kernels/multiply/lists.h"
+#include "kernels/multiply/params.h"
 #include "kernels/sparse/params.h"
 
 namespace spamm::cuda {

@@ -1,4 +1,4 @@
-// bsr_multiply on CUDA, by the multiply kernels over lists (kernels/multiply/lists.h).
+// bsr_multiply on CUDA, by the multiply kernels over lists (kernels/multiply/params.h).
 #include "cuda/multiply/multiply.h"
 
 #include "cuda/device.h"

@@ -9,7 +9,6 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/error_search.cuh"
-#include "kernels/threshold/held_products.cuh"
 #include "kernels/threshold/select_tau.cuh"
 
 namespace spamm::cuda {

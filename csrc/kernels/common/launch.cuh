@@ -106,7 +106,7 @@ cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, int shared
                      params...);
 }
 
-// The same, overlapping, for thread blocks that meet (meeting.cuh): all of them have to run at the
+// The same, overlapping, for thread blocks that meet (Meeting): all of them have to run at the
 // same time. The launch fails if the device has no room for that.
 template <class... Params>
 cudaError_t launch_meeting(void (*kernel)(Params...), unsigned blocks, int threads,

@@ -81,31 +81,20 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* ro
                : "memory");
 }
 
-// d += a b, 16 x 16 times 16 x 8.
-__device__ inline void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                               uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// d += a b, 16 x 8 times 8 x 8. The operands are float32 bit patterns, already rounded to TF32.
-__device__ inline void mma_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
+// d += a b: 16 x 16 times 16 x 8, or with TF32 16 x 8 times 8 x 8, whose operands are float32 bit
+// patterns that are already rounded.
+#define SPAMM_MMA(kName, kShape, kType)                                                          \
+  __device__ inline void kName(float(&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, \
+                               uint32_t b0, uint32_t b1) {                                       \
+    asm("mma.sync.aligned." kShape ".row.col.f32." kType "." kType                               \
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                   \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                         \
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));                                 \
+  }
+SPAMM_MMA(mma_f16, "m16n8k16", "f16")
+SPAMM_MMA(mma_bf16, "m16n8k16", "bf16")
+SPAMM_MMA(mma_tf32, "m16n8k8", "tf32")
+#undef SPAMM_MMA
 
 __device__ inline uint32_t round_to_tf32(uint32_t bits) {
   uint32_t rounded;

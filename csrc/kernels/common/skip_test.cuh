@@ -25,7 +25,7 @@ __device__ bool is_valid_im2col(Norm norm_weight, Norm skip_norm, Norm tau) {
 }
 
 // The factor from the norm of a pixel block to its skip norm: sqrt(volume / inside), for a block of
-// `volume` pixels of which `inside` lie in the output. Rounded as in conv/pixel_blocks.h.
+// `volume` pixels of which `inside` lie in the output. Rounded as in conv/shape.h.
 __device__ inline float partial_block_scale(float volume, float inside) {
   return __fsqrt_rn(__fdiv_rn(volume, inside));
 }

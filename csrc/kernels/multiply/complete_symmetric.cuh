@@ -9,7 +9,7 @@
 
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/overlap.cuh"
-#include "kernels/common/triangle.cuh"
+#include "kernels/common/parameters.h"
 #include "kernels/norm_map/norm_map.cuh"
 
 namespace spamm::kernels {

@@ -10,7 +10,7 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/norm_map/norm_map.cuh"
-#include "kernels/norm_map/split_params.h"
+#include "kernels/norm_map/params.h"
 
 namespace spamm::kernels {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/multiply/complete_symmetric.cuh"
-#include "kernels/multiply/lists.h"
+#include "kernels/multiply/params.h"
 #include "kernels/sparse/params.h"
 
 namespace spamm::kernels {

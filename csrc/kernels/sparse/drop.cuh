@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/multiply/lists.h"
+#include "kernels/multiply/params.h"
 #include "kernels/sparse/losses.cuh"
 
 namespace spamm::kernels {

@@ -9,10 +9,10 @@
 
 #include <cstdint>
 
-#include "kernels/sparse/csr.cuh"
+#include "kernels/sparse/plan.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/error_search.cuh"
-#include "kernels/threshold/held_products.cuh"
+#include "kernels/threshold/select_tau.cuh"
 
 namespace spamm::kernels {
 

@@ -1,10 +1,10 @@
-// The parameters of the kernels of block-sparse matrices, but for those of products (lists.h).
+// The parameters of the kernels of block-sparse matrices, but for those of products.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/common/tau.h"
-#include "kernels/multiply/lists.h"
+#include "kernels/common/parameters.h"
+#include "kernels/multiply/params.h"
 
 namespace spamm::kernels {
 

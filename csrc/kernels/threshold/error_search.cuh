@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/common/meeting.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/norm_products.cuh"

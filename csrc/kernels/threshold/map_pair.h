@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/tau.h"
+#include "kernels/common/parameters.h"
 
 namespace spamm::kernels {
 

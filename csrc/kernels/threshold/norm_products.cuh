@@ -2,7 +2,10 @@
 // out which thread block of a launch finishes last.
 #pragma once
 
+#include <cooperative_groups.h>
+
 #include <cstdint>
+#include <utility>
 
 #include "kernels/common/skip_test.cuh"
 #include "kernels/threshold/map_pair.h"
@@ -128,6 +131,28 @@ __device__ T sum_through(T own) {
     if (threadIdx.x % 32 >= distance) own += below;
   }
   return own;
+}
+
+// A barrier of all thread blocks of a launch.
+
+// All threads arrive, then wait. kGrid: the launch is cooperative and may have several thread
+// blocks; if not, it has one.
+template <bool kGrid>
+struct Meeting {
+  __device__ void arrive() {}
+  __device__ void wait() { __syncthreads(); }
+};
+template <>
+struct Meeting<true> {
+  cooperative_groups::grid_group::arrival_token token{};
+  __device__ void arrive() { token = cooperative_groups::this_grid().barrier_arrive(); }
+  __device__ void wait() { cooperative_groups::this_grid().barrier_wait(std::move(token)); }
+};
+
+__device__ inline void meet() {
+  Meeting<true> meeting;
+  meeting.arrive();
+  meeting.wait();
 }
 
 }  // namespace spamm::kernels

@@ -7,7 +7,7 @@
 // window of each row of the tile. The epilogue adds the bias and applies ReLU.
 #pragma once
 
-#include "kernels/conv/im2col_rows.cuh"
+#include "kernels/conv/sm80/norms.cuh"
 #include "kernels/conv/sm80/params.h"
 #include "kernels/multiply/sm80/multiply.cuh"
 

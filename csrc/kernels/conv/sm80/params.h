@@ -5,8 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/integers.h"
-#include "kernels/common/tau.h"
+#include "kernels/common/parameters.h"
 #include "kernels/multiply/params.h"
 
 namespace spamm::kernels {

@@ -18,10 +18,8 @@
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
-#include "kernels/conv/sm90/epilogue_f32.cuh"
-#include "kernels/conv/sm90/list_by_pixel.cuh"
+#include "kernels/conv/sm90/list.cuh"
 #include "kernels/conv/sm90/load.cuh"
-#include "kernels/conv/sm90/residual.cuh"
 #include "kernels/conv/sm90/segments.cuh"
 
 namespace spamm::kernels::sm90 {
@@ -106,6 +104,21 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
 __device__ __forceinline__ uint64_t bits_of_thread(uint64_t valid, int log2_pixels) {
   for (int pixels = 1 << log2_pixels; pixels < kBlock; pixels *= 2) valid |= valid << pixels;
   return valid >> (threadIdx.x % 4 * 2);
+}
+
+// Sets pixels of a warpgroup's two boxes to zero: those of which `valid` has no bit. All images of
+// one, and images are the slowest index. Products with zeros change no sum, and the weight is
+// finite where a pixel is skipped.
+__device__ __forceinline__ void clear_pixels(OperandBlock* boxes, const uint64_t* valid,
+                                             int log2_pixels) {
+  const int line = threadIdx.x % kBlock, box = threadIdx.x / kBlock % 2;
+  if ((valid[box] >> (line & ((1 << log2_pixels) - 1)) & 1) == 0) {
+    auto* const chunks = reinterpret_cast<uint4*>(boxes[box].bytes + line * kLineBytes);
+#pragma unroll
+    for (int i = 0; i < kLineBytes / 16; ++i) chunks[(i + line) % 8] = {};
+  }
+  cutlass::arch::fence_view_async_shared();
+  cutlass::arch::NamedBarrier::sync(128, threadIdx.x / 128);
 }
 
 // A thread's sums before the products of a step of which some pixels do not count: all are
@@ -213,9 +226,18 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
   Work work(storage);
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
+  constexpr bool kClears = Config::kByPixel && Config::kRows == 1;
+  constexpr bool kKeeps = Config::kByPixel && !kClears;
   const auto notice_at = [&](const RingPosition<Config::kStages>& stage) -> Notice {
     ring.full[stage.slot].wait(stage.phase);
-    return ring.notices[stage.slot];
+    const auto& notice = ring.notices[stage.slot];
+    if constexpr (kClears) {
+      if (notice.is_mixed() && notice.mask(warpgroup) != 0) {
+        clear_pixels(&storage.stages[stage.slot].box(first_box), &notice.pixels[first_box],
+                     p.box.rows + p.box.columns);
+      }
+    }
+    return notice;
   };
   Notice notice = notice_at(at);
   while (!notice.ends_work()) {
@@ -229,13 +251,13 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
     };
     // Most stages take the first way. Tests before it cost each of them.
     if (bits != 0) {
-      const bool is_mixed = Config::kByPixel && notice.is_mixed();
-      [[maybe_unused]] std::conditional_t<Config::kByPixel, KeptSums<Config>, char> kept;
-      if constexpr (Config::kByPixel) {
+      const bool is_mixed = kKeeps && notice.is_mixed();
+      [[maybe_unused]] std::conditional_t<kKeeps, KeptSums<Config>, char> kept;
+      if constexpr (kKeeps) {
         if (is_mixed) kept.keep(acc);
       }
       work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
-      if constexpr (Config::kByPixel) {
+      if constexpr (kKeeps) {
         if (is_mixed) {
           kept.put_back(&ring.notices[at.slot].pixels[warpgroup * 2], p.box.rows + p.box.columns,
                         acc);
@@ -329,7 +351,7 @@ __device__ __forceinline__ void run(const typename Roles::Params& p) {
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, Config::kThreadBlocks)
     conv_sm90(const __grid_constant__ ConvParams p) {
   run<ConvRoles<BoxKernel<Config>>>(p);
 }

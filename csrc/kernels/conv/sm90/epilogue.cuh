@@ -3,12 +3,74 @@
 // so they are transposed on the way into shared memory.
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
+#include <numeric>
 
-#include "kernels/common/activation.cuh"
+#include "activation.h"
 #include "kernels/common/numeric.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
+
+namespace spamm::kernels {
+
+// ---- Activations -------------------------------------------------------------------------------
+
+// In float32. All keep NaN, as torch's do.
+
+__device__ __forceinline__ float clamped(float x, float least, float most) {
+  return x < least ? least : x > most ? most : x;
+}
+__device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
+// Both without IEEE divisions, whose code for all values of a tile would fill the instruction
+// cache.
+__device__ __forceinline__ float hardswish(float x) {
+  return x * clamped(x + 3, 0, 6) * (1.0f / 6);
+}
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
+__device__ __forceinline__ float leaky_relu(float x) { return x < 0 ? x * 0.01f : x; }
+
+static_assert(kActivations.size() == 6, "with_activation has a case for each");
+
+// Calls use() with the activation as a function, or not at all for kNone. So it is chosen outside
+// of unrolled loops.
+template <class Use>
+__device__ __forceinline__ void with_activation(Activation activation, const Use& use) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      return use([](float x) { return rectified(x); });
+    case Activation::kRelu6:
+      return use([](float x) { return clamped(x, 0, 6); });
+    case Activation::kHardswish:
+      return use([](float x) { return hardswish(x); });
+    case Activation::kSilu:
+      return use([](float x) { return silu(x); });
+    case Activation::kLeakyRelu:
+      return use([](float x) { return leaky_relu(x); });
+  }
+}
+
+// Applies an activation to all values, and asks for each group which one. If it were asked once,
+// the compiler would compute all values side by side, in registers that other thread blocks need.
+template <int kSize>
+__device__ __forceinline__ void activate(Activation activation, float (&values)[kSize]) {
+  constexpr int kGroup = std::gcd(kSize, 8);
+  auto chosen = static_cast<int>(activation);
+#pragma unroll
+  for (int first = 0; first < kSize; first += kGroup) {
+    asm volatile("" : "+r"(chosen));  // hides that it is the same for all groups
+    with_activation(static_cast<Activation>(chosen), [&](auto function) {
+#pragma unroll
+      for (int i = first; i < first + kGroup; ++i) values[i] = function(values[i]);
+    });
+  }
+}
+
+}  // namespace spamm::kernels
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -331,6 +393,155 @@ __device__ __forceinline__ void store_one(const ConvParams& p, int channel, cons
   if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[1] = {sum_of_squares<Element>(pairs, PixelCounts(p, channel, box))};
   store_norms<Element>(p, channel, &box, squares, shared);
+}
+
+// ---- The residual ------------------------------------------------------------------------------
+
+// The load warps bring the residual into the ring as a step of its own, so that it is on its way
+// while the products run.
+
+// Calls change(sum, x) for the thread's sums of kColumns pixels x 64 channels, from value kFirst
+// on, and the entries x of a box. The box has a line of 64 channels for each pixel, in TMA's
+// 128-byte swizzle; it is transposed on the way, as stage() does.
+template <class Element, int kColumns, int kFirst, int kSize, class Change>
+__device__ __forceinline__ void change_box(const OperandBlock& block, float (&acc)[kSize],
+                                           const Change& change) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int line = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;
+  const uint8_t* source = block.bytes + line * kLineBytes + chunk * 16;
+#pragma unroll
+  for (int column = 0; column < kColumns; column += 16) {
+    const auto& lines = *reinterpret_cast<const cute::uint128_t*>(source + column * kLineBytes);
+    uint32_t pairs[4];
+    cute::SM75_U16x8_LDSM_T::copy(lines, pairs[0], pairs[1], pairs[2], pairs[3]);
+#pragma unroll
+    for (int i = 0; i < 4 && column + i / 2 * 8 < kColumns; ++i) {
+      float* const to = acc + kFirst + column / 2 + 2 * i;
+      change(to[0], widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pairs[i]))));
+      change(to[1], widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pairs[i] >> 16))));
+    }
+  }
+}
+
+// acc += those of a warpgroup's two boxes whose bits are set.
+template <class Config>
+__device__ __forceinline__ void add_residual(uint32_t bits, const OperandBlock* boxes,
+                                             float (&acc)[Config::kValues]) {
+  using Element = typename Config::Element;
+  const auto add = [](float& sum, float x) { sum += x; };
+  if (bits & 1) change_box<Element, kBlock, 0>(boxes[0], acc, add);
+  if (bits & 2) change_box<Element, Config::kLastWidth, kBlock / 2>(boxes[1], acc, add);
+}
+
+// ---- float32 -----------------------------------------------------------------------------------
+
+// A box of float32 is staged as two blocks of 32 channels, and each thread writes its values one by
+// one.
+
+// The number of the line, of two of 32 channels, that holds the channels of this warp's sums.
+__device__ __forceinline__ int line_of_warp() { return threadIdx.x % 128 / 64; }
+
+// The places of a thread's sums in its line of channels of each pixel, in TMA's 128-byte swizzle.
+// No two lanes share a bank.
+class ValuePlaces {
+ public:
+  __device__ __forceinline__ ValuePlaces() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int line = lane % 4 * 2 + i % 2, chunk = warp % 2 * 4 + i / 2 * 2 + lane / 16;
+      offsets_[i] = line * kLineBytes + (chunk ^ line) * 16 + lane / 4 % 4 * 4;
+    }
+  }
+
+  // In bytes, of sum `i`.
+  __device__ __forceinline__ int operator[](int i) const {
+    return offsets_[i % 4] + i / 4 * 8 * kLineBytes;
+  }
+
+ private:
+  // Two neighbouring pixels of the thread's first channel, then of its second.
+  int offsets_[4];
+};
+
+// Adds bias and ReLU to the values of kColumns pixels x 64 channels, from kFirst on, and stages
+// them in `block`, which has the line of this warp.
+template <int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ void stage(float (&acc)[kSize], const ChannelBias& bias, bool relu,
+                                      OperandBlock& block) {
+  const ValuePlaces places;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& value = acc[kFirst + i];
+    value += bias.values[i / 2 % 2];
+    if (relu) value = rectified(value);
+    *reinterpret_cast<float*>(block.bytes + places[i]) = value;
+  }
+}
+
+// Calls change(sum, x) for the thread's sums of kColumns pixels x 64 channels and the entries x of
+// a block that has the line of this warp.
+template <int kColumns, int kSize, class Change>
+__device__ __forceinline__ void change_line(const OperandBlock& block, float (&acc)[kSize],
+                                            const Change& change) {
+  const ValuePlaces places;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    change(acc[i], *reinterpret_cast<const float*>(block.bytes + places[i]));
+  }
+}
+
+// A thread's part of the sum of squares of the staged values of kColumns pixels.
+template <int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ double sum_of_squares(const float (&values)[kSize],
+                                                 const PixelCounts& counts) {
+  double sums[2] = {};  // short chains
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    add_square_below(sums[i % 2], static_cast<double>(values[kFirst + i]), i / 4 * 8 + i % 2,
+                     counts.values[i / 2 % 2] - static_cast<int>(threadIdx.x % 4 * 2));
+  }
+  return sums[0] + sums[1];
+}
+
+// Stages and stores kColumns pixels of a warpgroup's box.
+template <class Output, int kColumns, int kFirst, class Params, int kSize>
+__device__ __forceinline__ void store_box(const Params& p, int channel, const Box& box,
+                                          OperandBlock (&staging)[2], const ChannelBias& bias,
+                                          bool relu, float (&acc)[kSize]) {
+  const bool leads = threadIdx.x % 128 == 0;
+  const int warpgroup = threadIdx.x / 128;
+  if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  stage<kColumns, kFirst>(acc, bias, relu, staging[line_of_warp()]);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  if (leads) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      cute::SM90_TMA_STORE_4D::copy(&p.map_output, &staging[part], channel + part * kBlock / 2,
+                                    box.column, box.row, box.image);
+    }
+    cute::tma_store_arrive();
+  }
+  Output::see(p, channel, box, staging);
+}
+
+// On return `acc` holds the stored values.
+template <class Config, class Output = BoxOutput<Config>>
+__device__ __forceinline__ void store(const typename Config::Params& p, int channel,
+                                      const Box* boxes, OperandBlock (&staging)[2],
+                                      BoxSquares<float>& shared, ChannelBias bias,
+                                      float (&acc)[Config::kValues]) {
+  constexpr int kSecond = kBlock / 2;  // values of the first box
+  const bool relu = activate_sums(p.activation, bias, acc);
+  store_box<Output, kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
+  store_box<Output, Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
+  if (p.norm_output == nullptr) return;
+  double squares[2] = {
+      sum_of_squares<kBlock, 0>(acc, PixelCounts(p, channel, boxes[0])),
+      sum_of_squares<Config::kLastWidth, kSecond>(acc, PixelCounts(p, channel, boxes[1]))};
+  store_norms<float>(p, channel, boxes, squares, shared);
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <optional>
 
-#include "kernels/common/integers.h"
+#include "kernels/common/parameters.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::kernels::conv::sm90 {

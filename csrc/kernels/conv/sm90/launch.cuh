@@ -113,7 +113,10 @@ template <class Config>
 cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
                             const Launch& how) {
   using Roles = ConvRoles<BoxKernel<Config>>;
-  int blocks = cut_into_tiles<Config>(p, how.multiprocessors), cluster = 0;
+  constexpr int kReserved = 1024;  // by the driver, of each thread block
+  static_assert((sizeof(typename Roles::Storage) + kReserved) * Config::kThreadBlocks <=
+                kMostSharedBytes + kReserved);
+  int blocks = cut_into_tiles<Config>(p, how.multiprocessors * Config::kThreadBlocks), cluster = 0;
   if constexpr (Config::kSegmented) {  // a tile for each cluster
     cluster = 1 << p.log2_segments;
     blocks = p.tiles;
@@ -151,7 +154,7 @@ template <class Config, TileConfig kTile>
 constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kBoxes* kBlock ==
                           kTile.columns&& kTile.warp_rows == kBlock&& kTile.warp_columns ==
                           2 * kBlock&& Config::kStages + Config::kStagings - 1 ==
-                          kTile.stages&& kTile.blocks_per_multiprocessor == 1;
+                          kTile.stages&& kTile.blocks_per_multiprocessor == Config::kThreadBlocks;
 
 template <class Element, TileConfig kTile, int kLastWidth, bool kByPixel = false,
           bool kSegmented = false>
@@ -232,8 +235,8 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
       return kInstance(p, input, weight, how);
     }
     if (p.by_pixel) {
-      const auto instance = how.tile == TileSize::kNarrow
-                                ? staged<Element, kTiles.narrow, kBlock, kByPixel>()
+      const auto instance = how.tile == TileSize::kMedium
+                                ? staged<Element, kTiles.medium, kBlock, kByPixel>()
                                 : staged<Element, kTiles.small, kBlock, kByPixel>();
       return instance(p, input, weight, how);
     }

@@ -11,9 +11,8 @@
 #include <cstdint>
 
 #include "activation.h"
-#include "kernels/common/integers.h"
-#include "kernels/common/tau.h"
-#include "kernels/norm_map/split_params.h"
+#include "kernels/common/parameters.h"
+#include "kernels/norm_map/params.h"
 
 namespace spamm::kernels::conv::sm90 {
 

@@ -35,6 +35,7 @@ struct Config {
   static constexpr int kStagings = kStagings_;  // boxes that a warpgroup stores at a time
   static constexpr int kWarpgroups = kRows * kBoxes / 2;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kThreadBlocks = kWarpgroups == 1 ? 2 : 1;  // of a multiprocessor
   static constexpr int kListWarps = 1, kLists = 2;
   // By pixel, a list is handed over as soon as there are up to 32 steps.
   static constexpr int kListCapacity = kByPixel_ ? 32 : 128;

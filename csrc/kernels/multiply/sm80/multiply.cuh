@@ -3,7 +3,7 @@
 //
 // Tile: kTileM x kTileN of C for a thread block, kWarpM x kWarpN for each warp, in sub-tiles of
 // 32 x 32. Every block edge is a multiple of 32, so a warp skips uniformly and exactly.
-// Pipeline: list the valid steps of the tile (valid_list.cuh), then load them with cp.async through
+// Pipeline: list the valid steps of the tile, then load them with cp.async through
 // kStages stages of 64 bytes of K. Sums run in the order of K: the same bits every time.
 // Limits: operands as in kernels/multiply/params.h; K below 2^35.
 // Source: bitmap, compact list and strided tiles are cuSpAMM's ("Accelerating Sparse Approximate
@@ -17,12 +17,139 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/numeric.cuh"
+#include "kernels/common/skip_test.cuh"
 #include "kernels/common/tile.h"
 #include "kernels/multiply/params.h"
 #include "kernels/multiply/sm80/stage.cuh"
-#include "kernels/multiply/sm80/valid_list.cuh"
 
 namespace spamm::kernels {
+
+// ---- The list of valid steps -------------------------------------------------------------------
+
+// The list of the valid steps of a tile (the paper's bitmap and map_offset). All threads test steps
+// in parallel and compact the valid ones, in order, into shared memory.
+//
+// A tile has kRows x kColumns sub-tiles of 32 x 32, and a step is 32 of K. Every block edge is a
+// multiple of 32, so one bit says whether a step is valid for a sub-tile. The list has a fixed
+// length: a long K is listed in several rounds.
+
+constexpr int kSubTile = 32, kLog2SubTile = 5;
+
+// The mask of a step for the tile whose first sub-tile is (row, column): bit r * kColumns + c is
+// set if the step is valid for sub-tile (r, c), as in ValidList::Entry.
+template <int kRows, int kColumns, class Norm>
+__device__ uint32_t valid_mask(const MultiplyParams<Norm>& p, Norm tau, int batch, int row,
+                               int column, int step) {
+  const int64_t blocks_m = ((p.m - 1) >> p.log2_block_m) + 1;
+  const int64_t blocks_k = ((p.k - 1) >> p.log2_block_k) + 1;
+  const int64_t blocks_n = ((p.n - 1) >> p.log2_block_n) + 1;
+  const int64_t sub_rows = (p.m + kSubTile - 1) / kSubTile;
+  const int64_t sub_columns = (p.n + kSubTile - 1) / kSubTile;
+  const int64_t k = step >> (p.log2_block_k - kLog2SubTile);
+  const Norm* a = p.norm_a + batch * blocks_m * blocks_k + k;
+  const Norm* b = p.norm_b + (batch * blocks_k + k) * blocks_n;
+  Norm norm_b[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const bool inside = column + c < sub_columns;
+    norm_b[c] = inside ? b[(column + c) >> (p.log2_block_n - kLog2SubTile)] : 0;
+  }
+  uint32_t mask = 0;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (row + r >= sub_rows) break;
+    const Norm norm_a = a[((row + r) >> (p.log2_block_m - kLog2SubTile)) * blocks_k];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const bool inside = column + c < sub_columns;
+      const bool valid = inside && is_valid(norm_product(norm_a, norm_b[c]), tau);
+      mask |= static_cast<uint32_t>(valid) << (r * kColumns + c);
+    }
+  }
+  return mask;
+}
+
+template <int kRows, int kColumns, int kThreads>
+class ValidList {
+  static_assert(kRows * kColumns <= 16 && kRows <= 8 && kColumns <= 8, "parts of a packed entry");
+  static constexpr int kCapacity = 512;
+
+ public:
+  struct Entry {
+    int step;
+    uint32_t packed;
+
+    // Bit row * kColumns + column for each sub-tile.
+    __device__ uint32_t mask() const { return packed & 0xffff; }
+    // A bit for each row (or column) of sub-tiles in which the step is valid for any sub-tile.
+    __device__ uint32_t rows() const { return packed >> 16 & 0xff; }
+    __device__ uint32_t columns() const { return packed >> 24; }
+  };
+
+  struct Storage {
+    Entry entries[kCapacity];
+    int warp_counts[kThreads / 32];
+  };
+
+  __device__ ValidList(int64_t depth, Storage& storage)
+      : storage_(storage), steps_(static_cast<int>((depth + kSubTile - 1) / kSubTile)) {}
+
+  // Lists the next steps for which mask_of(step) is not 0 and returns their number, or 0 at the end
+  // of K. All threads of the thread block call it together.
+  template <class MaskOf>
+  __device__ int fill(const MaskOf& mask_of) {
+    int count = 0;
+    for (; next_ < steps_ && count + kThreads <= kCapacity; next_ += kThreads) {
+      const int step = next_ + static_cast<int>(threadIdx.x);
+      const uint32_t mask = step < steps_ ? mask_of(step) : 0;
+      count += append(count, step, mask);
+    }
+    return count;
+  }
+
+  __device__ Entry operator[](int index) const { return storage_.entries[index]; }
+
+ private:
+  // Appends each thread's step unless its mask is 0, in thread order. Returns the number appended.
+  __device__ int append(int count, int step, uint32_t mask) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t bitmap = __ballot_sync(~0u, mask != 0);
+    if (lane == 0) storage_.warp_counts[warp] = __popc(bitmap);
+    __syncthreads();
+    int before = 0, total = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) {
+      if (w == warp) before = total;
+      total += storage_.warp_counts[w];
+    }
+    if (mask != 0) {
+      const int slot = count + before + __popc(bitmap & ((1u << lane) - 1));
+      storage_.entries[slot] = {step, mask | rows_of(mask) << 16 | columns_of(mask) << 24};
+    }
+    __syncthreads();
+    return total;
+  }
+
+  __device__ static uint32_t rows_of(uint32_t mask) {
+    uint32_t rows = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      rows |= static_cast<uint32_t>((mask >> r * kColumns & ((1u << kColumns) - 1)) != 0) << r;
+    }
+    return rows;
+  }
+
+  __device__ static uint32_t columns_of(uint32_t mask) {
+    uint32_t columns = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) columns |= mask >> r * kColumns;
+    return columns & ((1u << kColumns) - 1);
+  }
+
+  Storage& storage_;
+  int steps_;
+  int next_ = 0;  // the first step not yet tested
+};
 
 struct TileIndex {
   int batch, row, column;
@@ -282,6 +409,81 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       });
 }
 
+// ---- Block-sparse products ----------------------------------------------------------------------
+
+// C = alpha * (A B over lists) + beta * input, where the blocks of a matrix lie one below the other
+// (kernels/multiply/params.h). A thread block computes one block of C, or a tile of one. All of its
+// sub-tiles have all listed products, so there are no masks. Sums run in the order of K: a block
+// has the bits of dense storage.
+
+struct ListedProduct {
+  int slot_a, slot_b, k;  // k: the block column of A
+};
+
+constexpr int kListedProducts = 256;  // in shared memory at a time
+
+template <class Config>
+struct ListedStorage {
+  typename Config::Storage::Stage stages[Config::kStages];
+  ListedProduct products[kListedProducts];
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_listed_sm80(const __grid_constant__ typename Config::Params p,
+                         const __grid_constant__ ProductLists lists) {
+  extern __shared__ __align__(128) char shared[];
+  auto& storage = *reinterpret_cast<ListedStorage<Config>*>(shared);
+  constexpr int kStageDepth = Config::TileA::kDepth, kStagesPerStep = 32 / kStageDepth;
+  constexpr int kAhead = Config::kStages - 1;
+  constexpr uint32_t kWhole = (1u << Config::kTileM / 32 * (Config::kTileN / 32)) - 1;
+  constexpr int64_t kEndless = int64_t{1} << 62;  // no operand ends within a block
+  const int edge = 1 << p.log2_block_k, steps = edge / 32, per_product = steps * kStagesPerStep;
+  const int across = edge / Config::kTileN, tiles = edge / Config::kTileM * across;
+  const int64_t block = blockIdx.x / tiles;
+  const int tile = static_cast<int>(blockIdx.x % tiles);
+  const int row = tile / across * Config::kTileM, column = tile % across * Config::kTileN;
+  const OperandStream<typename Config::TileA, Config::kThreads> a(p.a, 0, row, edge, kEndless);
+  const OperandStream<typename Config::TileB, Config::kThreads> b(p.b, 0, column, edge, kEndless);
+  const int64_t end = lists.first[block + 1];
+
+  WarpProduct<Config> product;
+  for (int64_t from = lists.first[block]; from < end; from += kListedProducts) {
+    const int count = static_cast<int>(min(end - from, int64_t{kListedProducts}));
+    for (int i = threadIdx.x; i < count; i += Config::kThreads) {
+      const int slot_a = lists.slots_a[from + i];
+      storage.products[i] = {slot_a, lists.slots_b[from + i], lists.col_a[slot_a]};
+    }
+    __syncthreads();
+    const int stages = count * per_product;
+    const auto begin_copies = [&](int s) {
+      if (s < stages) {
+        const ListedProduct& of = storage.products[s / per_product];
+        const int depth = s % per_product * kStageDepth;
+        auto& stage = storage.stages[s % Config::kStages];
+        // A is contiguous along K, B across it: so a block begins at this place along K.
+        a.copy(stage.a, int64_t{of.slot_a} * edge * edge + depth, ~0u);
+        b.copy(stage.b, int64_t{of.slot_b} * edge + depth, ~0u);
+      }
+      commit_copies();  // an empty group at the end keeps wait_copies() counting right
+    };
+    for (int s = 0; s < kAhead; ++s) begin_copies(s);
+    for (int s = 0; s < stages; ++s) {
+      wait_copies<kAhead - 1>();
+      __syncthreads();  // stage s has arrived for all threads, and all have read stage s - 1
+      begin_copies(s + kAhead);
+      if (s % kStagesPerStep == 0) {
+        const int step = s % per_product / kStagesPerStep;
+        product.begin_step(storage.products[s / per_product].k * steps + step);
+      }
+      product.multiply(storage.stages[s % Config::kStages], kWhole);
+    }
+    wait_copies<0>();
+    __syncthreads();
+  }
+  product.store(Epilogue<Config>(p, 0, block * edge + row, column));
+}
+
 }  // namespace spamm::kernels
 
 namespace spamm::kernels::sm80 {
@@ -315,6 +517,25 @@ cudaError_t multiply(const MultiplyParams<typename Engine::Sum>& p, const Launch
     return start<Config>(multiply_sm80<Config>, p, tiles, how);
   };
   return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
+}
+
+// Computes p over lists, of blocks of 32 by a warp each.
+template <class Engine, Tiles kTiles>
+cudaError_t multiply_listed(const MultiplyParams<typename Engine::Sum>& p,
+                            const ProductLists& lists, const Launch& how) {
+  const auto run = [&]<class Shape>(Shape) {
+    using Config = MultiplyConfig<Engine, Shape, /*kAKMajor=*/true, /*kBKMajor=*/false>;
+    constexpr int kSharedBytes = sizeof(ListedStorage<Config>);
+    const auto kernel = multiply_listed_sm80<Config>;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    if (error != cudaSuccess) return error;
+    const int64_t tiles = p.m / Config::kTileM * (p.n / Config::kTileN);
+    return launch(kernel, static_cast<unsigned>(tiles), Config::kThreads, kSharedBytes,
+                  /*overlap_previous=*/false, how.stream, p, lists);
+  };
+  if (p.n == 32) return run(TileShape<32, 32, 32, 32, 4, 8>());
+  return p.n == 64 ? run(ShapeOf<kTiles.small>()) : run(ShapeOf<kTiles.large>());
 }
 
 }  // namespace spamm::kernels::sm80

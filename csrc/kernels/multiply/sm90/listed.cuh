@@ -1,12 +1,12 @@
 // Block-sparse products: list warps that read the products of a plan in place of norms, and where
-// the cells of C are (multiply/lists.h). Everything behind the lists is that of dense storage.
+// the cells of C are (multiply/params.h). Everything behind the lists is that of dense storage.
 #pragma once
 
 #include <limits>
 #include <type_traits>
 
 #include "kernels/common/overlap.cuh"
-#include "kernels/multiply/lists.h"
+#include "kernels/multiply/params.h"
 #include "kernels/multiply/sm90/list.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"

@@ -6,7 +6,6 @@
 #include "kernels/multiply/sm90/listed.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
-#include "kernels/multiply/sm90/segments.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 

@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "kernels/common/tile.h"
-#include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
 
 namespace spamm::kernels::multiply::sm90 {
@@ -17,11 +16,11 @@ struct TiledProduct {
   MultiplyParams<Norm> product;
   int tiles, tile_rows, tile_columns;  // tiles: of all batches and segments; the others: of one
   // Not 0: only tiles on and above the diagonal, so many along it, are computed. Rows and columns
-  // are then those of the folded grid (common/triangle.cuh).
+  // are then those of the folded grid (common/parameters.h).
   int folded_edge;
   int inner_rows, inner_columns;  // of tiles that do not lie outside C for the most part
   int group_rows;                 // tile rows of a group, see tile_at() in list.cuh
-  SegmentMemory segments;         // of each tile (segments.cuh); one without kSegmented
+  SegmentMemory segments;         // of each tile (list.cuh); one without kSegmented
   bool a_has_batch, b_has_batch;  // false: all batches share the operand
   bool claims_tiles;              // false: every tile has a thread block of its own
   int turn;                       // not 0: tiles loaded at a time, see keep_pace() in list.cuh

@@ -8,6 +8,43 @@
 #include "kernels/common/ring_sm90.cuh"
 #include "kernels/common/roles_sm90.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
+#include "kernels/multiply/params.h"
+
+namespace spamm::kernels {
+
+template <class T>
+struct alignas(2 * sizeof(T)) EntryPair {
+  T x, y;
+};
+
+// Writes alpha * x + beta * input to `column` of a row of C, and the same with y to the next one. A
+// matrix instruction gives each lane such pairs. For 4-byte and 8-byte entries those of four lanes
+// fill whole memory sectors, so staging C in shared memory would gain nothing. kPairs: both columns
+// exist, their address is aligned, and there is no input.
+template <bool kPairs, class T>
+__device__ __forceinline__ void store_pair(const MultiplyParams<T>& p, int batch, int64_t row,
+                                           int64_t column, T x, T y) {
+  T* const to = static_cast<T*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
+  if constexpr (kPairs) {
+    *reinterpret_cast<EntryPair<T>*>(to) = {p.alpha * x, p.alpha * y};
+  } else {
+    if (row >= p.m) return;
+    const T values[2] = {x, y};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (column + i >= p.n) return;
+      T value = p.alpha * values[i];
+      if (p.input != nullptr) {
+        value += p.beta * static_cast<const T*>(
+                              p.input)[batch * p.input_strides[0] + row * p.input_strides[1] +
+                                       (column + i) * p.input_strides[2]];
+      }
+      to[i] = value;
+    }
+  }
+}
+
+}  // namespace spamm::kernels
 
 namespace spamm::kernels::multiply::sm90 {
 
@@ -53,7 +90,7 @@ struct Config {
 };
 
 // The place of a tile. Row and column count 64 x 64 blocks of C. With kSegmented, `batch` also
-// holds the segment (segments.cuh), because multiplying threads have no register to spare.
+// holds the segment (list.cuh), because multiplying threads have no register to spare.
 struct Tile {
   int batch, row, column;
 };
@@ -133,7 +170,7 @@ struct Step {
   __device__ bool is_valid() const { return mask.any(); }
 };
 
-// With lists: a step and a tile of a block-sparse product, in cells (multiply/lists.h). Where the
+// With lists: a step and a tile of a block-sparse product, in cells (multiply/params.h). Where the
 // mask has no bit, a number may be anything. Those of C are -1 where nothing is stored.
 template <class Config>
 struct CellStep {

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "kernels/multiply/sm90/multiply.cuh"
-#include "kernels/multiply/sm90/split/launch.cuh"
+#include "kernels/multiply/sm90/split/multiply.cuh"
 #include "kernels/norm_map/split_granules.cuh"
 
 namespace spamm::kernels::multiply::sm90 {

@@ -10,7 +10,7 @@
 #include "kernels/multiply/sm90/pipeline.cuh"
 #include "kernels/multiply/sm90/split/largest_terms.cuh"
 #include "kernels/multiply/sm90/split/three_parts.cuh"
-#include "kernels/norm_map/split_params.h"
+#include "kernels/norm_map/params.h"
 
 namespace spamm::kernels::multiply::sm90 {
 

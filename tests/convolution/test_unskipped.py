@@ -1,0 +1,225 @@
+"""Convolutions that skip nothing: tiles of consecutive output pixels, for which no box is cut, and
+kernels for few input channels.
+"""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import ACTIVATIONS, assert_near, captured
+
+import spamm_torch
+from fuzzing import convolutions, space
+
+pytestmark = pytest.mark.cuda
+
+HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+LAST = {"memory_format": torch.channels_last}
+_WIDE = [f"128x{pixels}" for pixels in (96, 128, 160, 192, 208, 256)]
+_NARROW = [f"64x{pixels}" for pixels in (192, 256, 320, 384)]
+TILES = ["".join(pair) for pair in itertools.product([*_WIDE, *_NARROW], "wp")]
+# images, channels, out_channels, height and width; then kernel, stride, padding, dilation
+LAYERS = {
+    "1 x 1": (9, 264, 136, 14, 14, (1, 1)),
+    "1 x 1, a single step": (3, 40, 72, 17, 19, (1, 1)),
+    "1 x 1, stride 2": (5, 128, 256, 15, 13, (1, 1), 2),
+    "3 x 3": (11, 64, 128, 14, 14, (3, 3), 1, 1),
+    "3 x 3, many tiles": (40, 72, 200, 28, 28, (3, 3), 1, 1),
+    "3 x 3, stride 2": (7, 128, 64, 15, 14, (3, 3), 2, 1),
+    "rows unlike columns": (5, 72, 264, 9, 21, (2, 5), (3, 1), (2, 1), (1, 3)),
+    "columns unlike rows": (4, 136, 64, 23, 8, (4, 1), (1, 2), (0, 2), (4, 1)),
+    "no pixel twice": (3, 64, 64, 12, 12, (3, 3), 3),
+    "padding beyond the kernel": (2, 64, 64, 5, 6, (3, 3), 1, (4, 5)),
+    "one pixel": (1, 64, 64, 1, 1, (1, 1)),
+}
+FEW_CHANNELS = [
+    (72, 3, 64, 32, 32, (3, 3), 1, 1),
+    (1, 1, 8, 5, 3, (3, 3), 1, 1),
+    (65, 3, 72, 6, 9, (3, 3), 1, (0, 2)),
+    (130, 7, 136, 5, 17, (1, 1)),
+    (70, 3, 64, 15, 19, (7, 7), 2, 3),
+    (33, 5, 16, 12, 11, (5, 4), (1, 3), (4, 1), (2, 1)),
+    (3, 2, 24, 7, 30, (2, 9), (3, 1)),
+    # Tiles of several rows; rows that start at multiples of 16, 4 and 2 bytes.
+    (2, 3, 64, 40, 224, (7, 7), 2, 3),
+    (3, 1, 64, 64, 70, (3, 3), 1, 1),
+    (2, 3, 32, 33, 227, (3, 3), 2, 1),
+    # Several tiles in a row of the output, and in each of many thread blocks.
+    (5, 1, 8, 170, 700, (3, 3), 1, 1),
+    # More of K than registers hold at once.
+    (2, 3, 72, 63, 79, (9, 9), 4, 2),
+    (17, 4, 96, 16, 24, (8, 8), 8),
+]
+
+
+@pytest.fixture
+def force_unskipped(monkeypatch):
+    """Forces a tile, the kernel ("1") or that of boxes, without segments ("0")."""
+
+    def set_value(value):
+        monkeypatch.setenv("SPAMM_TORCH_UNSKIPPED", value)
+        monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", "1")
+
+    return set_value
+
+
+def normal(*shape, seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator).to("cuda", dtype)
+    return values.to(**LAST) if len(shape) == 4 else values
+
+
+class Case:
+    """A layer's operands, whose sums are about 1, and its call."""
+
+    def __init__(self, layer, dtype):
+        images, channels, outs, height, width, kernel, *geometry = layer
+        self.input = normal(images, channels, height, width, seed=1, dtype=dtype)
+        self.weight = normal(outs, channels, *kernel, seed=2, dtype=dtype)
+        self.weight /= (channels * kernel[0] * kernel[1]) ** 0.5
+        self.bias = normal(outs, seed=3, dtype=dtype)
+        self.geometry = dict(zip(("stride", "padding", "dilation"), geometry, strict=False))
+        self.residual = normal(*self.sums().shape, seed=4, dtype=dtype)
+
+    def sums(self):
+        return F.conv2d(self.input.double(), self.weight.double(), **self.geometry)
+
+    def __call__(self, bias=True, residual=True, activation="relu", **more):
+        bias = self.bias if bias else None
+        more |= {"residual": self.residual if residual else None, "tau": 0.0, **self.geometry}
+        activation = None if activation == "none" else activation
+        return spamm_torch.conv2d(self.input, self.weight, bias, activation=activation, **more)
+
+    def expected(self, bias=True, residual=True, activation="relu"):
+        sums = self.sums()
+        if bias:
+            sums += self.bias.double().view(-1, 1, 1)
+        if residual:
+            sums += self.residual
+        return ACTIVATIONS[activation](sums)
+
+
+PARTS = ({}, {"residual": False, "activation": "none"}, {"bias": False})
+
+
+@HALF
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, force_unskipped):
+    case = Case(LAYERS[layer], dtype)
+    for parts in PARTS:
+        force_unskipped("0")
+        of_boxes = case(**parts)
+        assert_near(of_boxes, case.expected(**parts))
+        for value in ("1", *TILES):
+            force_unskipped(value)
+            got = case(**parts)
+            assert got.is_contiguous(**LAST)
+            assert torch.equal(got, of_boxes), value
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_tf32_has_the_bits_of_the_kernel_of_boxes(layer, force_unskipped, set_tf32):
+    set_tf32(True)
+    case = Case(LAYERS[layer], torch.float32)
+    own = {"pixel_block": (1, 8, 8)}  # an image does not depend on its batch: never cuDNN's
+    force_unskipped("0")
+    of_boxes = case(bias=False, residual=False, activation="none", **own)
+    epilogue = of_boxes.double() + case.bias.view(-1, 1, 1) + case.residual
+    for value in ("1", *TILES):
+        if value.startswith("128x208"):  # has no room for three stages
+            continue
+        force_unskipped(value)
+        got = case(bias=False, residual=False, activation="none", **own)
+        assert torch.equal(got, of_boxes), value
+        for activation in ("relu", "silu"):
+            expected = ACTIVATIONS[activation](epilogue).float()
+            torch.testing.assert_close(case(activation=activation, **own), expected)
+
+
+@HALF
+@pytest.mark.parametrize("layer", FEW_CHANNELS, ids=str)
+def test_few_channels(dtype, layer):
+    case, eps = Case(layer, dtype), torch.finfo(dtype).eps
+    for parts in (*PARTS, {"activation": "silu"}, PARTS[1] | {"bias": False}):
+        actual, norms = case(**parts, return_norms=True)
+        assert actual.is_contiguous(**LAST)
+        # A rounding alone, where there is no residual.
+        near = {"rtol": eps, "atol": 512 * torch.finfo(torch.float32).eps + eps / 64}
+        near = near if "residual" in parts else {"rtol": 4 * eps, "atol": 4 * eps}
+        for found in (actual, case(**parts)):
+            torch.testing.assert_close(found.double(), case.expected(**parts), **near)
+        space.expect_norms(norms, convolutions.norms_of(actual, 64))
+
+
+def test_the_rule_changes_no_bit(force_unskipped):
+    """If the kernel of boxes has no segments, no result tells which of the two ran."""
+    case = Case((64, 64, 128, 14, 14, (3, 3), 1, 1), torch.float16)
+    chosen = case()
+    force_unskipped("0")
+    assert torch.equal(case(), chosen)
+
+
+@HALF
+@pytest.mark.parametrize("layer", [LAYERS["3 x 3"], FEW_CHANNELS[0]], ids=str)
+def test_infinities_and_nan_stay_in_their_windows(dtype, layer, force_unskipped):
+    """The memory behind a window is read with it, and must not count."""
+    case = Case(layer, dtype)
+    if layer != FEW_CHANNELS[0]:
+        force_unskipped("1")
+    last = len(case.input) - 1
+    expected = case(activation="none")
+    case.input[3, 1, 10, 12] = torch.inf
+    case.input[last, 0, -1, -1] = torch.nan
+    case.residual[0, 2, 3, 4] = torch.nan
+    actual = case(activation="none")
+    touched = torch.zeros_like(actual, dtype=torch.bool)
+    touched[3, :, 9:12, 11:14] = touched[last, :, -2:, -2:] = touched[0, 2, 3, 4] = True
+    assert not actual[touched].isfinite().any()
+    assert torch.equal(actual[~touched], expected[~touched])
+
+
+@pytest.mark.parametrize("layer", ["1 x 1", "3 x 3, many tiles"])
+def test_repeated_runs_and_replays_give_the_same_bits(layer, force_unskipped):
+    case = Case(LAYERS[layer], torch.float16)
+    force_unskipped("1")
+    expected = case()
+    for _ in range(20):
+        assert torch.equal(case(), expected)
+    graph, (first, second) = captured(lambda: (case(), F.relu(case(residual=False))))
+    alone = F.relu(case(residual=False))
+    for _ in range(10):
+        graph.replay()
+        assert torch.equal(first, expected)
+        assert torch.equal(second, alone)
+
+
+@pytest.mark.parametrize("layer", [LAYERS["3 x 3"], FEW_CHANNELS[0]], ids=str)
+def test_layouts_addresses_and_other_batches_change_no_bit(layer, force_unskipped):
+    case, few = Case(layer, torch.float16), layer == FEW_CHANNELS[0]
+    if not few:
+        force_unskipped("1")
+    expected, input, bias, residual = case(), case.input, case.bias, case.residual
+    if few:  # odd addresses
+        buffer = input.new_empty(input.numel() + 1)
+        case.input = buffer[1:].view(input.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
+        case.input.copy_(input)
+        case.bias = torch.cat([bias[:1], bias])[1:]
+        assert torch.equal(case(), expected)
+        case.weight = case.weight.contiguous()
+    else:
+        case.weight = torch.stack((case.weight, case.weight), -1)[..., 0]
+        case.residual = residual.contiguous()
+    case.input = input.contiguous()
+    assert torch.equal(case(), expected)
+    for images in (slice(0, 1), slice(2, 9), slice(5, None)):
+        case.input, case.residual = input[images], residual[images]
+        assert torch.equal(case(), expected[images])
+
+
+@pytest.mark.parametrize("value", ["2", "128x100w", "128x192", "128x192wp"])
+def test_other_values_are_refused(value, force_unskipped, hopper):
+    case = Case(LAYERS["one pixel"], torch.float16)
+    force_unskipped(value)
+    with pytest.raises(ValueError, match=f"SPAMM_TORCH_UNSKIPPED must be .* got {value}"):
+        case()
