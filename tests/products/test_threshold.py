@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support import waiting_is_an_error
 
 import spamm_torch
-from spamm_torch.distributed.histogram import find_tau_across
+from spamm_torch.distributed.rank_product import find_tau_across
 from tables import paper
 
 INF, NAN = float("inf"), float("nan")
