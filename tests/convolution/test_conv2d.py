@@ -259,8 +259,10 @@ def test_gradients_are_dense(device, shape):
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected)
     dense = functools.partial(spamm_torch.conv2d, tau=0.0, **setting)
-    assert torch.autograd.gradcheck(dense, tensors, fast_mode=True)
-    assert torch.autograd.gradgradcheck(dense, tensors, fast_mode=True)
+    # cuDNN adds up a weight's gradient in no fixed order.
+    options = {"fast_mode": True, "nondet_tol": 1e-10 if device.type == "cuda" else 0}
+    assert torch.autograd.gradcheck(dense, tensors, **options)
+    assert torch.autograd.gradgradcheck(dense, tensors, **options)
 
 
 @pytest.mark.parametrize("run", ["skips", "grouped", "dense"])

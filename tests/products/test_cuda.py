@@ -161,7 +161,7 @@ def test_the_portable_kernels_can_be_forced_and_an_unknown_tile_cannot(environme
     program = """
 import torch, spamm_torch
 a = torch.randint(-2, 3, (70, 4200), device="cuda").half()
-assert mm(a, a.T, tau=0.0).equal((a.float() @ a.T.float()).half())
+assert spamm_torch.mm(a, a.T, tau=0.0).equal((a.float() @ a.T.float()).half())
 print(spamm_torch.backend_for("cuda", torch.half))"""
     path = os.pathsep.join(sys.path)
     result = python("-c", program, PYTHONPATH=path, **environment)
