@@ -44,14 +44,16 @@ FINITE = [kind for kind in matrices.NORM_KINDS if kind not in ("specials", "subn
 
 @st.composite
 def norm_maps(draw, max_edge=8, kinds=matrices.NORM_KINDS, tiny=0.0, batched=True):
-    """Pairs of norm maps on the CPU, some empty or batched, with ties and zeros."""
+    """Pairs of norm maps on the CPU, some empty or batched, B's for itself or for all, with ties
+    and zeros.
+    """
     dtype = draw(st.sampled_from(REAL))
     batch = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)])) if batched else ()
     rows, inner, columns = (draw(st.integers(0, max_edge)) for _ in range(3))
     rng, kind = np.random.default_rng(draw(st.integers(0, 2**32 - 1))), draw(st.sampled_from(kinds))
-    pair = (
-        matrices.norms(rng, kind, of, dtype) for of in ((*batch, rows, inner), (inner, columns))
-    )
+    own_b = batch if draw(st.booleans()) else ()
+    shapes = (*batch, rows, inner), (*own_b, inner, columns)
+    pair = (matrices.norms(rng, kind, of, dtype) for of in shapes)
     norm_a, norm_b = (x.where(torch.from_numpy(rng.random(x.shape)) >= 0.1, tiny) for x in pair)
     return norm_a, norm_b.expand(*batch, inner, columns)
 
