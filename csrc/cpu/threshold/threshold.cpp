@@ -105,11 +105,12 @@ class ErrorSearch {
     Bits low = 0, high = std::bit_cast<Bits>(std::numeric_limits<N>::infinity());
     if (holds(std::bit_cast<N>(high))) return std::bit_cast<N>(high);
     narrow_by_size(low, high);
-    const int64_t products = maps_.batches * maps_.mb * maps_.kb * maps_.nb;
-    for (auto expected = static_cast<double>(products); expected > kFew && high - low > 1;
-         expected /= 2) {
+    // Products that are expected in the interval.
+    int64_t expected = maps_.batches * maps_.mb * maps_.kb * maps_.nb;
+    while (expected > kFew && high - low > 1) {
       const Bits middle = low + (high - low) / 2;
       (holds(std::bit_cast<N>(middle)) ? low : high) = middle;
+      expected /= 2;
     }
     return largest_product(std::bit_cast<N>(low), std::bit_cast<N>(high));
   }
