@@ -17,11 +17,7 @@ _COLORS = 10  # that matplotlib has; lines behind these are dashed
 
 def draw(picture, rows, device):
     """The picture of rows as the bytes of a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     for name, wanted in picture.prefer.items():
         kept = [row for row in rows if row[name] in wanted]
         rows = kept or [row for row in rows if row[name] == rows[-1][name]]
@@ -70,11 +66,9 @@ def bars(groups, caption, title=""):
     """The PNG of bars of speeds on a logarithmic axis, longest first: {name of a colour: (name,
     speed, said of it) of each bar}.
     """
-    import matplotlib
+    from matplotlib.patches import Patch
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     rows = [(*row, f"C{i}") for i, of_group in enumerate(groups.values()) for row in of_group]
     names, speeds, words, colors = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
     figure, axis = pyplot.subplots(figsize=(_WIDTH, 0.3 * len(rows) + 1.4), layout="constrained")
@@ -89,19 +83,25 @@ def bars(groups, caption, title=""):
     axis.axvline(1, color="black", linewidth=1)
     axis.spines[["top", "right"]].set_visible(False)
     if len(groups) > 1:
-        patches = [matplotlib.patches.Patch(color=f"C{i}") for i in range(len(groups))]
+        patches = [Patch(color=f"C{i}") for i in range(len(groups))]
         axis.legend(patches, groups, loc="lower right")
     axis.set_xlabel(caption, fontsize=8.5, color="#444444")
     axis.set_title(title, fontsize=13, fontweight="bold")
     return _png(figure)
 
 
-def _png(figure):
-    from matplotlib import pyplot
+def _pyplot():
+    """pyplot that needs no display."""
+    import matplotlib.pyplot
 
+    matplotlib.use("Agg")
+    return matplotlib.pyplot
+
+
+def _png(figure):
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
-    pyplot.close(figure)
+    _pyplot().close(figure)
     return buffer.getvalue()
 
 
