@@ -149,7 +149,8 @@ def dense(case, device):
         added = space.values(shape or (1,), pattern, dtype, seed + 2).reshape(shape)
     if form == "linear":
         scaling = {"input": space.values((n,), "patchy", dtype, seed + 2)}
-        found = spamm_torch.linear(a, b.mT, scaling["input"].to(device), **plain)
+        more = {**plain, "return_info": True}
+        found, info = spamm_torch.linear(a, b.mT, scaling["input"].to(device), **more)
     elif form == "bmm":
         found, info = spamm_torch.bmm(a, b, **plain, return_info=True)
     elif form == "shards":
@@ -195,6 +196,8 @@ def dense(case, device):
     if again is not None and (device.type == "cpu" or form == "shards"):
         expect_bits(again, found, f"the same product in another way than {form}")
     compare(results, host_a, host_b, host, tau, case, device, upper, **scaling)
+    if info is not None and bool(found.isfinite().all()):
+        expect_bound(found, host_a, host_b, info.total_bound.item(), **scaling)
 
 
 # ---- Block-sparse -------------------------------------------------------------------------------
@@ -302,16 +305,16 @@ def sparse(case, device):
         more = scaling | drop
         compare([found], host_a, host_b, host, tau, case, device, is_symmetric, **more)
         if info is not None and bool(found.isfinite().all()):
-            expect_bound(found, host_a, host_b, info.total_bound.item(), case)
+            expect_bound(found, host_a, host_b, info.total_bound.item())
 
 
-def expect_bound(found, a, b, bound, case):
+def expect_bound(found, a, b, bound, input=None, beta=1, alpha=1):
     """The whole error is within ``total_bound``, but for the rounding of the oracle's own sums."""
-    every = (torch.ones(len(a) // case["edge"], a.shape[1] // case["edge"]),)
-    every += (torch.ones(every[0].shape[1], b.shape[1] // case["edge"]), 0.0, case["block"])
-    exact, size = (oracle.multiply(*of, *every) for of in ((a, b), (a.abs(), b.abs())))
+    a, b, found = map(oracle.to_float64, (a, b, found))
+    added = 0.0 if input is None or beta == 0 else beta * oracle.to_float64(input)
     with np.errstate(all="ignore"):
-        off = found.cpu().double().numpy().astype(np.longdouble) - exact
-        own = (a.shape[1] + 1) * 2.0**-53 * np.sqrt(np.sum(size.astype(np.longdouble) ** 2))
+        off = found.astype(np.longdouble) - (alpha * (a @ b) + added)
+        size = abs(alpha) * (abs(a) @ abs(b)) + abs(added)
+        own = (a.shape[-1] + 4) * 2.0**-53 * np.sqrt(np.sum(size.astype(np.longdouble) ** 2))
         off = np.sqrt(np.sum(off**2))
     expect(not off > bound + own, f"total_bound {bound}, the error {off}")

@@ -7,7 +7,6 @@ import math
 import matrices
 import numpy as np
 import pytest
-import reference
 import support
 import torch
 import torch.nn.functional as F
@@ -62,55 +61,6 @@ def test_the_bound_holds_for_many_products(dtype, device, count):
     # A bound that says nothing would hold, too.
     assert max(ratio for ratio, _ in found.values()) > 0.5
     assert max(ratio for _, ratio in found.values()) > 1e-3
-
-
-@pytest.mark.parametrize("own", [torch.float32, torch.float64])
-def test_one_budget_for_skipping_and_precision_holds_for_2000_products(own):
-    """The oracle's rule alone: no kernel follows it."""
-    drawn, largest = np.zeros(4, int), 0.0
-    for number, (_, a, b, options, _) in enumerate(cases(own, 2000, "cpu", chemistry(), most=40)):
-        m, k, n = (edge // 4 for edge in reference.edges(options["block"]))
-        maps = reference.norm_map(a, (m, k)), reference.norm_map(b, (k, n))
-        size = np.prod([np.linalg.norm(norms.astype(np.longdouble)) for norms in maps])
-        whole = reference.error_bound(*maps, math.inf)
-        if not 0 < float(size) < torch.finfo(own).max or not whole < torch.finfo(own).max:
-            continue
-        budget = size * 2.0 ** -(number % 40)
-        chosen, bound = reference.classes(*maps, (m, k, n), budget)
-        assert bound <= budget
-        c = torch.from_numpy(reference.multiply_by_class(a, b, chosen, (m, k, n)))
-        limits, inner = torch.finfo(own), a.shape[1]
-        rounding = 2 * inner * limits.eps * whole
-        rounding += 2 * (inner + 8) * limits.tiny * math.sqrt(c.numel())
-        error = error_of(c, a, b, {})
-        assert error <= bound + rounding, (number, a.shape, b.shape, options)
-        drawn += np.bincount(chosen.ravel(), minlength=4)
-        largest = max(largest, float(error / (bound + rounding)))
-    assert all(drawn > 100), drawn
-    assert largest > 0.5  # a bound that says nothing would hold, too
-
-
-def test_batches_and_layers(dtype, device):
-    for seed in seeds(dtype, 20):
-        a, b = (matrices.fading(90, 90, dtype, device, seed=seed + i) for i in (0, 40))
-        batch = torch.stack([a, b])
-        c, info = spamm_torch.bmm(batch, batch.mT, max_error=1e-3, block=32, return_info=True)
-        errors = [error_of(x, y, y.mT, {}) for x, y in zip(c, batch, strict=True)]
-        assert math.hypot(*errors) <= info.total_bound
-        bias = matrices.normal(90, dtype=dtype, device=device)
-        c, info = spamm_torch.linear(a, b, bias, max_error=1e-3, block=32, return_info=True)
-        added = {"input": bias.expand(90, 90), "alpha": 1.0, "beta": 1.0}
-        assert error_of(c, a, b.t(), added) <= info.total_bound
-
-
-@pytest.mark.parametrize("commute", [False, True])
-def test_symmetric_products(dtype, commute, device):
-    for seed in seeds(dtype, 20):
-        a = matrices.symmetric(80, dtype=dtype, device=device, seed=seed)
-        b = a * 2 if commute else a
-        knob = {"max_error": 2.0 ** -(5 * seed + 3), "block": 32, "symmetric": True}
-        c, info = spamm_torch.mm(a, b, **knob, return_info=True)
-        assert error_of(c, a, b, {}) <= info.total_bound
 
 
 def test_nothing_but_zeros_and_what_is_not_finite(device):
