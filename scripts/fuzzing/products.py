@@ -143,10 +143,15 @@ def dense(case, device):
         options |= {name: maps[name == "norm_b"] for name in names}
     scaling, again, norms, info = {}, None, None, None  # again: the same in another way
     if form in ("addmm", "in place"):
-        shape = {"matrix": (m, n), "row": (n,), "column": (m, 1), "number": ()}[case["added"]]
-        pattern = "nan" if case["beta"] == 0 else "patchy"
-        scaling = {"beta": case["beta"], "alpha": case["alpha"]}
-        added = space.values(shape or (1,), pattern, dtype, seed + 2).reshape(shape)
+        host_added, added = host_a, a
+        if form == "addmm":
+            shape = {"matrix": (m, n), "row": (n,), "column": (m, 1), "number": ()}[case["added"]]
+            pattern = "nan" if case["beta"] == 0 else "patchy"
+            numbers = space.values(shape or (1,), pattern, dtype, seed + 2).reshape(shape)
+            layout = case["layout_b"] if len(shape) == 2 else "contiguous"
+            host_added, added = space.laid_out(layouts, layout, numbers, device)
+        scaling = {"beta": case["beta"], "alpha": case["alpha"], "input": host_added}
+        of = scaling | {"input": added, "a": a, "b": b}
     if form == "linear":
         scaling = {"input": space.values((n,), "patchy", dtype, seed + 2)}
         more = {**plain, "return_info": True}
@@ -158,15 +163,13 @@ def dense(case, device):
         found = torch.cat(spamm_torch.mm_shards(parts, [b, b], **plain))
         again = spamm_torch.mm(a, b, **plain)
     elif form == "addmm":
-        again = spamm_torch.addmm(added.to(device), a, b, **scaling, **plain)
-        options |= scaling | {"return_norms": True, "return_info": True}
-        found, norms, info = spamm_torch.addmm(added.to(device), a, b, **options)
-        scaling["input"] = added
+        again = spamm_torch.addmm(**of, **plain)
+        options |= {"return_norms": True, "return_info": True}
+        found, norms, info = spamm_torch.addmm(**of, **options)
     elif form == "in place":
-        found = spamm_torch.addmm(a, a, b, **scaling, **options)
+        found = spamm_torch.addmm(**of, **options)
         again = a.clone()
-        spamm_torch.addmm(again, again, b, **scaling, **options, out=again)
-        scaling["input"] = host_a
+        spamm_torch.addmm(**of | {"input": again, "a": again}, **options, out=again)
     elif form == "into":
         wide = torch.full((m + 2, n + 3), 7.0, dtype=dtype, device=device)
         out = wide[1 : m + 1, 2 : n + 2]
