@@ -398,21 +398,6 @@ def test_asymmetry_by_rounding_is_in_the_bound():
 # ---- Nothing that is wrong ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "s",
-    [torch.zeros(64, 64), -torch.eye(64), torch.eye(64).index_fill(0, torch.tensor(5), 0)],
-    ids=["zero", "negative", "singular"],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["inverse_sqrt", "inverse_factor"])
-@pytest.mark.parametrize("max_error", [0.0, 1e-4, 1e-10])
-def test_overlaps_that_have_no_inverse(s, dtype, name, max_error):
-    whole, function = torch.block_diag(torch.eye(64), s).to(dtype), getattr(linalg, name)
-    for a, options in ((whole, {}), (sparse.from_dense(whole, 32), {"size": 128})):
-        with pytest.raises(linalg.NotConverged, match="expected a positive definite matrix"):
-            function(a, max_error=max_error, **options)
-
-
 def test_states_that_have_no_gap():
     """Rings with two states at the Fermi level, levels of four states each, cut in half, and all
     states but one at a level.

@@ -13,7 +13,7 @@ import reference
 import torch
 import torch.utils.checkpoint
 from processes import forked
-from support import norm_maps, relative_error
+from support import hopper_kernels_run, norm_maps, relative_error
 
 import spamm_torch
 
@@ -98,7 +98,7 @@ def test_given_norms_below_zero_decide_by_their_products(device, dtype, tau):
     assert_exact(actual, a, b, tau, 64, maps)
 
 
-# ---- Batches, linear ------------------------------------------------------------------------------
+# ---- Batches, linear -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(3, 70, 90), (70, 90), (1, 90), (90,), (3, 1, 90), (1, 1, 1)])
@@ -149,7 +149,7 @@ def test_same_bits_every_time_and_operands_are_left_alone(device, dtype, knob):
 
 
 def kernels_of_this_machine(device, dtype):
-    """The names that backend_for may give, by what the processor or the GPU can do."""
+    """The names that backend_for may give, by what the processor or the GPU can do, without TF32."""
     if device.type == "cuda":
         everywhere, on_hopper = {
             torch.float16: ("sm80-mma-f16", "sm90-wgmma-f16"),
@@ -157,8 +157,7 @@ def kernels_of_this_machine(device, dtype):
             torch.float32: ("sm80-simt-f32", "sm90-wgmma-f32x3"),
             torch.float64: ("sm80-dmma-f64", "sm90-dmma-f64"),
         }[dtype]
-        hopper = torch.cuda.get_device_capability(device) == (9, 0)
-        return {everywhere} | ({on_hopper} if hopper else set())
+        return {on_hopper if hopper_kernels_run() else everywhere}
     if dtype == torch.float64:
         return {"cpu-plain"}
     generated = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -170,7 +169,7 @@ def kernels_of_this_machine(device, dtype):
     return {f"{single}-float32"} | ({"cpu-brgemm-vnni"} if natively else set())
 
 
-@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (64, 128, 32)])
 def test_backend_for_names_a_kernel(device, dtype, block):
     name = spamm_torch.backend_for(device, dtype, block)
     assert name in kernels_of_this_machine(device, dtype)
