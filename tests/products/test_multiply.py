@@ -149,7 +149,7 @@ def test_same_bits_every_time_and_operands_are_left_alone(device, dtype, knob):
 
 
 def kernels_of_this_machine(device, dtype):
-    """The names that backend_for may give, by what the processor or the GPU can do, without TF32."""
+    """The names that backend_for may give without TF32, by what the processor or GPU can do."""
     if device.type == "cuda":
         everywhere, on_hopper = {
             torch.float16: ("sm80-mma-f16", "sm90-wgmma-f16"),
