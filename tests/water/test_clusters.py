@@ -14,16 +14,10 @@ from fuzzing import products as drawn
 from models.files import UserError
 from models.water import matrices
 from models.water import overlap as overlaps
-from models.water.geometry import BOHR, JITTER, SPACING, WaterCluster, molecule, water_cluster
+from models.water.geometry import BOHR, JITTER, SPACING, molecule, water_cluster
 from models.water.matrices import FILES, FOLDER, load
 from models.water.model import block_sparse, model_fock, overlap
 from models.water.overlap import BASES, function_atoms
-
-
-def part(cluster, molecules):
-    """Some molecules of a cluster."""
-    atoms = cluster.positions.reshape(-1, 3, 3)[molecules].reshape(-1, 3)
-    return WaterCluster(atoms, cluster.frames[molecules])
 
 
 @pytest.mark.parametrize("molecules", [1, 2, 27, 100])
@@ -57,19 +51,11 @@ def test_it_is_a_drop_in_spatial_order():
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_overlaps_are_ergos(name):
+def test_overlaps_are_ergos(name, monkeypatch):
+    monkeypatch.setattr(overlaps, "_CHUNK", 5000)  # of several pairs of functions
     known = load(name)
     difference = (overlap(known.cluster, known.basis) - known.overlap).abs().max().item()
     assert difference <= 5e-8  # ergo's own are off by 1e-8 at most
-
-
-def test_overlaps_of_a_part_are_a_part_of_the_overlaps(monkeypatch):
-    cluster, chosen = water_cluster(40), [3, 17, 30]
-    whole = overlap(cluster, "6-31G**").view(40, 24, 40, 24)
-    assert torch.equal(whole.view(960, 960), whole.view(960, 960).T)
-    monkeypatch.setattr(overlaps, "_CHUNK", 1)  # pair by pair
-    few = overlap(part(cluster, chosen), "6-31G**").view(3, 24, 3, 24)
-    torch.testing.assert_close(few, whole[chosen][:, :, chosen], rtol=0, atol=1e-14)
 
 
 def test_the_model_is_ergos_of_one_molecule_and_near_it():
