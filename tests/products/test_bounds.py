@@ -1,7 +1,6 @@
 """Bounds that leave nothing out: norm(result - truth) <= total_bound, of all that tells it."""
 
 import functools
-import json
 import math
 
 import matrices
@@ -30,14 +29,11 @@ def seeds(dtype, count):
     return range(2 if dtype == torch.float64 else count)
 
 
-def looseness(dtype, device, count):
-    """Least ratios of the largest error over its bound, by kind of operands: of all, and of
-    rounding alone.
-    """
+@pytest.mark.parametrize("count", [400, pytest.param(2000, marks=pytest.mark.thorough)])
+def test_the_bound_holds_for_many_products(dtype, device, count):
+    largest, of_rounding = 0.0, 0.0  # an error over its bound: of all, and where nothing is skipped
     most = 40 if dtype == torch.float64 else 100
-    found = {kind: (0.0, 0.0) for kind in KINDS}
-    given = cases(dtype, count, device, chemistry(), most=most)
-    for kind, a, b, options, added in given:
+    for kind, a, b, options, added in cases(dtype, count, device, chemistry(), most=most):
         c, info = multiplied(a, b, options, added)
         bound = info.total_bound.item()
         assert not math.isnan(bound)
@@ -46,21 +42,13 @@ def looseness(dtype, device, count):
             continue
         error = error_of(c, a, b, added)
         assert error <= bound, (kind, a.shape, b.shape, options, error, bound)
-        ratio, of_rounding = error / bound if bound else 0.0, 0.0
+        ratio = error / bound if bound else 0.0
+        largest = max(largest, ratio)
         if options.get("tau") == 0.0:
             assert error <= info.rounding_bound.item()
-            of_rounding = ratio
-        found[kind] = tuple(map(max, found[kind], (ratio, of_rounding)))
-    return found
-
-
-@pytest.mark.parametrize("count", [400, pytest.param(2000, marks=pytest.mark.thorough)])
-def test_the_bound_holds_for_many_products(dtype, device, count):
-    found = looseness(dtype, device, count)
-    print(f"\n{device.type} {dtype}: largest error over bound", json.dumps(found))
-    # A bound that says nothing would hold, too.
-    assert max(ratio for ratio, _ in found.values()) > 0.5
-    assert max(ratio for _, ratio in found.values()) > 1e-3
+            of_rounding = max(of_rounding, ratio)
+    assert largest > 0.5  # a bound that says nothing would hold, too
+    assert of_rounding > 1e-3
 
 
 def test_nothing_but_zeros_and_what_is_not_finite(device):

@@ -69,7 +69,10 @@ def test_thresholds_of_any_kind(device, dtype, value, tau_dtype, on_host):
         tau = 0.0 if tau.isnan() else tau.item()  # NaN is refused: test_errors
     else:
         tau = tau.to("cpu" if on_host else device, tau_dtype)
-    assert_exact(spamm_torch.mm(a, b, tau=tau, block=32), a, b, tau, 32)
+    actual, info = spamm_torch.mm(a, b, tau=tau, block=32, return_info=True)
+    assert_exact(actual, a, b, tau, 32)
+    assert info.tau.device == a.device
+    assert info.tau == info.tau.new_tensor(float(tau)) or value != value
 
 
 def test_given_norm_maps_decide(device):
