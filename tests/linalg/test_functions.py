@@ -133,18 +133,6 @@ def test_purify_on_cuda_takes_the_steps_of_the_cpu(max_error):
     assert torch.linalg.vector_norm(dense(x.matrix) - dense(y.matrix).cpu()) <= 1e3 * max_error
 
 
-def test_block_sparse_and_dense_agree_where_nothing_is_lost():
-    """The same steps; float64 throughout."""
-    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
-    schedule = linalg.constant(linalg.Budget(0.0))
-    x, y = (
-        linalg.purify(a, N, schedule=schedule, **options)
-        for a, options in (given(h, "dense"), given(h, "padded"))
-    )
-    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
-    torch.testing.assert_close(sparse.to_dense(y.matrix, (N, N)), x.matrix, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_gershgorin(form):
     a = decaying()

@@ -192,6 +192,7 @@ def test_autocast_gradients_have_the_parameters_type(device):
 # ---- opcheck -------------------------------------------------------------------------------------
 
 NO_GRADIENTS = ("conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "spamm_into")
+NO_GRADIENTS += ("multiply_part",)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 DRAWN = {"dense": 24, "convolution": 20, "pool": 16}  # cases of each family
 
@@ -215,6 +216,9 @@ def calls_beside_cases(device):
     more = {"input": make(70, 40), "beta": 2, "alpha": 0.5}
     yield "norm_maps", (a, b, block), {}
     yield "multiply", (a, b, *norm_maps(a, b, block), tau, block), more
+    arguments = a, b, *norm_maps(a, b, (64, 64, 64)), tau, (64, 64, 64)
+    yield "multiply", arguments, {"whole": (200, 40), "input": make(40)}
+    yield "multiply_part", (*arguments, make(70, 40)), {"whole": (200, 40)}
     for dtype, of in ((torch.float32, (2,)), (torch.float64, ())):
         maps = [make(*of, *shape, dtype=dtype).abs() for shape in ((3, 4), (4, 2))]
         skip = {"skip_norm_b": maps[1] * 2}
@@ -222,6 +226,9 @@ def calls_beside_cases(device):
         yield "find_tau", maps, {"max_error": 0.1, **skip}
         yield "product_histogram", (*maps, low, 3, 100), {}
         yield "error_bound", (*maps, tau), skip
+        if not of:
+            yield "row_work", (*maps, tau), {}
+            yield "row_work", (*maps, tau.cpu().float()), {}
     input, weight = make(8, 5, 6), make(16, 8, 3, 3)
     norms = {"norm_input": torch.ones(1, 5, 6, 1, device=device), "weight_is_ready": True}
     yield "conv2d_with_norms", (input, weight, None, 2), {"valid_ratio": 0.5, **norms}

@@ -15,7 +15,6 @@ import pytest
 import torch
 from matrices import fading as decay
 from support import TWO_GPUS, check_overwritten, cut, hopper_kernels_run, memory_limit, refuses
-from torch.library import opcheck
 
 import spamm_torch
 
@@ -476,15 +475,6 @@ def test_parts_of_a_batch(device, dtype):
             operands = a[:, 64 * first : 64 * last], b, norm_a[:, first:last], norm_b
             parts.append(ops.multiply(*operands, tau, EDGES, **options))
         assert torch.equal(torch.cat(parts, 1), whole)
-
-
-def test_opcheck(device):
-    arguments = product(device, torch.float32, 100, 70, 130)
-    out = torch.zeros(100, 130, device=device)
-    opcheck(ops.multiply_part.default, (*arguments, EDGES, out), {"whole": (200, 130)})
-    arguments = product(device, torch.float32, 100, 70, 130, batch=(2,))
-    options = {"whole": (200, 130), "input": torch.ones(130, device=device)}
-    opcheck(ops.multiply.default, (*arguments, EDGES), options)
 
 
 def test_bad_arguments(device):
