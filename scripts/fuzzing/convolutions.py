@@ -36,7 +36,7 @@ GEOMETRY |= {"stride": (1, 1, 1, 2, (2, 1), (1, 3), 3)}
 GEOMETRY |= {"kernel": ((1, 1), (3, 3), (3, 3), (2, 2), (1, 3), (5, 5), (3, 1), (7, 6))}
 GEOMETRY |= {"padding": (0, 1, 1, (0, 1), 2, (2, 0), (2, 3)), "dilation": (1, 1, 1, 2, (1, 2), 3)}
 GEOMETRY |= {"layout_weight": ("contiguous", "channels last", "strided"), **COMMON}
-GEOMETRY |= {"activation": tuple(support.ACTIVATIONS)}
+GEOMETRY |= {"activation": tuple(support.ACTIVATIONS), "slopes": (None, None, 1, "each")}
 CONVOLUTION = {"images": (1, 2, 3, 5, 17, 63, 64, 65, 70, 129, 300, 0), **GEOMETRY}
 CONVOLUTION |= {"height": (1, 2, 3, 5, 8, 9, 14, 17), "width": (1, 2, 3, 5, 7, 8, 16, 19)}
 CONVOLUTION |= {"pattern_w": ("patchy", "normal", "normal", "zeros", "tiny", "nan", "inf")}
@@ -79,17 +79,19 @@ def geometry_of(case):
     return shape, (outer, inner // groups, *kernel), geometry | {"groups": groups}
 
 
-def expect_near(found, wanted, bare, size, inner, activation="none", passes=0, lost=0.0):
+def expect_near(
+    found, wanted, bare, size, inner, activation="none", passes=0, lost=0.0, slope=None
+):
     """Within the rounding of the sums, and of what follows, ``passes`` before the last. bare: what
     a backend may store before that, where it may be infinite. lost: of the operands.
     """
     dtype, size = found.dtype, size.numpy()
-    made = conv_made(found, found.device, (None, None), activation, False)
-    passes, slope = passes + made.passes, made.slope
-    follow = {"slope": slope, "own": made.own, "passes": passes}
+    made = conv_made(found, found.device, (None, None), activation, False, slope)
+    passes, largest = passes + made.passes, float(made.slope)
+    follow = {"slope": largest, "own": float(made.own), "passes": passes}
     with np.errstate(all="ignore"):
         bound = space.rounding(wanted.numpy(), size, inner, made.sums, dtype, **follow)
-        bound = bound + slope * np.asarray(lost)
+        bound = bound + largest * np.asarray(lost)
         if passes and found.is_cuda and dtype == torch.float16:
             overflows = np.abs(bare.numpy()) >= torch.finfo(dtype).max * (1 - 2.0**-10)
             size = np.where(overflows, np.finfo(np.float64).max / 8, size)
@@ -159,7 +161,13 @@ def convolution(case, device):
         numbers = values(tuple(sums.shape), "patchy", dtype, seed + 3)
         numbers, residual = space.laid_out(LAYOUTS, case["residual"], numbers, device)
         sums, size = sums + numbers.double(), size + numbers.double().abs()
-    epilogue = {"residual": residual, "activation": case["activation"]}
+    epilogue, follow = {"residual": residual, "activation": case["activation"]}, {}
+    wanted = support.ACTIVATIONS[case["activation"]](sums)
+    if case.get("slopes") and case["activation"] == "leaky_relu":
+        of = dtype if seed % 2 else torch.float32
+        numbers = values((1 if case["slopes"] == 1 else len(w),), "normal", of, seed + 6)
+        wanted = F.prelu(sums, numbers.double())
+        epilogue["slope"] = follow["slope"] = numbers.to(device)
     call = functools.partial(spamm_torch.conv2d, x, w, bias, **geometry, **epilogue, **blocks)
     norms, again = None, None if tau == 0 else call(tau=tau)
     if form == "dense":
@@ -187,7 +195,6 @@ def convolution(case, device):
         expect_bits(again, found, f"the same convolution without {form}")
     if norms is not None:
         space.expect_norms(norms, norms_of(found, 64), "norms of the output", 2e-5)
-    wanted = support.ACTIVATIONS[case["activation"]](sums)
     lost = 0.0
     if device.type == "cuda" and dtype == torch.float32:
         lost = space.LOST_OF_SPLIT * norms_of_strips(oracle)
@@ -196,7 +203,7 @@ def convolution(case, device):
     for result in (found,) if again is None else (found, again):
         passes = (residual is not None) + (case["bias"] and is_torchs)  # in a pass of its own
         inner = oracle.weights.shape[2]
-        expect_near(result, wanted, bare, size, inner, case["activation"], passes, lost)
+        expect_near(result, wanted, bare, size, inner, case["activation"], passes, lost, **follow)
     if form == "chain" and found.numel() and device.type == "cpu":  # else norms may round apart
         more = values((8, found.shape[1], 1, 1), "normal", dtype, seed + 4).to(device)
         layer = functools.partial(spamm_torch.conv2d, found, more, tau=tau, block=64)

@@ -414,8 +414,8 @@ class _Folding:
         return self._copies[node]
 
     def add(self, engine: str, site: Site) -> None:
-        """Adds the operands of a site, which are three tensors or None."""
-        read = fx.node.map_arg((site.weight, site.bias, site.scales), self._copy)
+        """Adds the operands of a site, which are tensors or None."""
+        read = fx.node.map_arg((site.weight, site.bias, site.scales, site.slope), self._copy)
         self._recipes.append((engine, site, read, sizes_of(value_of(site.input))))
 
     def operands(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, ...]]:
@@ -424,10 +424,8 @@ class _Folding:
             self._graph.output([read for _, _, read, _ in self._recipes])
         found: Any = fx.Interpreter(nn.Module(), graph=self._graph).run(*tensors)
         return [
-            operands(engine, site, weight, bias, scales, shape)
-            for (engine, site, _, shape), (weight, bias, scales) in zip(
-                self._recipes, found, strict=True
-            )
+            operands(engine, site, shape, *of_site)
+            for (engine, site, _, shape), of_site in zip(self._recipes, found, strict=True)
         ]
 
 
@@ -485,9 +483,9 @@ class _Rewriting:
         for place, ((site, choice), of_site) in enumerate(zip(chosen, found, strict=True)):
             nodes = []
             for which, (value, own) in enumerate(
-                zip(of_site, (site.weight, site.bias, None), strict=True)
+                zip(of_site, (site.weight, site.bias, None, site.slope), strict=True)
             ):
-                is_own = own is not None and value is values.get(own)
+                is_own = value is not None and value is values.get(own)
                 if value is None or is_own:
                     nodes.append(own if is_own else None)
                     continue
