@@ -1,4 +1,4 @@
-// The portable convolution without an im2col matrix: turns tensors into kernel parameters. Dense
+// The portable convolutions without an im2col matrix: turns tensors into kernel parameters. Dense
 // ones by cuDNN.
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAException.h>
@@ -22,7 +22,7 @@ namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-using kernels::Im2colMatrix;
+using kernels::GroupedParams, kernels::Im2colMatrix, kernels::kGroupedChannels;
 
 // Channels of a group in the result of readable_pixels().
 int64_t group_channels(const Convolution& conv) {
@@ -30,7 +30,15 @@ int64_t group_channels(const Convolution& conv) {
   return blocks_of(conv.shape.group_in_channels(), unit) * unit;
 }
 
-// The im2col matrix of `input`, a result of readable_pixels().
+// Tells whether the kernel for groups of few channels serves: tensor cores would mostly multiply
+// the zeros that fill a block.
+bool has_small_groups(const Convolution& conv) {
+  const int64_t channels = conv.shape.group_in_channels();
+  return conv.shape.groups > 1 && channels > 0 && channels <= kGroupedChannels;
+}
+
+// The im2col matrix of `input`, a result of readable_pixels(). With small groups it is one matrix,
+// in which the channels of a group are one block.
 Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
   const ConvShape& shape = conv.shape;
   const Box blocks = conv.blocks.count();
@@ -51,6 +59,11 @@ Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
   m.blocks = {static_cast<int>(blocks[1]), static_cast<int>(blocks[2])};
   const int64_t depth = blocks_of(shape.group_in_channels(), conv.block.k) * conv.block.k;
   m.position_depth = static_cast<int>(depth);
+  if (has_small_groups(conv)) {
+    m.position_depth *= m.groups;
+    m.groups = 1;
+    m.channels = static_cast<int>(shape.in_channels);
+  }
   m.set_divisors();
   return m;
 }
@@ -64,6 +77,30 @@ Im2colMatrix pixel_matrix(Im2colMatrix m) {
   return m;
 }
 
+// The kernel for small groups reads what p.conv describes but for the matrix.
+template <class Norm>
+GroupedParams<Norm> grouped_params(const Convolution& conv, const kernels::ConvSm80Params<Norm>& p,
+                                   const Im2colMatrix& matrix) {
+  GroupedParams<Norm> grouped{.conv = p, .norms = nullptr, .groups = 0, .channels = 0, .pixels = 0};
+  grouped.conv.pixels = matrix;
+  grouped.groups = static_cast<int>(conv.shape.groups);
+  grouped.channels = static_cast<int>(conv.shape.group_in_channels());
+  const bool are_images = matrix.log2_rows + matrix.log2_columns == 0;
+  const int edge = 1 << matrix.log2_block();
+  grouped.pixels = are_images ? std::min(edge, matrix.images) : edge;
+  return grouped;
+}
+
+template <class Norm>
+void launch_stage(const GroupedParams<Norm>& params, at::ScalarType dtype, GroupedStage stage,
+                  const OnDevice& device) {
+  with_element(dtype, [&]<class Element>(Element) {
+    if constexpr (std::is_same_v<Element, double> == std::is_same_v<Norm, double>) {
+      C10_CUDA_CHECK(launch_grouped<Element>(params, stage, device.stream()));
+    }
+  });
+}
+
 // The norms (groups, pixel blocks, K / k) of an im2col matrix. Ones do where nothing is skipped.
 template <class Norm>
 Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const Knob& knob,
@@ -75,8 +112,14 @@ Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const K
   const auto options = conv.input.options().dtype(norm_dtype(dtype));
   if (skips_nothing(knob)) return at::ones(sizes, options);
   const Tensor norms = at::empty(sizes, options);
-  launch_im2col_norms<Norm>({matrix, log2_of(conv.block.k), norms.mutable_data_ptr<Norm>()}, dtype,
-                            device.stream());
+  if (has_small_groups(conv)) {
+    GroupedParams<Norm> grouped = grouped_params<Norm>(conv, {}, matrix);
+    grouped.norms = norms.mutable_data_ptr<Norm>();
+    launch_stage(grouped, dtype, GroupedStage::kNorms, device);
+  } else {
+    launch_im2col_norms<Norm>({matrix, log2_of(conv.block.k), norms.mutable_data_ptr<Norm>()},
+                              dtype, device.stream());
+  }
   return norms;
 }
 
@@ -93,13 +136,21 @@ template <class Norm>
 Tensor convolve(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const ConvShape& shape = conv.shape;
-  const Tensor weights = weight_matrix(conv.weight, shape.groups, conv.block.k);
-  const Tensor norm_weight =
-      conv.norm_weight ? *conv.norm_weight : norm_map(weights, {conv.block.m, conv.block.k});
-  const Tensor input = readable_pixels(conv.input);
-  const Tensor weight = reads_along(weights, 2, 1) ? weights : aligned_copy(weights);
-  const Tensor norm_a = norm_weight.contiguous();
+  const bool small_groups = has_small_groups(conv);
+  Tensor input, weight, norm_a;
   kernels::ConvSm80Params<Norm> p{};
+  if (small_groups) {
+    input = readable_pixels(conv.input, 1), weight = readable_pixels(conv.weight, 1);
+    norm_a = weight_norms(conv).contiguous();
+    p.weight = {weight.const_data_ptr(), 0, weight.numel() / shape.out_channels, true};
+  } else {
+    input = readable_pixels(conv.input);
+    weight = weight_matrix(conv.weight, shape.groups, conv.block.k);
+    norm_a = conv.norm_weight ? conv.norm_weight->contiguous()
+                              : norm_map(weight, {conv.block.m, conv.block.k});
+    if (!reads_along(weight, 2, 1)) weight = aligned_copy(weight);
+    p.weight = operand(weight, 2);
+  }
   p.pixels = im2col_matrix(conv, input);
 
   // A search needs the norms of all blocks. Otherwise, if a block is one pixel of several images,
@@ -115,14 +166,15 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   }
   p.norm_pixels.norms = norms.const_data_ptr<Norm>();
   const auto find_threshold = [&] {
-    const Tensor norm_b = norms.mT();
+    const int64_t blocks = volume(conv.blocks.count());
+    const Tensor norm_b =
+        small_groups ? norms.view({blocks, -1, shape.groups}).permute({2, 1, 0}) : norms.mT();
     return threshold_from_knob(norm_a, norm_b, knob,
                                PartialBlockScale(conv.blocks, norm_a.options())(norm_b, 0));
   };
   const Threshold tau(knob.tau ? *knob.tau : find_threshold(), norm_a.scalar_type());
   p.tau = tau.argument<Norm>();
 
-  p.weight = operand(weight, 2);
   p.norm_weight = norm_a.const_data_ptr<Norm>();
   p.out_channels = static_cast<int>(shape.group_out_channels());
   p.log2_block_m = log2_of(conv.block.m);
@@ -134,6 +186,12 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
       at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
   p.output = output.mutable_data_ptr();
 
+  const StageRange stage(kMultiplyStage);
+  if (small_groups) {
+    launch_stage(grouped_params(conv, p, p.pixels), conv.input.scalar_type(),
+                 GroupedStage::kMultiply, device);
+    return output;
+  }
   const Kernel kernel =
       choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
@@ -152,7 +210,6 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
                                     device.multiprocessors(), forced_tile()),
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream()};
-  const StageRange stage(kMultiplyStage);
   C10_CUDA_CHECK(convolve(p, how));
   return output;
 }
@@ -162,13 +219,16 @@ bool supports(const Convolution& conv, const Knob&) {
   const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
   const Kernel of_matrix =
       choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
-  if (im2col_matrix_pays(of_matrix, conv.block, shape.group_in_channels())) return false;
+  const bool small_groups = has_small_groups(conv);
+  if (!small_groups && im2col_matrix_pays(of_matrix, conv.block, shape.group_in_channels())) {
+    return false;
+  }
   const auto window = shape.window();
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const int64_t depth_blocks = blocks_of(shape.group_in_channels(), conv.block.k);
   return shape.group_in_channels() > 0 &&
          // The channels of each group start at a multiple of 16 bytes.
-         (shape.groups == 1 || group_channels(conv) == shape.group_in_channels()) &&
+         (shape.groups == 1 || small_groups || group_channels(conv) == shape.group_in_channels()) &&
          std::max({shape.images, shape.in_channels, shape.out_channels, shape.input.height,
                    shape.input.width, shape.padding.height, shape.padding.width}) < (1 << 19) &&
          std::max({window.height, window.width, shape.stride.height, shape.stride.width}) <
@@ -176,7 +236,9 @@ bool supports(const Convolution& conv, const Knob&) {
          shape.images * (shape.input.height + 2 * shape.padding.height) *
                  (shape.input.width + 2 * shape.padding.width) <
              kMost &&
-         pixels < kMost && shape.kernel_positions() * depth_blocks * conv.block.k < kMost &&
+         // The kernel for small groups has a thread for each output.
+         (small_groups ? shape.out_channels : 1) * pixels < kMost &&
+         shape.kernel_positions() * depth_blocks * conv.block.k < kMost &&
          std::max(shape.kernel_positions() * volume(conv.blocks.count()),
                   blocks_of(shape.images, conv.blocks.edge[0]) * shape.input.height *
                       shape.input.width) *
