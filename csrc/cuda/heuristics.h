@@ -579,6 +579,28 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
+// What a convolution computes, and what its blocks have room for. Channels are those of a group.
+struct ThinConv {
+  int64_t pixels, pixels_of_blocks;
+  int64_t groups, in_channels, out_channels;
+};
+
+// Tells whether the kernel that computes existing entries alone (conv/thin.cuh) is faster than
+// those that fill blocks and tiles up with zeros. Rates are multiples of its own, on an H200. For
+// half types Hopper's kernels take pixels one by one, but few channels of the input in whole
+// blocks.
+inline bool thin_conv_pays(c10::ScalarType dtype, bool allow_tf32, const ThinConv& x) {
+  const bool is_half = at::isReducedFloatingType(dtype);
+  if (is_half && x.groups == 1) return x.in_channels < 8;
+  const double rate = dtype == c10::ScalarType::Double ? 6 : is_half ? 12 : allow_tf32 ? 18 : 7;
+  const auto filled = [](int64_t size, int64_t unit) {
+    return static_cast<double>(size) / static_cast<double>(blocks_of(size, unit) * unit);
+  };
+  const double share = static_cast<double>(x.pixels) / static_cast<double>(x.pixels_of_blocks) *
+                       filled(x.in_channels, 32) * filled(x.out_channels, 64);
+  return share * rate < 1;
+}
+
 // Tells whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of
 // split parts are so much faster, in blocks of 64 and more, and not if most of the matrix is
 // padding of few channels to blocks.

@@ -75,16 +75,15 @@ struct ConvSm80Params {
   void* output;  // (images, rows, columns, groups x out_channels), contiguous
 };
 
-// For groups of few channels (grouped.cuh). To `conv` all groups are one matrix, in which the
-// channels of a group are one block; but norms of the weight are by group.
+// For blocks that are mostly empty (thin.cuh). To `conv` all groups are one matrix, whose blocks of
+// channels are those of all groups; but norms of the weight are by group.
 template <class Norm>
-struct GroupedParams {
-  ConvSm80Params<Norm> conv;  // weight: (output channels, kernel positions, channels of a group)
+struct ThinParams {
+  ConvSm80Params<Norm> conv;  // weight: (kernel positions, channels of a group, output channels)
   Norm* norms;                // what the norm pass writes; null elsewhere
   int groups, channels;       // channels: of a group
+  int depth_blocks;           // blocks of channels of a group
   int pixels;  // of a pixel block: those before this number may exist, the others do not
 };
-
-constexpr int kGroupedChannels = 32;  // the most of a group: so many squares are summed in a row
 
 }  // namespace spamm::kernels
