@@ -148,6 +148,8 @@ def convolution(case, device):
     tau, valid = oracle.decide(case["share"])
     if case["share"] == 0 or form in ("dense", "valid_ratio", "max_error"):
         tau = 0.0
+    elif tau <= 0:
+        return convolution(case | {"share": 0.0}, device)
     valid |= tau == 0
 
     def product(weights, columns):

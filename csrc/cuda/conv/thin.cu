@@ -18,11 +18,18 @@ cudaError_t launch_widest(const ThinParams<NormOf<Element>>& p, ThinStage stage,
   const bool is_norms = stage == ThinStage::kNorms;
   const int64_t blocks = p.conv.pixels.block_count();
   const int64_t places = (blocks * p.pixels - 1) / kernels::kThinPixels + 1;
-  const int64_t threads = is_norms ? blocks * p.conv.pixels.positions * p.groups * p.depth_blocks
-                                   : places * p.groups * p.conv.out_channels;
-  const auto kernel = is_norms               ? kernels::thin_norms<Element, kWidth>
-                      : p.channels == kWidth ? conv_thin<Element, kWidth, true>
-                                             : conv_thin<Element, kWidth, false>;
+  // The output channels of a thread share what it reads of the input.
+  constexpr int kOut = sizeof(Element) == 8 ? 2 : 4;
+  const bool shares = p.conv.out_channels % kOut == 0;
+  const int64_t outputs = places * p.groups * p.conv.out_channels / (shares ? kOut : 1);
+  const int64_t threads =
+      is_norms ? blocks * p.conv.pixels.positions * p.groups * p.depth_blocks : outputs;
+  const bool once = p.channels == kWidth;
+  const auto kernel = is_norms && once ? kernels::thin_norms<Element, kWidth, true>
+                      : is_norms       ? kernels::thin_norms<Element, kWidth, false>
+                      : shares         ? conv_thin<Element, kWidth, false, kOut>
+                      : once           ? conv_thin<Element, kWidth, true, 1>
+                                       : conv_thin<Element, kWidth, false, 1>;
   return kernels::launch(kernel, static_cast<unsigned>((threads - 1) / kThinThreads + 1),
                          kThinThreads, 0, /*overlap_previous=*/false, stream, p);
 }

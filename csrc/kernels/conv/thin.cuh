@@ -17,8 +17,8 @@ constexpr int kThinThreads = 256;
 constexpr int kThinPixels = 4;  // of a thread
 
 // The entries that a pixel block has at a kernel position in one block of channels. kWidth channels
-// are read at a time.
-template <class Element, int kWidth>
+// are read at a time. kOnce: a group has as many.
+template <class Element, int kWidth, bool kOnce>
 class ThinBlock {
   using Norm = NormOf<Element>;
 
@@ -43,12 +43,14 @@ class ThinBlock {
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const Im2colRow row = Im2colRow::at(m, origin_, first + i);
-        if (first + i >= p_.pixels || !step_.is_inside(m, row.row, row.column)) continue;
+        const bool exists = first + i < p_.pixels && step_.is_inside(m, row.row, row.column);
         const Element* const from =
             first_ + static_cast<int64_t>(row.input_pixel + step_.pixels) * m.channels;
+        const int channels = kOnce ? kWidth : exists ? channels_ : 0;
         Norm line = 0, part = 0;
-        for (int c = 0; c < channels_; c += kWidth) {
-          const auto entries = *reinterpret_cast<const Neighbours<Element, kWidth>*>(from + c);
+        for (int c = 0; c < channels; c += kWidth) {
+          Neighbours<Element, kWidth> entries{};
+          if (exists) entries = *reinterpret_cast<const Neighbours<Element, kWidth>*>(from + c);
 #pragma unroll
           for (int w = 0; w < kWidth; ++w) part = add(part, widen(entries.entries[w]));
           if ((c + kWidth) % kRun == 0) line += part, part = 0;
@@ -69,8 +71,9 @@ class ThinBlock {
 };
 
 // The norm of a block whose sum of squares is not safe. It is rare, so it is not inlined.
-template <class Element, int kWidth>
-__device__ __noinline__ NormOf<Element> scaled_norm(const ThinBlock<Element, kWidth>& block) {
+template <class Element, int kWidth, bool kOnce>
+__device__ __noinline__ NormOf<Element> scaled_norm(
+    const ThinBlock<Element, kWidth, kOnce>& block) {
   using Norm = NormOf<Element>;
   unsigned long long largest = 0;
   block.sum([&](Norm sum, Norm x) {
@@ -82,7 +85,7 @@ __device__ __noinline__ NormOf<Element> scaled_norm(const ThinBlock<Element, kWi
   return scaled.norm(block.sum([&](Norm sum, Norm x) { return scaled.add(sum, x); }));
 }
 
-template <class Element, int kWidth>
+template <class Element, int kWidth, bool kOnce>
 __global__ void __launch_bounds__(kThinThreads, 3)
     thin_norms(const __grid_constant__ ThinParams<NormOf<Element>> p) {
   using Norm = NormOf<Element>;
@@ -91,8 +94,8 @@ __global__ void __launch_bounds__(kThinThreads, 3)
   const uint32_t depth = p.groups * p.depth_blocks, line = number / depth;
   const uint32_t place = line / m.positions;
   if (place >= static_cast<uint32_t>(m.block_count())) return;
-  const ThinBlock<Element, kWidth> block(p, place, line - place * m.positions,
-                                         number - line * depth);
+  const ThinBlock<Element, kWidth, kOnce> block(p, place, line - place * m.positions,
+                                                number - line * depth);
   bool nonzero = false;
   const Norm squares = block.sum([&](Norm sum, Norm x) {
     nonzero |= !(x == 0);
@@ -101,107 +104,132 @@ __global__ void __launch_bounds__(kThinThreads, 3)
   p.norms[number] = nonzero && !is_safe(squares) ? scaled_norm(block) : sqrt(squares);
 }
 
-// kOnce: a group has kWidth channels.
-template <class Element, int kWidth, bool kOnce>
+// An output pixel of a thread: where its window begins, and its block's skip norms.
+struct ThinPixel {
+  int row, column, input_pixel, output_pixel;  // as Im2colRow
+  int norms;                                   // of its block: those of the first kernel position
+};
+
+// Each thread computes kOut neighbouring output channels, of one group and one block. kOnce: a
+// group has kWidth channels.
+template <class Element, int kWidth, bool kOnce, int kOut>
 __global__ void __launch_bounds__(kThinThreads, 2)
     conv_thin(const __grid_constant__ ThinParams<NormOf<Element>> p) {
   using Norm = NormOf<Element>;
-  using Line = Neighbours<Element, kWidth>;
   const ConvSm80Params<Norm>& conv = p.conv;
   const Im2colMatrix& m = conv.pixels;
   const uint32_t out_channels = p.groups * conv.out_channels;
   const uint32_t number = blockIdx.x * kThinThreads + threadIdx.x;
-  const uint32_t place = number / out_channels, channel = number - place * out_channels;
+  const uint32_t place = number / (out_channels / kOut);
+  const int channel = (number - place * (out_channels / kOut)) * kOut;
   const int group = channel / conv.out_channels, of_group = channel - group * conv.out_channels;
+  const int depth_blocks = kOnce ? 1 : p.depth_blocks, depth = p.groups * depth_blocks;
 
-  Im2colRow rows[kThinPixels];
-  const auto band_of = [&](int i, Im2colRow& row) {
-    const uint32_t pixel = place * kThinPixels + i;
-    const uint32_t block = pixel / p.pixels, index = pixel - block * p.pixels;
-    row = Im2colRow::at(m, BlockOrigin(m, block), index);
-    return BandNorms<Norm>(conv, /*group=*/0, (block << m.log2_block()) + index);
-  };
-  static_assert(kThinPixels == 4);
-  const BandNorms<Norm> bands[kThinPixels] = {band_of(0, rows[0]), band_of(1, rows[1]),
-                                              band_of(2, rows[2]), band_of(3, rows[3])};
-
-  const Norm tau = conv.tau.value();
-  const int steps = m.positions * p.depth_blocks;
-  const int weight_blocks = ((conv.out_channels - 1) >> conv.log2_block_m) + 1;
-  const Norm* const norm_weight =
-      conv.norm_weight + (group * weight_blocks + (of_group >> conv.log2_block_m)) * steps;
-  const auto* const weight = static_cast<const Element*>(conv.weight.data) + channel;
-  const auto* const input = static_cast<const Element*>(m.data) + group * p.channels;
-  Norm sums[kThinPixels] = {};
-
-  // The pixels for which a step is valid, a bit for each.
-  const auto mask_of = [&](int step) {
-    uint32_t mask = 0;
-    if (step >= steps) return mask;
-    const int position = step / p.depth_blocks, depth_block = step - position * p.depth_blocks;
-    const Norm of_weight = norm_weight[step];
-#pragma unroll
-    for (int i = 0; i < kThinPixels; ++i) {
-      const bool exists = bands[i].exists();
-      const Norm skip_norm =
-          exists ? bands[i].at(conv, position, group * p.depth_blocks + depth_block) : Norm{0};
-      mask |= static_cast<uint32_t>(exists && is_valid_im2col(of_weight, skip_norm, tau)) << i;
-    }
-    return mask;
-  };
-  // Adds the products of kWidth channels.
-  const auto add = [&](const WindowStep& step, int position, int channel_in, uint32_t mask) {
-    Norm weights[kWidth];
-#pragma unroll
-    for (int w = 0; w < kWidth; ++w) {
-      const int64_t row = position * p.channels + channel_in + w;
-      weights[w] = mask != 0 ? widen(weight[row * out_channels]) : Norm{0};
-    }
-#pragma unroll
-    for (int i = 0; i < kThinPixels; ++i) {
-      const bool valid = mask >> i & 1;
-      Line line{};
-      if (valid && step.is_inside(m, rows[i].row, rows[i].column)) {
-        const int64_t pixel = rows[i].input_pixel + step.pixels;
-        line = *reinterpret_cast<const Line*>(input + pixel * m.channels + channel_in);
-      }
-#pragma unroll
-      for (int w = 0; w < kWidth; ++w) {
-        const Norm sum = fma(weights[w], widen(line.entries[w]), sums[i]);
-        if (valid) sums[i] = sum;
-      }
-    }
-  };
-
-  // The loads of kTogether steps wait together.
-  constexpr int kTogether = 4;
-  for (int first = 0; first < steps; first += kTogether) {
-    uint32_t masks[kTogether];
-#pragma unroll
-    for (int s = 0; s < kTogether; ++s) masks[s] = mask_of(first + s);
-#pragma unroll
-    for (int s = 0; s < kTogether; ++s) {
-      const int position = (first + s) / p.depth_blocks;
-      const WindowStep step(m, min(position, m.positions - 1));
-      if constexpr (kOnce) {
-        add(step, position, 0, masks[s]);
-      } else if (masks[s] != 0) {
-        const int begin = (first + s - position * p.depth_blocks) << conv.log2_block_k;
-        const int end = min(p.channels, begin + (1 << conv.log2_block_k));
-        for (int c = begin; c < end; c += kWidth) add(step, position, c, masks[s]);
-      }
-    }
-  }
-
-  const Norm bias = conv.bias ? widen(static_cast<const Element*>(conv.bias)[channel]) : Norm{0};
+  ThinPixel pixels[kThinPixels];
+  Norm scales[kThinPixels];
 #pragma unroll
   for (int i = 0; i < kThinPixels; ++i) {
-    if (rows[i].output_pixel < 0) continue;
-    Norm sum = sums[i];
-    if (conv.bias) sum += bias;
-    if (conv.relu && sum < 0) sum = 0;  // keeps NaN, like torch's relu
-    const int64_t to = static_cast<int64_t>(rows[i].output_pixel) * out_channels + channel;
-    static_cast<Element*>(conv.output)[to] = narrow<Element>(sum);
+    const uint32_t pixel = place * kThinPixels + i;
+    const uint32_t number_of_block = pixel / p.pixels;
+    const BlockOrigin block(m, number_of_block);
+    const Im2colRow row = Im2colRow::at(m, block, pixel - number_of_block * p.pixels);
+    const Im2colRow first = Im2colRow::at(m, block, 0);
+    const int of_pixel =
+        ((block.image >> m.log2_images) * m.input.rows + first.row) * m.input.columns +
+        first.column;
+    const int place_of_norms =
+        conv.norm_pixels.per_pixel ? of_pixel : static_cast<int>(number_of_block) * m.positions;
+    pixels[i] = {row.row, row.column, row.input_pixel, row.output_pixel, place_of_norms};
+    scales[i] = partial_block_scale(
+        static_cast<Norm>(1 << m.log2_block()),
+        static_cast<Norm>(max(1, min(1 << m.log2_images, m.images - block.image) *
+                                     min(1 << m.log2_rows, m.output.rows - block.row) *
+                                     min(1 << m.log2_columns, m.output.columns - block.column))));
+  }
+
+  const Norm tau = conv.tau.value();
+  const int weight_blocks = ((conv.out_channels - 1) >> conv.log2_block_m) + 1;
+  const Norm* norm_weight =
+      conv.norm_weight +
+      (group * weight_blocks + (of_group >> conv.log2_block_m)) * m.positions * depth_blocks;
+  const auto* weight = static_cast<const Element*>(conv.weight.data) + channel;
+  const auto* const input = static_cast<const Element*>(m.data) + group * p.channels;
+  const Norm* const norms = conv.norm_pixels.norms + group * depth_blocks;
+  Norm sums[kOut][kThinPixels] = {};
+
+  int row = 0, column = 0, next_row = m.kernel_columns;
+  for (int position = 0; position < m.positions; ++position) {
+    const int steps_pixels = row * m.input.columns + column;
+    const Element* from[kThinPixels];
+    const Norm* norm[kThinPixels];
+    uint32_t inside = 0;  // a bit for each pixel
+#pragma unroll
+    for (int i = 0; i < kThinPixels; ++i) {
+      inside |= static_cast<uint32_t>(static_cast<unsigned>(pixels[i].row + row) <
+                                          static_cast<unsigned>(m.input.rows) &&
+                                      static_cast<unsigned>(pixels[i].column + column) <
+                                          static_cast<unsigned>(m.input.columns))
+                << i;
+      from[i] = input + static_cast<int64_t>(pixels[i].input_pixel + steps_pixels) * m.channels;
+      const int step = conv.norm_pixels.per_pixel ? steps_pixels : position;
+      norm[i] = norms + static_cast<int64_t>(pixels[i].norms + step) * depth;
+    }
+    for (int d = 0; d < depth_blocks; ++d) {
+      const Norm of_weight = *norm_weight++;
+      uint32_t valid = 0;
+#pragma unroll
+      for (int i = 0; i < kThinPixels; ++i) {
+        const bool exists = pixels[i].output_pixel >= 0;
+        // 0 if the whole block lies in the padding.
+        const bool reads = exists && (!conv.norm_pixels.per_pixel || (inside >> i & 1));
+        const Norm skip_norm = reads ? norm_product(norm[i][d], scales[i]) : Norm{0};
+        valid |= static_cast<uint32_t>(exists && is_valid_im2col(of_weight, skip_norm, tau)) << i;
+      }
+      const int begin = d << conv.log2_block_k;
+      const int end = kOnce ? kWidth : min(p.channels, begin + (1 << conv.log2_block_k));
+      if (valid == 0) continue;
+      for (int c = begin; c < end; c += kWidth) {
+        Neighbours<Element, kWidth> entries[kThinPixels];
+#pragma unroll
+        for (int i = 0; i < kThinPixels; ++i) {
+          entries[i] = {};
+          if ((valid & inside) >> i & 1) {
+            entries[i] = *reinterpret_cast<const Neighbours<Element, kWidth>*>(from[i] + c);
+          }
+        }
+#pragma unroll
+        for (int w = 0; w < kWidth; ++w) {
+          const auto weights = *reinterpret_cast<const Neighbours<Element, kOut>*>(
+              weight + static_cast<int64_t>(c + w) * out_channels);
+#pragma unroll
+          for (int i = 0; i < kThinPixels; ++i) {
+            if ((valid >> i & 1) == 0) continue;
+#pragma unroll
+            for (int o = 0; o < kOut; ++o) {
+              sums[o][i] = fma(widen(weights.entries[o]), widen(entries[i].entries[w]), sums[o][i]);
+            }
+          }
+        }
+      }
+    }
+    weight += static_cast<int64_t>(p.channels) * out_channels;
+    column += m.dilation.columns;
+    if (--next_row == 0) row += m.dilation.rows, column = 0, next_row = m.kernel_columns;
+  }
+
+#pragma unroll
+  for (int i = 0; i < kThinPixels; ++i) {
+    if (pixels[i].output_pixel < 0) continue;
+    Neighbours<Element, kOut> result;
+#pragma unroll
+    for (int o = 0; o < kOut; ++o) {
+      Norm sum = sums[o][i];
+      if (conv.bias) sum += widen(static_cast<const Element*>(conv.bias)[channel + o]);
+      result.entries[o] = narrow<Element>(conv.relu && sum < 0 ? Norm{0} : sum);  // keeps NaN
+    }
+    *reinterpret_cast<Neighbours<Element, kOut>*>(
+        static_cast<Element*>(conv.output) +
+        static_cast<int64_t>(pixels[i].output_pixel) * out_channels + channel) = result;
   }
 }
 
