@@ -192,9 +192,8 @@ def convolution(shape, dtype, device):
     last = {"dtype": dtype, "memory_format": torch.channels_last}
     input = randn(shape["input"]).relu_().mul_(fall).to(**last)
     weight = randn(shape["weight"]).div_(math.prod(shape["weight"][1:]) ** 0.5).to(**last)
-    settings, pinned = shape["settings"], {}
-    if settings["groups"] == 1:
-        pinned["norm_weight"] = torch.ops.spamm_torch.conv2d_weight_norm(weight)
+    settings = shape["settings"]
+    pinned = torch.ops.spamm_torch.conv2d_weight_norm(weight, settings["groups"])
 
     def taus():
         searched = functools.partial(spamm_torch.conv2d, input, weight, return_info=True)
@@ -203,7 +202,7 @@ def convolution(shape, dtype, device):
 
     return (
         functools.partial(F.conv2d, input, weight, **settings),
-        lambda tau: spamm_torch.conv2d(input, weight, tau=tau, **settings, **pinned),
+        lambda tau: spamm_torch.conv2d(input, weight, tau=tau, **settings, norm_weight=pinned),
         taus,
     )
 
