@@ -23,7 +23,6 @@ from torch import nn
 import spamm_torch
 from common import options as cli
 from common.console import make_console
-from common.journal import model_digest
 from common.machine import PRECISIONS, use_precision
 from common.measuring import compiled
 from common.timing import interleaved
@@ -68,10 +67,6 @@ def header(options):
         "model": f"{options.config.model}, {options.config.epochs} epochs",
         "inference": f"{options.dtype}, batch {options.images}, channels last",
     }
-
-
-def settings(options):
-    return {"network": model_digest(options.trained), "data": options.digits.fingerprint()}
 
 
 def cells(options):

@@ -70,7 +70,7 @@ def exit_code(main):
         print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        kept = str(error) or "files that are written are whole; the same command makes the others"
+        kept = str(error) or "files that are written are whole"
         print(f"interrupted: {kept}", file=sys.stderr)
         return 130
     return 0

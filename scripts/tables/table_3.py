@@ -31,10 +31,6 @@ _STEPS = 40  # of the bisection of tau
 _SLOW_MS = 2000.0  # a sparse product that takes so long is timed by its first call alone
 
 
-def settings(run):
-    return {"sizes": sizes(run, SIZES), "peer": PEERS[run.device.type]}
-
-
 def cells(run):
     """The cells, of each size the least work first: what a run is too short for is the slowest."""
     return {
