@@ -10,7 +10,7 @@ of a benchmark: python scripts/bench.py BENCHMARK --help
 
 import sys
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 

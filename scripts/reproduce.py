@@ -16,7 +16,7 @@ or by position (64, 1, 1); tau is found for each batch, and held for its time.
 
 import sys
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 
@@ -25,9 +25,9 @@ from common import results
 from common.console import Steps, exit_code, make_console
 from common.machine import describe_machine
 from common.measuring import measure_all
-from common.training import add_training_options, chosen_training
 from models.files import UserError, require_writable
 from tables import table_1, table_2, table_3, table_4, table_5
+from train_vgg13 import add_training_options, chosen_training
 
 TABLES = {1: table_1, 2: table_2, 3: table_3, 4: table_4, 5: table_5}
 DEFAULTS = {"cpu": {"repeats": 3}, "cuda": {"repeats": 7}}

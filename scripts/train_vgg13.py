@@ -5,14 +5,72 @@ have ended. Ctrl-C saves a checkpoint first. Without options: the plain network 
 10,000 embedded images, three to four minutes on two CPU cores, seconds on a GPU.
 """
 
+import argparse
 import sys
+from dataclasses import fields
+from pathlib import Path
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
-from common.console import exit_code, make_console
-from common.options import choose_device, make_parser
-from common.training import add_training_options, train_or_load
+from common.console import Steps, exit_code, make_console
+from common.options import (
+    add,
+    add_device_option,
+    choose_device,
+    make_parser,
+    number,
+    positive_integer,
+)
+from models.data import ROOT_VARIABLE, load_digits
 from models.files import require_writable
+from models.training import MODELS, TrainConfig, resolve_config, train
+
+DEFAULT_CHECKPOINT = Path("checkpoints/vgg13.pt")
+_MAX_WIDTH = 1024  # sixteen times VGG's own: 2.4 GB for the largest layer
+
+_width = number(int, lambda value: 1 <= value <= _MAX_WIDTH, f"an integer from 1 to {_MAX_WIDTH}")
+_seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63 - 1")
+
+
+def add_training_options(parser):
+    """Adds the options; those not given stay out, so that a checkpoint speaks for them."""
+    default = TrainConfig()
+    group = parser.add_argument_group("training (what a checkpoint holds need not be repeated)")
+    what = "where the training is kept and resumed from"
+    add(group, "--checkpoint", what, DEFAULT_CHECKPOINT, type=Path)
+    what, said = "folder that holds MNIST/raw", f"${ROOT_VARIABLE}, else the embedded images"
+    add(group, "--data", what, None, said, metavar="ROOT", type=Path)
+
+    def option(flag, text, **rest):
+        value = getattr(default, flag[2:])
+        group.add_argument(
+            flag, default=argparse.SUPPRESS, help=f"{text} (default: {value})", **rest
+        )
+
+    option("--full", "all 70,000 images of MNIST, not the 10,000 of t10k", action="store_true")
+    option("--model", "plain, or with batch norm", choices=MODELS)
+    option("--epochs", "passes over the training images", type=positive_integer)
+    option("--batch", "images a batch", type=positive_integer)
+    option("--width", "channels of the first stage", type=_width)
+    option("--seed", "decides parameters, split, order and shifts", type=_seed)
+    add_device_option(parser)
+
+
+def chosen_training(options):
+    """The TrainConfig that the options and the checkpoint ask for, and its Digits."""
+    names = {field.name for field in fields(TrainConfig)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    config = resolve_config(options.checkpoint, given)
+    return config, load_digits(options.data, config.full)
+
+
+def train_or_load(options, device, console):
+    """The trained model that the options ask for, with its TrainConfig and its Digits."""
+    config, digits = chosen_training(options)
+    console.print(f"data: {digits.description}")
+    with Steps(console, f"training {config.model}") as steps:
+        model = train(config, digits, options.checkpoint, device, steps.at)
+    return model, config, digits
 
 
 def main(arguments=None):

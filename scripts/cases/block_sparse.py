@@ -3,8 +3,7 @@
 Products: the square of the overlap matrix S of a cluster, in blocks of 64, by how many block
 products a block row keeps. Density: S^(-1/2), F in that basis and SP2 purification, with their
 times, energies and memory. Rivals of a product: pairs expanded on the device, torch.bmm of gathered
-blocks and index_add_; dense storage; and, at the smallest size, products of entries in CSR at the
-same error.
+blocks and index_add_; and dense storage.
 
 Times are medians in ms on the host's clock, candidates in turns. mm is the whole call: norms,
 pattern and list of products (plan), and the products, whose rate counts valid ones. Energies are
@@ -27,7 +26,6 @@ from models.water import geometry
 from models.water.model import block_sparse
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import places_of, read
-from tables import table_3
 
 TITLE = "Block-sparse products and density matrices"
 MODE = torch.inference_mode
@@ -40,7 +38,6 @@ DEFAULTS = {
 DEFAULTS["cuda"]["precisions"] = ("float64", "float32", "float16")
 _SMALL = 20_000  # waters from which on float64 alone, and 200 products a row alone, are measured
 _EXPANDED = 4096  # block products that the rival gathers at once
-_BISECTIONS = 9
 _PRODUCTS, _DENSITY = "stored products", "block-sparse density"
 
 
@@ -101,12 +98,9 @@ def square(n, precision, valid, device, repeats):
         "multiply": lambda: spamm_torch.mm(a, a, plan=plan),
         "rival": lambda: expanded(a, tau),
     }
-    peers = {}
     if dense_fits(a):
         dense = sparse.to_dense(a)
         candidates["dense"] = lambda: spamm_torch.mm(dense, dense, tau=tau, block=BLOCK)
-        if n <= 14_000 and precision != "float16" and (device.type == "cuda" or n <= 2100):
-            peers = by_entries(dense, c, device)
     ms = medians(by_clock(candidates, repeats, [device]))
     row = {f"{name}_ms": of for name, of in ms.items()} | {
         "stored": len(norms.values()) / rows,
@@ -118,9 +112,7 @@ def square(n, precision, valid, device, repeats):
     }
     if "dense" in ms:
         row["over_dense"] = ms["dense"] / ms["mm"]
-    if "ms" in peers:
-        row["over_entries"] = peers["ms"] / ms["mm"]
-    return [row | {f"entries_{name}": of for name, of in peers.items()}]
+    return [row]
 
 
 def expanded(a, tau):
@@ -164,27 +156,6 @@ def dense_fits(a):
     if a.device.type == "cuda":
         return bytes_of_three < 0.95 * torch.cuda.mem_get_info(a.device)[0]
     return bytes_of_three < 8e9
-
-
-def by_entries(dense, c, device):
-    """The fastest product of entries in CSR with the error of c, by leaving out small entries."""
-    exact = dense.double() @ dense.double()
-    allowed = torch.linalg.vector_norm(sparse.to_dense(c).double() - exact).item()
-    low, high = -16.0, 0.0  # powers of ten of the smallest entry that stays
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        kept = torch.where(dense.abs() >= 10**middle, dense, 0).double()
-        if torch.linalg.vector_norm(kept @ kept - exact).item() <= allowed:
-            low = middle
-        else:
-            high = middle
-    kept = torch.where(dense.abs() >= 10**low, dense, 0)
-    found, absent = table_3.calls(kept, kept.double() @ kept.double(), device)
-    if not found:
-        return {"absent": "; ".join(absent.values())}
-    name, fastest = min(found.items(), key=lambda item: item[1].ms)
-    again = by_clock({"ms": fastest.call}, 1, [device])["ms"].median
-    return {"peer": name, "ms": again, "smallest": 10**low}
 
 
 # ---- Density matrices ---------------------------------------------------------------------------

@@ -26,11 +26,11 @@ from common.console import make_console
 from common.machine import PRECISIONS, use_precision
 from common.measuring import compiled
 from common.timing import interleaved
-from common.training import add_training_options, train_or_load
 from models.data import MAX_SHIFT, draw_shifts
 from models.files import UserError, first_line, require_writable
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
+from train_vgg13 import add_training_options, train_or_load
 
 TITLE = "VGG13 as served against the dense network"
 MODE = torch.no_grad  # not inference mode, in which weights' norms cannot be pinned

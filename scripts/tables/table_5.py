@@ -14,12 +14,12 @@ import spamm_torch
 from common.machine import use_precision
 from common.measuring import cell
 from common.timing import by_clock, interleaved, medians
-from common.training import train_or_load
 from models.data import draw_shifts
 from models.files import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from tables import first_gpus, gpu_counts, paper
+from train_vgg13 import train_or_load
 
 
 class Layout(NamedTuple):

@@ -209,9 +209,9 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch, error, why):
         return [0.5 * a.to_sparse_csr()]
 
     monkeypatch.setattr(table_3, "_product", fails)
-    found, absent = table_3.calls(a, a.double(), a.device)
-    assert not found
-    assert absent[table_3.PEERS["cpu"]].startswith(why)
+    peer = table_3.sparse_product(a, a.double(), a.device)
+    assert (peer.name, peer.ms) == (table_3.PEERS["cpu"], None)
+    assert peer.absent.startswith(why)
 
 
 def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
@@ -222,12 +222,12 @@ def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
     a, peer = a.to(device), table_3.PEERS[torch.device(device).type]
     nonzero = (a != 0).double()
     assert table_3.count_products(table_3.to_csr(a)) == (nonzero @ nonzero).sum()
-    assert list(table_3.calls(a, a.double() @ a.double(), a.device)[0]) == [peer]
+    assert table_3.sparse_product(a, a.double() @ a.double(), a.device).name == peer
     monkeypatch.setattr(table_3, "_MOST_PRODUCTS", 100)
     monkeypatch.setattr(table_3, "_SLICE", (nonzero @ nonzero).sum().item() / 4)
-    [(name, (call, ms))] = table_3.calls(a, a.double() @ a.double(), a.device)[0].items()
-    assert (name, ms > 0) == (f"{peer}, A in 4 slices of rows", True)
-    whole = torch.cat([part.to_dense() for part in call()])
+    found = table_3.sparse_product(a, a.double() @ a.double(), a.device)
+    assert (found.name, found.ms > 0) == (f"{peer}, A in 4 slices of rows", True)
+    whole = torch.cat([part.to_dense() for part in found.call()])
     torch.testing.assert_close(whole, a @ a)
 
 
