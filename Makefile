@@ -175,9 +175,12 @@ lint: $(VENV)/lint-ready
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python scripts/check_budget.py
 
-# The checks are in .clang-tidy; the flags of each file are those of the latest build.
+# The checks are in .clang-tidy; the units and the flags are those of the latest build.
 tidy: build $(VENV)/lint-ready
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) scripts/tidy.py
+	@mkdir -p build/tidy
+	@$(PY) -m ninja -C "$$(ls -td build/torch-*/spamm_torch.libspamm_torch | head -1)" --quiet -t compdb host \
+		| sed 's/ -fopenmp//' > build/tidy/compile_commands.json
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" run-clang-tidy.py -quiet -j 2 -p build/tidy '\.cpp$$'
 
 clean:
 	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache .mypy_cache

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import require_near
+from common.measuring import PRECISIONS, TOLERANCE, require_near, use_precision
 from common.timing import interleaved
 from models.files import UserError
 from spamm_torch._info import conv2d_norm_maps

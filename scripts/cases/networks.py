@@ -24,7 +24,7 @@ from torch import nn
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, use_precision
+from common.measuring import PRECISIONS, use_precision
 from common.timing import interleaved
 from models.files import UserError, first_line
 from models.unet import UNet

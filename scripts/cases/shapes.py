@@ -20,8 +20,7 @@ import torch.nn.functional as F
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import attempt, require_near
+from common.measuring import PRECISIONS, TOLERANCE, attempt, require_near, use_precision
 from common.timing import interleaved
 
 TITLE = "Shapes that nobody chose"

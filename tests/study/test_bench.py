@@ -23,7 +23,7 @@ import spamm_torch
 from cases import mm, multi_gpu, networks, shapes
 from cases.multi_gpu import LAYOUTS
 from cases.networks import CANDIDATES
-from common.machine import TOLERANCE
+from common.measuring import TOLERANCE
 from common.operands import DATA, operands
 from models.files import UserError
 

@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import shutil
-import signal
 from dataclasses import replace
 
 import pytest
@@ -120,44 +119,16 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     assert same_parameters(resumed, whole)
 
 
-def test_ctrl_c_saves_the_step_at_hand(uninterrupted, tmp_path, data):
-    """Between checkpoints, which an epoch of 4 steps and a minute make."""
-    (config, whole), path = uninterrupted, tmp_path / "cut.pt"
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupt(step, steps, message):
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        training.train(config, data, path, CPU, interrupt)
-    assert str(caught.value) == (
-        f"step 3 of 8 is saved in {path}; the same command goes on from there"
-    )
-    assert signal.getsignal(signal.SIGINT) is before
-    assert training.load_checkpoint(path)["step"] == 3
-    assert same_parameters(training.train(config, data, path, CPU, silent), whole)
+def test_a_finished_training_returns_at_once(uninterrupted, tmp_path, data):
+    (config, whole), path = uninterrupted, tmp_path / "c.pt"
+    training.train(config, data, path, CPU, silent)
     content, reports = path.read_bytes(), []
     again = training.train(config, data, path, CPU, lambda *report: reports.append(report))
-    assert [step for step, _, _ in reports] == [8]  # a finished one returns at once
+    assert [step for step, _, _ in reports] == [8]
     assert "already trained" in reports[0][2]
     assert not again.training
     assert same_parameters(again, whole)
     assert path.read_bytes() == content
-
-
-def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
-    """Also where the tests run in the background, and a shell has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def interrupt(step, steps, message):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        training.train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
-    signal.signal(signal.SIGINT, before)
-    assert not (tmp_path / "c.pt").exists()
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
