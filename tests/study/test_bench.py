@@ -299,7 +299,6 @@ def test_freezing_folds_batch_norms():
     [
         ("resnet18", 64),
         ("vgg13_32", 32),
-        pytest.param("unet", 32, marks=pytest.mark.thorough),
         pytest.param("densenet121", 64, marks=pytest.mark.thorough),
     ],
 )

@@ -1,4 +1,4 @@
-"""The study's data; VGG13, its training and bench.py vgg13; U-Net."""
+"""The study's data; VGG13, its training and bench.py vgg13."""
 
 import gzip
 import hashlib
@@ -23,7 +23,6 @@ from models import training
 from models.data import ROOT_VARIABLE, Digits, to_pictures
 from models.files import UserError
 from models.training import TrainConfig, train
-from models.unet import UNet
 from models.vgg13 import CONVOLUTIONS, VGG13
 
 TINY = TrainConfig(width=2, epochs=2, batch=10)
@@ -170,32 +169,6 @@ def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, wo
     assert code == 1
     assert all(word in line for word in (*words, str(path)))
     assert path.read_bytes() == content
-
-
-# ---- U-Net ---------------------------------------------------------------------------------------
-
-
-def test_shapes_at_every_level():
-    model = UNet(in_channels=2, classes=5, width=4, depth=3).eval()
-    shapes = {}
-
-    def note(name):
-        return lambda module, inputs, output: shapes.update({name: tuple(output.shape[1:])})
-
-    for name, module in model.named_modules():
-        module.register_forward_hook(note(name))
-    output = model(torch.randn(2, 2, 16, 24))
-    assert output.shape == (2, 5, 16, 24)
-    sides = [(4, 16, 24), (8, 8, 12), (16, 4, 6)]
-    for level, side in enumerate(sides):
-        assert shapes[f"encoder.{level}"] == side
-        assert shapes[f"up.{2 - level}"] == side
-        assert shapes[f"decoder.{2 - level}"] == side
-    assert shapes["bottom"] == (32, 2, 3)
-    output.square().sum().backward()  # a level whose output is lost on the way has no gradient
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.abs().max() > 0, name
-    assert UNet().head.weight.shape == (11, 64, 1, 1)
 
 
 # ---- The command --------------------------------------------------------------------------------
