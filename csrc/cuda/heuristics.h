@@ -579,7 +579,8 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
-// What a convolution computes, and what its blocks have room for. Channels are those of a group.
+// The pixels that a convolution computes, and those that its blocks have room for. Channels are
+// those of a group.
 struct ThinConv {
   int64_t pixels, pixels_of_blocks;
   int64_t groups, in_channels, out_channels;

@@ -91,7 +91,7 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
-# Of one number, and of each channel: below zero and above one, too.
+# One for all channels or one for each: below zero and above one, too.
 SLOPES = {"a number": lambda out: torch.tensor(0.2), "one": lambda out: torch.full((1,), -0.5)}
 SLOPES |= {"channels": lambda out: torch.linspace(-1, 2, out)}
 SLOPES |= {"a view": lambda out: torch.linspace(-1, 2, 2 * out)[::2]}

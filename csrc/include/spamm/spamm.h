@@ -156,8 +156,8 @@ struct ConvOptions {
   // c10::ValueError. It and the residual are computed in the same kernel if the device has one for
   // them.
   std::string activation = "none";
-  // Of leaky_relu below zero, instead of 0.01: one, or (out_channels), which makes it PReLU; of the
-  // weight's type or float32.
+  // The slope of leaky_relu below zero, instead of 0.01: one, or (out_channels), which makes it
+  // PReLU; in the weight's type or float32.
   OptTensor slope = {};
   // The caller promises that the weight was complete before this call, or before each replay of a
   // captured graph. Kernels may then read it while earlier kernels on the stream still run.
