@@ -101,8 +101,9 @@ TEST_P(Conv2d, TakesEveryOption) {
   ConvOptions options = {.stride = {2, 1}, .padding = {2, 0}, .dilation = {1, 2}, .groups = 2};
   const Tensor sums = at::conv2d(input, weight, bias, {2, 1}, {2, 0}, {1, 2}, 2);
   options.residual = random(sums.sizes());
-  options.activation = "silu";
-  const Tensor expected = at::silu(sums + *options.residual);
+  options.activation = "leaky_relu";
+  options.slope = random({10});
+  const Tensor expected = at::prelu(sums + *options.residual, *options.slope);
   const Tensor dense = dense_conv2d(input, weight, bias, options);
   EXPECT_LE(relative_error(dense, expected), tolerance(at::kFloat));
   options.knob = kDense;
@@ -110,7 +111,7 @@ TEST_P(Conv2d, TakesEveryOption) {
   EXPECT_EQ(output.sizes(), expected.sizes());
   EXPECT_LE(relative_error(output, expected), tolerance(at::kFloat));
   options.knob = Knob{.threshold = std::numeric_limits<double>::infinity()};  // skips everything
-  const Tensor rest = at::silu(bias.view({10, 1, 1}) + *options.residual);
+  const Tensor rest = at::prelu(bias.view({10, 1, 1}) + *options.residual, *options.slope);
   EXPECT_LE(relative_error(conv2d(input, weight, bias, options), rest), tolerance(at::kFloat));
 }
 
