@@ -268,9 +268,8 @@ def sparse(case, device):
     if form == "addmm":
         mask, added = _blocks(m, n, 0.4, case, "patchy", seed + 2)
         scaling, mask_c = {"beta": case["beta"], "alpha": case["alpha"]}, mask & bool(case["beta"])
-        found, norms = spamm_torch.addmm(
-            _matrix(mask, added, case, device), a, b, **scaling, **options
-        )
+        options |= scaling | {"return_info": True}
+        found, norms, info = spamm_torch.addmm(_matrix(mask, added, case, device), a, b, **options)
         scaling["input"] = added
     elif is_dense:
         found, norms = spamm_torch.mm(a, host_b.to(device), **options)
@@ -306,7 +305,7 @@ def sparse(case, device):
         # Else the oracle multiplies a NaN by blocks that are not stored, the library does not.
         more = scaling | drop
         compare([found], host_a, host_b, host, tau, case, device, is_symmetric, **more)
-        expect_bound(found, host_a, host_b, info)
+        expect_bound(found, host_a, host_b, info, **scaling)
 
 
 def expect_bound(found, a, b, info, input=None, beta=1, alpha=1):
