@@ -54,6 +54,7 @@ const std::vector<Knob>& knobs() {
   return all;
 }
 
+// Operands of the host, and of one device whose others compute all rows.
 TEST_F(SpammHost, HasTheBitsOfOneDevice) {
   std::mt19937 random(0);
   const auto draw = [&](const auto& choices) { return choices[random() % choices.size()]; };
@@ -84,44 +85,24 @@ TEST_F(SpammHost, HasTheBitsOfOneDevice) {
     const std::vector<at::Device> devices(1 + random() % 4, at::kCPU);
     const Tensor c = spamm_from_host({options, a, b}, devices, sizes);
     const Tensor expected = mm(a.contiguous(), b.contiguous(), options);
+    const bool has_depth = size[1] > 0;  // else one device computes it
+    const Tensor of_others =
+        has_depth ? spamm_from_home({options, a, b}, devices, /*is_home_used=*/false) : c;
+    EXPECT_TRUE(equal(c, expected) && equal(of_others, expected))
+        << "run " << run << ": " << c10::toString(dtype) << ", " << size << " on "
+        << devices.size();
     options.knob = testing::kDense;
     skipping += !equal(expected, mm(a.contiguous(), b.contiguous(), options));
-    EXPECT_TRUE(equal(c, expected)) << "run " << run << ": " << c10::toString(dtype) << ", " << size
-                                    << " on " << devices.size();
   }
   EXPECT_GT(skipping, 60);  // else little would travel less
-}
-
-// ---- Operands on one device ---------------------------------------------------------------------
-
-Tensor from_home(const Tensor& a, const Tensor& b, const Knob& knob, int64_t devices,
-                 bool is_home_used, at::IntArrayRef block = {64, 64, 64}) {
-  const ProductOptions options = {.knob = knob, .block = DimVector(block)};
-  return spamm_from_home({options, a, b}, std::vector<at::Device>(devices, at::kCPU), is_home_used);
-}
-
-TEST_F(SpammHost, OthersComputeAllRowsOfOneDevice) {
-  for (const auto dtype : {at::kHalf, at::kFloat, at::kDouble}) {
-    const Tensor a = decaying(1100, 330, dtype), b = decaying(330, 5000, dtype);
-    for (const Knob& knob : knobs()) {
-      const Tensor expected = mm(a, b, {.knob = knob});
-      for (const int64_t devices : {1, 2, 3}) {
-        EXPECT_TRUE(at::equal(from_home(a, b, knob, devices, false), expected))
-            << c10::toString(dtype) << " on " << devices;
-      }
-    }
-  }
-  const Tensor a = decaying(512, 640).t(), b = decaying(512, 300);
-  const std::vector<int64_t> block = {32, 64, 128};
-  EXPECT_TRUE(at::equal(from_home(a, b, knobs()[1], 2, false, block),
-                        mm(a.contiguous(), b, {.knob = knobs()[1], .block = DimVector(block)})));
 }
 
 TEST_F(SpammHost, OthersComputeSomeRowsOfOneDevice) {
   const Tensor a = decaying(3072, 1024, at::kDouble), b = decaying(1024, 2560, at::kDouble);
   for (const size_t knob : {1, 3}) {
-    const Tensor expected = mm(a, b, {.knob = knobs()[knob]});
-    EXPECT_TRUE(at::equal(from_home(a, b, knobs()[knob], 2, true), expected));
+    const ProductOptions options = {.knob = knobs()[knob]};
+    const Tensor c = spamm_from_home({options, a, b}, {at::kCPU, at::kCPU}, /*is_home_used=*/true);
+    EXPECT_TRUE(at::equal(c, mm(a, b, options)));
   }
 }
 
