@@ -73,13 +73,9 @@ def test_overrides_by_name_and_by_pattern():
 
 def test_a_root_that_is_a_convolution():
     conv = nn.Conv2d(64, 64, 3)
-    dense = copy.deepcopy(conv)
     (row,) = convert_(conv, overrides={"": EXACT})
-    assert (row.name, row.action) == ("", "spamm")
-    assert type(conv) is SpAMMConv2d
-    assert_same(conv, dense, pictures(channels=64))
-    revert_(conv)
-    assert type(conv) is nn.Conv2d
+    assert (row.name, row.action, type(conv)) == ("", "spamm", SpAMMConv2d)
+    assert type(revert_(conv)) is nn.Conv2d
 
 
 def test_a_layer_with_two_names_is_named_by_either(tmp_path):
@@ -192,20 +188,6 @@ def test_copies_are_converted_and_their_own(copied):
     revert_(twin)
     twin.layer1[0].conv1.weight.div_(2)
     assert torch.equal(twin(pictures()), original(pictures()))
-
-
-def test_training_has_the_gradients_of_the_dense_layers():
-    model, original = resnet().train().double(), resnet().train().double()
-    convert_(model, SpAMMConfig(max_error=1e-12))
-    gradients = []
-    for m in (model, original):
-        optimizer = torch.optim.SGD(m.parameters(), 0.01)
-        m(pictures(dtype=torch.float64)).square().sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in m.parameters()]))
-        optimizer.step()
-    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
-    x = pictures(dtype=torch.float64)
-    assert_same(model.eval(), original.eval(), x, tolerance=1e-6)
 
 
 def test_a_model_without_values_and_under_another_default_device():
