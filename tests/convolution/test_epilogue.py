@@ -90,15 +90,6 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
-@each_call
-def test_single_pictures(device, dtype, call):
-    operands = case(device, dtype)
-    options = {"activation": "relu", "padding": 1}
-    expected = reference(*operands, **options)
-    input, weight, bias, residual = operands
-    assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
-
-
 @pytest.mark.strength(3)
 @each_call
 @pytest.mark.parametrize(
