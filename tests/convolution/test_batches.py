@@ -1,7 +1,6 @@
 """Batches that do not fill their blocks of images, and what a held tau means for every batch."""
 
 import functools
-import itertools
 
 import matrices
 import pytest
@@ -97,18 +96,6 @@ def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segment
         alone[window] = input[window]
         got = spamm_torch.conv2d(alone, weight, padding=1, tau=tau)
         assert torch.equal(got[:, :, row, column], whole[:, :, row, column])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_an_image_has_the_same_bits_in_every_batch(dtype):
-    # Nothing is skipped, and one kernel multiplies all batches: on the CPU.
-    input = uneven(70, 72, 7, 5, seed=3, dtype=dtype)
-    weight = uneven(72, 72, 3, 3, seed=4, dtype=dtype)
-    setting = {"padding": 1, "stride": (1, 2), "tau": 0.0}
-    together = spamm_torch.conv2d(input, weight, **setting)
-    for images, last in itertools.product((1, 2, 5, 8, 31, 64), (False, True)):
-        own = slice(70 - images, 70) if last else slice(images)
-        assert torch.equal(spamm_torch.conv2d(input[own], weight, **setting), together[own])
 
 
 @pytest.mark.parametrize(

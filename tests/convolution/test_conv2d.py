@@ -6,7 +6,6 @@ some.
 
 import functools
 
-import matrices
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,27 +32,13 @@ def decaying(*shape, seed=0, **kwargs):
     return (values * 4).to(**kwargs)
 
 
-# ---- Against the oracle -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("out_channels", "in_channels", "block"),
     [(32, 32, (32, 32, 64)), (33, 32, (64, 32, 64)), (32, 33, (32, 64, 64)), (33, 33, (64,) * 3)],
 )
-def test_block_none_follows_the_documented_rule(device, out_channels, in_channels, block):
-    input = decaying(2, in_channels, 8, 8, device=device)
-    weight = decaying(out_channels, in_channels, 2, 2, seed=1, device=device)
-    reference = Im2col(input.cpu(), weight.cpu(), block=block)
-    tau, _ = reference.decide(0.5, device)
-    assert torch.equal(
-        spamm_torch.conv2d(input, weight, tau=tau),
-        spamm_torch.conv2d(input, weight, tau=tau, block=block),
-    )
-    assert torch.equal(ops.conv2d_weight_norm(weight), reference.norms(device)[0])
+def test_block_none_follows_the_documented_rule(out_channels, in_channels, block):
+    """Python's one; that of C++ is the fuzzer's."""
     assert _arguments.conv_block(out_channels, in_channels, None, None) == block
-
-
-# ---- What is tested -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("images", [64, 16])  # 16 of a block of 64, whose norm counts twice
@@ -65,32 +50,10 @@ def test_a_product_of_norms_at_tau_is_kept_on_the_cpu(images, channels):
     assert not spamm_torch.conv2d(input, weight, tau=tau.nextafter(tau + 1)).any()
 
 
-@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
-def test_norms_of_weights_change_nothing_where_nothing_is_skipped(
-    device, dtype, pixel_block, monkeypatch, exact_reference
-):
-    """Blocks of pixels that begin in the padding reach into the input."""
-    monkeypatch.setenv("SPAMM_TORCH_UNSKIPPED", "0")  # by the kernel that reads norms
-    input = matrices.normal(3, 72, 20, 20, dtype=dtype, device=device)
-    weight = matrices.normal(64, 72, 3, 3, dtype=dtype, device=device)
-    options = {"padding": 1, "tau": 0.0, "pixel_block": pixel_block}
-    norms = ops.conv2d_weight_norm(weight)
-    output = spamm_torch.conv2d(input, weight, norm_weight=norms, **options)
-    expected = F.conv2d(input.double(), weight.double(), padding=1)
-    assert_near(output, expected)
-
-
 def test_given_weight_norms_replace_the_weights_own(device):
     input, weight = randn(2, 3, 8, 8, device=device), randn(4, 3, 3, 3, device=device)
-    bias = randn(4, seed=1, device=device)
-    norms = ops.conv2d_weight_norm(weight)
-    assert torch.equal(
-        spamm_torch.conv2d(input, weight, bias, tau=1.0, norm_weight=norms),
-        spamm_torch.conv2d(input, weight, bias, tau=1.0),
-    )
-    nothing = spamm_torch.conv2d(
-        input, weight, bias, tau=1e-30, norm_weight=torch.zeros_like(norms)
-    )
+    norms, bias = ops.conv2d_weight_norm(weight) * 0, randn(4, seed=1, device=device)
+    nothing = spamm_torch.conv2d(input, weight, bias, tau=1e-30, norm_weight=norms)
     assert torch.equal(nothing, bias.view(1, -1, 1, 1).expand_as(nothing))
 
 

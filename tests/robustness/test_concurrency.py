@@ -93,7 +93,9 @@ def own_stream():
     ids=["cpu", "one stream", "streams"],
 )
 def test_sixteen_threads_at_once(device, place):
-    """Calls of other threads, in whatever order and on whatever stream, change no bit."""
+    """Calls of other threads, in whatever order and on whatever stream, change no bit; nor do their
+    first calls, which make buffers, in threads that end, again and again.
+    """
     made = calls(device)
     expected, start = digests(made), threading.Barrier(16)
 
@@ -101,20 +103,11 @@ def test_sixteen_threads_at_once(device, place):
         start.wait()
         names = list(made)[number % len(made) :] + list(made)[: number % len(made)]
         with place():
-            return {name: digest(made[name]()) for _ in range(3) for name in names}
+            return {(name, digest(made[name]())) for _ in range(3) for name in names}
 
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for found in pool.map(work, range(16)):
-            assert found == expected
-
-
-def test_first_calls_of_threads():
-    """Buffers that a thread makes at its first call, in threads that end, again and again."""
-    made = calls()
-    expected = digests(made)
-    for _ in range(6):
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # whose threads end with it
-            assert list(pool.map(digests, [made] * 4)) == [expected] * 4
+    for _ in range(3):
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:  # whose threads end with it
+            assert list(pool.map(work, range(16))) == [{*expected.items()}] * 16
 
 
 def test_any_number_of_threads_gives_the_same_bits():
@@ -124,14 +117,6 @@ def test_any_number_of_threads_gives_the_same_bits():
     for count in (2, 3, 5, 8, 16, 31, 64):
         with threads(count):
             assert digests(made) == expected
-
-
-@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", calls())
-def test_repeated_calls_give_the_same_bits(name, rounds):
-    call = calls()[name]
-    expected = digest(call())
-    assert {digest(call()) for _ in range(rounds)} == {expected}
 
 
 def in_a_fork(work):
