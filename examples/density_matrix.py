@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 

@@ -13,7 +13,7 @@ import os
 import sys
 from unittest import mock
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import json
 
 import torch
 
@@ -10,22 +11,16 @@ from common.results import said_of
 from models.files import UserError, first_line
 
 
-def tables_of(cells, journal, steps):
-    """The tables of rows of all cells, {name: call that gives {kind: rows} as plain data}, joined.
-    Cells whose name the journal has are not measured again.
+def measure_all(cells, tables, steps):
+    """Adds the rows of each cell, {name: call that gives {kind: rows}}, to ``tables``, as plain
+    data, as soon as it is measured.
     """
-    finished = sum(name in journal for name in cells)
-    resumed = f"resumed from {journal.path} at {finished} of {len(cells)}"
-    steps.at(finished, len(cells), resumed if finished else None)
-    tables = {}
+    steps.at(0, len(cells))
     for done, (name, measure) in enumerate(cells.items(), start=1):
-        new = name not in journal
-        found = journal.measured(name, measure)
-        if new:
-            steps.at(done, len(cells), f"{name}: {said_of(found)}")
+        found = json.loads(json.dumps(measure(), default=str))
+        steps.at(done, len(cells), f"{name}: {said_of(found)}")
         for kind, rows in found.items():
             tables.setdefault(kind, []).extend(rows)
-    return tables
 
 
 def attempt(kind, measure, **place):

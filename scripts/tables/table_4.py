@@ -28,10 +28,6 @@ PRECISIONS = ("float64", "float32")
 MODELS = {"cpu": (300, "STO-3G"), "cuda": (569, "6-31G**")}
 
 
-def settings(run):
-    return {"sources": [asdict(source) for source in sources(run.device)]}
-
-
 def cells(run):
     found = {}
     for source in sources(run.device):

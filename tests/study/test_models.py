@@ -1,4 +1,4 @@
-"""The study's data; VGG13, its training, its fine-tuning and bench.py vgg13; U-Net."""
+"""The study's data; VGG13, its training and bench.py vgg13; U-Net."""
 
 import gzip
 import hashlib
@@ -18,23 +18,14 @@ import bench
 import train_vgg13
 from cases import vgg13
 from common.console import exit_code
-from common.journal import model_digest
 from common.results import load
 from models import data as mnist
 from models import training
 from models.data import ROOT_VARIABLE, Digits, to_pictures
 from models.files import UserError
-from models.training import (
-    SKIPPING,
-    FineTuneConfig,
-    TrainConfig,
-    fine_tune,
-    train,
-    with_skipping,
-)
+from models.training import TrainConfig, train
 from models.unet import UNet
 from models.vgg13 import CONVOLUTIONS, VGG13
-from spamm_torch import SpAMMConv2d
 
 TINY = TrainConfig(width=2, epochs=2, batch=10)
 CPU = torch.device("cpu")
@@ -236,85 +227,15 @@ def test_shapes_at_every_level():
     assert UNet().head.weight.shape == (11, 64, 1, 1)
 
 
-# ---- Fine-tuning with skipping on ----------------------------------------------------------------
-
-
-ONE_EPOCH = TrainConfig(width=2, epochs=1, batch=10)
-
-
-def skip_all(ratio):
-    return {name: {"valid_ratio": ratio} for name in SKIPPING}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """A trained network, and the configuration of a fine-tuning of it."""
-    path = tmp_path_factory.mktemp("start") / "c.pt"
-    model = training.train(ONE_EPOCH, Digits(*digits(50), "50 bars"), path, CPU, silent)
-    return model, FineTuneConfig(skip_all(0.5), model_digest(model), ONE_EPOCH)
-
-
-def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, data, start):
-    model, config = start
-    before = model_digest(model)
-    given = replace(config, steps=3), model, data, tmp_path / "t.pt", CPU
-    tuned = fine_tune(*given, silent)
-    assert model_digest(model) == before
-    assert model_digest(tuned) != before
-    assert not tuned.training
-    for name in SKIPPING:
-        assert type(getattr(tuned, name)) is SpAMMConv2d
-        assert getattr(tuned, name).valid_ratio == 0.5
-    assert type(tuned.conv11) is torch.nn.Conv2d
-    found, reports = training.load_checkpoint(tmp_path / "t.pt"), []
-    ONE_EPOCH.build().load_state_dict(found["model"])
-    fine_tune(*given, lambda *report: reports.append(report))
-    assert [found["step"], *(step for step, _, _ in reports)] == [3, 3]  # fewer than an epoch has
-
-
-def test_the_loss_depends_on_what_is_skipped_and_on_the_teacher(tmp_path, data, start):
-    model, config = start
-
-    def tuned(settings):
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pt"
-        return fine_tune(replace(config, settings=settings), model, data, path, CPU, silent)
-
-    whole = tuned(skip_all(1.0))
-    assert same_parameters(whole, tuned({name: {"tau": 1e-30} for name in SKIPPING}))
-    assert not same_parameters(whole, tuned(config.settings))
-    begin = with_skipping(model, skip_all(1.0))
-    alone = training.train(config, data, tmp_path / "alone.pt", CPU, silent, begin)
-    assert not same_parameters(whole, alone)
-
-
-def test_the_distillation_loss_is_the_divergence_of_softened_answers():
-    generator = torch.Generator().manual_seed(0)
-    answers, taught = (torch.randn(5, 10, generator=generator) * 3 for _ in range(2))
-    own, other = ((x / 2).softmax(1) for x in (answers, taught))
-    expected = 4 * (other * (other / own).log()).sum() / 5
-    torch.testing.assert_close(training.distillation_loss(answers, taught, temperature=2), expected)
-    assert training.distillation_loss(taught, taught, temperature=4).abs() < 1e-6
-
-
-def test_the_share_kept_is_that_of_the_layers(start):
-    nothing = {name: {"tau": 1e9} for name in SKIPPING}
-    for settings, share in ((skip_all(1.0), 1), (nothing, 0)):
-        model = with_skipping(start[0], settings)
-        assert train_vgg13.share_kept(model, torch.rand(10, 3, 32, 32)) == share
-
-
 # ---- The command --------------------------------------------------------------------------------
 
 
-def test_the_command_trains_and_fine_tunes(capsys, tmp_path):
-    """Another ratio is no continuation, nor is what is fine-tuned a training. Without data nothing
-    is left behind.
-    """
-    path = tmp_path / "c.spamm.pt"
+def test_the_command_trains_and_goes_on(capsys, tmp_path):
+    """Without data nothing is left behind."""
 
-    def run(ratio="0.5", checkpoint="c.pt"):
-        given = f"--width 2 --epochs 1 --batch 10 --device cpu --spamm {ratio}".split()
-        given += ["--data", tmp_path, "--checkpoint", tmp_path / checkpoint]
+    def run():
+        given = ["--width", 2, "--epochs", 1, "--batch", 10, "--device", "cpu"]
+        given += ["--data", tmp_path, "--checkpoint", tmp_path / "c.pt"]
         return run_script(train_vgg13.main, capsys, *given)
 
     code, _, [line] = run()
@@ -323,23 +244,13 @@ def test_the_command_trains_and_fine_tunes(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
     write_part(tmp_path, "t10k", *digits(50))
+    assert run()[0] == 0
+    assert training.load_checkpoint(tmp_path / "c.pt")["step"] == 4
+    content = (tmp_path / "c.pt").read_bytes()
     code, output, _ = run()
     assert code == 0
-    assert "before and" in output
-    assert training.load_checkpoint(path)["step"] == 4
-    content = path.read_bytes()
-    code, output, _ = run()
-    assert code == 0
-    assert output.count("already trained") == 2
-    for given, words in (
-        ({"ratio": "0.4"}, "same network with the same options"),
-        ({"checkpoint": path.name}, "expected a checkpoint with the options"),
-    ):
-        code, _, [line] = run(**given)
-        assert code == 1
-        assert words in line
-        assert path.name in line
-        assert path.read_bytes() == content
+    assert "already trained" in output
+    assert (tmp_path / "c.pt").read_bytes() == content
 
 
 # ---- Data: reading, checking, splitting and placing MNIST ----------------------------------------
