@@ -8,13 +8,7 @@ import torch
 import torchvision
 from processes import python
 from small_models import pictures, resnet, trained
-from support import (
-    Made,
-    captured,
-    one_thread,  # noqa: F401  the fixture is automatic
-    raises_line,
-    relative_error,
-)
+from support import Made, captured, raises_line, relative_error
 from torch import nn
 from torch.nn import functional as F
 from torchvision.ops import FrozenBatchNorm2d
@@ -24,11 +18,6 @@ import spamm_torch.networks.choice as choice_room
 from spamm_torch import SpAMMConfig, convert_, explain, fuse, record_stats, refresh_, revert_
 from spamm_torch._timing import Timing
 from spamm_torch.networks.choice import Choice
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
 
 
 def network(name):
@@ -63,7 +52,6 @@ THOROUGH += ("resnetv2_50", "cspdarknet53", "mobilenetv4_conv_small")
     ["resnet18", "mobilenet_v3_small"]
     + [pytest.param(name, marks=pytest.mark.thorough) for name in THOROUGH],
 )
-@torch.no_grad()
 def test_network_gives_what_it_gave(name):
     model, images = network(name), pictures(size=64)
     expected = model(images)
@@ -79,7 +67,6 @@ def test_network_gives_what_it_gave(name):
 
 
 @pytest.mark.inductor
-@torch.no_grad()
 def test_inductor_computes_the_rest():
     model = resnet().to(memory_format=torch.channels_last)
     images = pictures().to(memory_format=torch.channels_last)
@@ -156,7 +143,6 @@ ABSORBED = {
 
 
 @pytest.mark.parametrize("name", ABSORBED)
-@torch.no_grad()
 def test_call_absorbs(name):
     made, absorbed = ABSORBED[name]
     model = trained(copy.deepcopy(made))
@@ -176,24 +162,22 @@ def test_call_absorbs(name):
 def test_what_is_left_says_why():
     images, model = torch.randn(2, 32, 9, 9), conv(nn.BatchNorm2d(32), nn.ReLU()).eval()
     run = compiled(model)
-    run(images).sum().backward()
+    with torch.enable_grad():
+        run(images).sum().backward()
     assert explain(model)[0].reason.startswith("gradients are wanted")
     assert model[0].weight.grad is not None
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16):
         run(images)
-        assert explain(model)[0].reason == "under autocast"
-    with torch.no_grad():
-        model.train()
-        run(images)
-        assert explain(model)[0].absorbed == ()
-        transposed, single = nn.ConvTranspose2d(32, 32, 3), conv(nn.ReLU())
-        others = nn.Sequential(transposed, *single).eval()
-        compiled(others)(images[0])
-        reasons = [row.reason for row in explain(others)]
-        assert reasons == ["not a 2-d convolution", "no batch of images"]
+    assert explain(model)[0].reason == "under autocast"
+    model.train()
+    run(images)
+    assert explain(model)[0].absorbed == ()
+    others = nn.Sequential(nn.ConvTranspose2d(32, 32, 3), *conv(nn.ReLU())).eval()
+    compiled(others)(images[0])
+    reasons = [row.reason for row in explain(others)]
+    assert reasons == ["not a 2-d convolution", "no batch of images"]
 
 
-@torch.no_grad()
 def test_layers_of_one_name_have_a_row_each():
     model = nn.ModuleList(function(lambda y, x: F.leaky_relu(y, 0.2)) for _ in range(2)).eval()
     for images in (torch.randn(1, 32, 9, 9), torch.randn(2, 32, 9, 9)):
@@ -208,7 +192,7 @@ def test_arguments_are_refused():
     model, images = conv().eval(), torch.randn(1, 32, 5, 5)
     for options, text in (({"inner": "xla"}, "xla"), ({"measure": 1}, "measure")):
         run = torch.compile(model, backend="spamm_torch", options=options)
-        with torch.no_grad(), pytest.raises(Exception, match=text):
+        with pytest.raises(Exception, match=text):
             run(images)
     with raises_line(ValueError, "compiled"):
         explain(model)
@@ -221,7 +205,6 @@ def test_arguments_are_refused():
 # ---- What a model goes through -------------------------------------------------------------------
 
 
-@torch.no_grad()
 def test_compiled_in_place_it_keeps_its_state_and_is_copied():
     model, images = resnet(), pictures()
     keys, expected = list(model.state_dict()), model(images)
@@ -234,7 +217,6 @@ def test_compiled_in_place_it_keeps_its_state_and_is_copied():
         assert relative_error(twin(images), expected) < 1e-5
 
 
-@torch.no_grad()
 def test_sizes_that_change():
     model = resnet()
     run = compiled(model, dynamic=True)
@@ -243,7 +225,6 @@ def test_sizes_that_change():
         assert relative_error(run(images), model(images)) < 1e-5
 
 
-@torch.no_grad()
 def test_any_number_of_images_gets_the_engines_of_the_largest_batch(monkeypatch):
     seen = []
 
@@ -266,7 +247,6 @@ def test_any_number_of_images_gets_the_engines_of_the_largest_batch(monkeypatch)
     assert len(seen) > 1
 
 
-@torch.no_grad()
 def test_exported_program_is_fused_and_exported_again():
     model, images = resnet(), (pictures(),)
     expected = model(*images)
@@ -282,7 +262,6 @@ def test_exported_program_is_fused_and_exported_again():
     assert relative_error(module(*images), expected) == 0
 
 
-@torch.no_grad()
 def test_exported_layers_that_skip_are_fused():
     model, images = conv(nn.BatchNorm2d(32), nn.ReLU(), padding=1), torch.randn(64, 32, 6, 6)
     convert_(trained(model), tau=20.0)
@@ -310,7 +289,6 @@ def called(monkeypatch):
 WITH_NORMS = "spamm_torch.conv2d_with_norms.default"
 
 
-@torch.no_grad()
 def test_skipping_layers_skip_the_same_products(called):
     """Also by norms of the layer before."""
     torch.manual_seed(0)
@@ -360,7 +338,6 @@ WITH_POOL = "spamm_torch.max_pool2d.default"
         (pooled(nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True))), 70, WITH_POOL, 0),
     ],
 )
-@torch.no_grad()
 def test_norms_travel_with_values_that_nothing_writes(model, images, op, count, called):
     channels = next(model.parameters()).shape[1]
     images = torch.rand(images, channels, 12, 12) * torch.linspace(0, 1, 12)
@@ -415,7 +392,6 @@ ENGINES = ("dense", "torch", "spamm", "spamm, pool", "groups joined")
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@torch.no_grad()
 def test_every_engine_computes_the_same(engine, layout, taking, device):
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     model = trained(Mixed()).to(device, dtype).to(memory_format=layout)
@@ -437,7 +413,6 @@ def test_every_engine_computes_the_same(engine, layout, taking, device):
 
 @pytest.mark.parametrize("activation", [F.relu, F.relu6, F.hardswish, F.silu, F.leaky_relu])
 @pytest.mark.parametrize("adds", [False, True])
-@torch.no_grad()
 def test_packed_weights_give_the_values_of_others(activation, adds):
     """On CPUs layers of channels-last float32 read copies in oneDNN's layout."""
     last = {"memory_format": torch.channels_last}
@@ -460,7 +435,6 @@ def test_packed_weights_give_the_values_of_others(activation, adds):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@torch.no_grad()
 def test_linear_layers_with_relu_are_one_call_and_keep_nan(dtype):
     torch.manual_seed(0)
     sizes = ((8, 24), (24, 512), (512, 100), (100, 64), (64, 8))  # 100: no multiple of 8
@@ -479,7 +453,6 @@ def test_linear_layers_with_relu_are_one_call_and_keep_nan(dtype):
 
 
 @pytest.mark.cuda
-@torch.no_grad()
 def test_a_captured_graph_reads_what_refresh_writes():
     model, images = resnet().cuda().half(), pictures().cuda().half()
     run = compiled(model)
@@ -493,7 +466,6 @@ def test_a_captured_graph_reads_what_refresh_writes():
     torch.testing.assert_close(result, model(images), rtol=2e-2, atol=2e-2)
 
 
-@torch.no_grad()
 def test_distributed_data_parallel(tmp_path):
     model, images = resnet(), pictures()
     expected = model(images)
@@ -507,7 +479,6 @@ def test_distributed_data_parallel(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-@torch.no_grad()
 def test_network_of_onnx2torch(tmp_path):
     onnx2torch = pytest.importorskip("onnx2torch")
     model, images = network("resnet18"), pictures(size=32)
@@ -518,7 +489,6 @@ def test_network_of_onnx2torch(tmp_path):
     assert {row.absorbed for row in explain(graph)} >= {("relu",), ("add", "relu")}
 
 
-@torch.no_grad()
 def test_reports_of_nothing_and_without_settings(tmp_path):
     linear, convolution = nn.Linear(3, 3).eval(), nn.Conv2d(3, 4, 3).eval()
     for model, x in ((linear, torch.ones(2, 3)), (convolution, torch.ones(1, 3, 5, 5))):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import pictures, trained
-from support import Made, one_thread
+from support import Made
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -31,11 +31,6 @@ from spamm_torch import convert_, explain, refresh_
 OPTIONS = {"inner": "eager", "measure": False}
 REFUSED = "modules of the classes and methods"
 X = pictures(channels=8, size=8)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
 
 
 def compiled(model):
@@ -366,7 +361,6 @@ def check(model, twin, statement):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-@torch.no_grad()
 def test_change_acts_or_is_refused(statement):
     model, twin = compiled(network()), network()
     model(X)
@@ -384,7 +378,6 @@ m.body[1].running_var.data.add_(1)
 
 
 @pytest.mark.parametrize("statement", UNSEEN)
-@torch.no_grad()
 def test_values_that_no_counter_tells_need_refresh(statement):
     model, twin = compiled(packed()), packed()
     model(X)
@@ -450,7 +443,6 @@ Mixin.mixed = lambda m, y: 3 * y
 
 
 @pytest.mark.parametrize("statement", READ)
-@torch.no_grad()
 def test_value_that_is_read_and_effects_of_a_forward_stay(statement, monkeypatch):
     monkeypatch.setattr(Reads, "table", {"gain": 1.0})
     monkeypatch.setattr(Mixin, "mixed", Mixin.mixed)
@@ -478,7 +470,6 @@ def conv_and_norm(forward=lambda m, x: m.norm(m.conv(x))):
     return Made(forward, conv=nn.Conv2d(8, 8, 3), norm=nn.BatchNorm2d(8)).eval()
 
 
-@torch.no_grad()
 def test_weight_that_the_forward_writes_is_not_folded():
     model, twin = compiled(conv_and_norm(halves_its_weight)), conv_and_norm(halves_its_weight)
     for _ in range(3):
@@ -486,7 +477,6 @@ def test_weight_that_the_forward_writes_is_not_folded():
     assert explain(model)["conv"].action == "left"
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("forward", [with_its_own_statistics, None])
 def test_statistics_that_nothing_counts_are_not_folded(forward):
     model = conv_and_norm(*filter(None, [forward]))
@@ -497,7 +487,6 @@ def test_statistics_that_nothing_counts_are_not_folded(forward):
     assert_close(fast.eval()(X), model.eval()(X))
 
 
-@torch.no_grad()
 def test_threads_that_serve_models_of_one_class_are_not_mixed_up():
     models, twins = [compiled(packed()) for _ in range(2)], [packed() for _ in range(2)]
     models[0](X)

@@ -87,7 +87,6 @@ def test_training_learns(tmp_path, data):
     config = TrainConfig(model="vgg13_bn", width=8, epochs=12, batch=10)
     model = training.train(config, data, tmp_path / "c.pt", CPU, silent)
     images = data.split(config.seed)[0]
-    assert not model.training
     found = model(to_pictures(images.images)).argmax(1)
     assert (found == images.labels).double().mean() > 0.8
 
@@ -101,49 +100,33 @@ def uninterrupted(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stop", [3, 4])
+@pytest.mark.parametrize("by_ctrl_c", [False, True])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
-    uninterrupted, stop, tmp_path, data, monkeypatch
+    uninterrupted, stop, by_ctrl_c, tmp_path, data, monkeypatch
 ):
-    """Stopped within and between epochs of 4 steps, a checkpoint at each step."""
-    monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", -1)
-    config, whole = uninterrupted
-
-    def interrupt(step, steps, message):
-        if step == stop:
-            raise KeyboardInterrupt
-
-    messages = []
-    with pytest.raises(KeyboardInterrupt):
-        training.train(config, data, tmp_path / "cut.pt", CPU, interrupt)
-    resumed = training.train(config, data, tmp_path / "cut.pt", CPU, lambda *r: messages.append(r))
-    assert (messages[0][0], "resumed" in messages[0][2]) == (stop - 1, True)
-    assert same_parameters(resumed, whole)
-
-
-def test_ctrl_c_saves_the_step_at_hand(uninterrupted, tmp_path, data):
-    """Between checkpoints, which an epoch of 4 steps and a minute make."""
+    """Stopped within and between epochs of 4 steps. Ctrl-C saves the step at hand; whatever else
+    ends it leaves that of the last checkpoint, one for each step here.
+    """
+    monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", 60 if by_ctrl_c else -1)
     (config, whole), path = uninterrupted, tmp_path / "cut.pt"
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(step, steps, message):
-        if step == 3:
+        if step == stop and not by_ctrl_c:
+            raise KeyboardInterrupt("at once")
+        if step == stop:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    saved, messages = stop if by_ctrl_c else stop - 1, []
+    said = f"step {stop} of 8 is saved in {path}; the same command goes on from there"
+    with pytest.raises(KeyboardInterrupt, match=said if by_ctrl_c else "at once"):
         training.train(config, data, path, CPU, interrupt)
-    assert str(caught.value) == (
-        f"step 3 of 8 is saved in {path}; the same command goes on from there"
-    )
     assert signal.getsignal(signal.SIGINT) is before
-    assert training.load_checkpoint(path)["step"] == 3
-    assert same_parameters(training.train(config, data, path, CPU, silent), whole)
-    content, reports = path.read_bytes(), []
-    again = training.train(config, data, path, CPU, lambda *report: reports.append(report))
-    assert [step for step, _, _ in reports] == [8]  # a finished one returns at once
-    assert "already trained" in reports[0][2]
-    assert not again.training
-    assert same_parameters(again, whole)
-    assert path.read_bytes() == content
+    assert training.load_checkpoint(path)["step"] == saved
+    resumed = training.train(config, data, path, CPU, lambda *report: messages.append(report))
+    assert (messages[0][0], "resumed" in messages[0][2]) == (saved, True)
+    assert same_parameters(resumed, whole)
+    assert not resumed.training
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
@@ -297,7 +280,6 @@ def test_split_is_a_partition_fixed_by_the_seed(embedded):
 def test_pictures_are_shifted_equal_channels(shift):
     images, _ = digits(7)
     pictures = to_pictures(images, torch.tensor([shift] * 7))
-    assert pictures.dtype == torch.float32
     assert pictures.is_contiguous(memory_format=torch.channels_last)
     wide = nn.functional.pad(images, (8,) * 4).roll(shift, (1, 2))[:, 6:38, 6:38]
     assert torch.equal((255 * pictures).round().byte(), wide[:, None].expand(-1, 3, -1, -1))
