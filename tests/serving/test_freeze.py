@@ -149,6 +149,54 @@ def test_threads_may_freeze_while_others_call(frozen):
     assert all(torch.equal(result, expected) for result in results)
 
 
+def is_pinned(module, input):
+    """Tells whether norms of an earlier weight are used: one that grew since is skipped as before.
+
+    It grows through ``.data``, of which no version counter tells.
+    """
+    with torch.no_grad():
+        module.weight.data /= TINY
+        pinned = torch.equal(module(input), module(input * 0))  # the bias alone
+        module.weight.data *= TINY
+    return pinned
+
+
+def test_pinned_norms_rest_where_autocast_casts_the_weight(device, frozen):
+    module, _, input = frozen
+    module, input = module.to(device).freeze_(), input.to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert not is_pinned(module, input)
+    module.bfloat16()
+    with torch.autocast(device.type, torch.bfloat16):
+        assert is_pinned(module, input.bfloat16())
+
+
+def in_a_model(module):
+    """Trains it deep in a model."""
+    return nn.Sequential(nn.Sequential(module)).train()[0][0]
+
+
+@pytest.mark.parametrize("undo", [lambda m: m.train(), lambda m: m.unfreeze_(), in_a_model])
+def test_training_and_unfreezing_undo_it(frozen, undo):
+    module, _, input = frozen
+    assert undo(module) is module
+    assert not is_pinned(module, input)
+
+
+def test_loading_and_casting_pin_again(frozen):
+    module, _, input = frozen
+    model = nn.Sequential(module.eval())
+    for of, options in ((module, {}), (module, {"assign": True}), (model, {})):
+        assert is_pinned(module, input)
+        state = {name: value / TINY for name, value in of.state_dict().items()}
+        of.load_state_dict(state, **options)
+        assert torch.equal(module(input), copy.deepcopy(module).unfreeze_()(input))
+        of.load_state_dict({name: value * TINY for name, value in state.items()}, **options)
+    for dtype in (torch.bfloat16, torch.float64, torch.float32):
+        module.to(dtype)
+        assert is_pinned(module, input.to(dtype))
+
+
 # ---- Compiled, exported, replicated -------------------------------------------------------------
 
 
