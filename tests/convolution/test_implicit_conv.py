@@ -7,7 +7,6 @@ fill their last pixel block in part), and cross the lines in between.
 
 import itertools
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -209,24 +208,18 @@ def test_another_thread_may_change_the_tf32_setting(set_tf32):
     exact = F.conv2d(x.double(), weight.double(), padding=1).cuda()
     x, weight = (t.cuda().to(memory_format=torch.channels_last) for t in (x, weight))
     setting = {"padding": 1, "tau": 0.0, "block": (64, 64, 128), "pixel_block": (64, 2, 1)}
-    done = threading.Event()
 
-    def flip():
-        while not done.is_set():
+    def compute():
+        found = (spamm_torch.conv2d(x, weight, **setting) for _ in range(1000))
+        return torch.stack([(each.double() - exact).norm() for each in found])
+
+    with ThreadPoolExecutor(1) as pool:
+        errors = pool.submit(compute)
+        while not errors.done():
             for allowed in (True, False):
                 torch.backends.cuda.matmul.allow_tf32 = allowed
-
-    thread = threading.Thread(target=flip)
-    thread.start()
-    try:
-        errors = [
-            (spamm_torch.conv2d(x, weight, **setting).double() - exact).norm() for _ in range(1000)
-        ]
-    finally:
-        done.set()
-        thread.join()
-        sys.setswitchinterval(before)
-    assert (torch.stack(errors) < 1e-2 * exact.norm()).all()
+    sys.setswitchinterval(before)
+    assert (errors.result() < 1e-2 * exact.norm()).all()
 
 
 def test_the_same_memory_holds_tensors_of_other_shapes():

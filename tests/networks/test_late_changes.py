@@ -143,11 +143,8 @@ in_place(m); double(m, torch.__future__.set_overwrite_module_params_on_conversio
 in_place(m); double(m, torch.__future__.set_swap_module_params_on_conversion)
 m.load_state_dict(scaled(m.state_dict()))
 m.load_state_dict(scaled(m.state_dict()), assign=True)
-average = AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.5)); average.update_parameters(m);
-  in_place(m); average.update_parameters(m); m.load_state_dict(average.module.state_dict())
 # Statistics and steps
 update_bn(BATCHES, m)
-recalibrated(m, by_norms=True)
 recalibrated(m, torch.inference_mode)
 recalibrated(m.requires_grad_(False), torch.enable_grad)
 recalibrated(m, functools.partial(torch.autocast, "cpu", torch.bfloat16))
@@ -176,7 +173,6 @@ m.conv1.padding_mode = "circular"; m.conv1._reversed_padding_repeated_twice = [1
 m.conv1.stride = (2, 2)
 m.body[0].groups = 4; m.body[0].weight = nn.Parameter(random(32, 8, 3, 3))
 m.bn1.eps = 0.5
-m.bn1.weight = None
 m.bn1.running_mean = torch.ones(32)
 m.bn1.running_mean = m.bn1.running_var = None; m.bn1.track_running_stats = False
 m.body[2].negative_slope = 0.5
@@ -203,7 +199,6 @@ m.body[0] = LowRank(m.body[0])
 m.bn1.weight.mul_(2); nn.SyncBatchNorm.convert_sync_batchnorm(m)
 m.bn1.weight.mul_(2); m.conv1 = nn.utils.fusion.fuse_conv_bn_eval(m.conv1, m.bn1);
   m.bn1 = nn.Identity()
-del m.body[3:]
 m.body.insert(2, nn.Tanh())
 m.body[3] = m.body[0]
 m.blocks[0], m.blocks[1] = m.blocks[1], m.blocks[0]; m.blocks[0].weight.mul_(2)
@@ -214,9 +209,7 @@ other = compiled(nn.Sequential(m.conv1, m.bn1, nn.ReLU()).eval()); other(X);
 # Weights that are computed
 prune.l1_unstructured(m.conv1, "weight", 0.5)
 prune.l1_unstructured(m.conv1, "weight", 0.5); m(X); prune.remove(m.conv1, "weight")
-parametrizations.spectral_norm(m.body[0])
 parametrizations.weight_norm(m.conv1); m.conv1.parametrizations.weight.original0.mul_(2)
-nn.utils.weight_norm(m.conv1); m.conv1.weight_g.mul_(2)
 parametrize.register_parametrization(m.conv1, "weight", Exponent()); m(X);
   parametrize.remove_parametrizations(m.conv1, "weight")
 # Other calls
@@ -233,7 +226,6 @@ call = within(m, nn.modules.module.register_module_forward_hook,
 m.body[1].weight.mul_(2); call = nn.Sequential(m.conv1, m.bn1, m.relu, m.body[:3])
 call = copy.deepcopy(m); call.conv1.weight.mul_(2)
 m.body[4].max_val = 0.5; call = copy.deepcopy(m)
-hook(m.bn1); call = copy.deepcopy(m)
 m.body[4].max_val = 0.5; m.scale = 2; call = pickle.loads(pickle.dumps(m))
 """)
 HOOKED = ("conv1", "bn1", "relu", "body", "body.4", "blocks.1", "pool", "head", "last", "")
@@ -268,16 +260,14 @@ def scaled(state):
 BATCHES = [pictures(channels=8, size=8, seed=seed) * 3 + 2 for seed in range(3)]
 
 
-def recalibrated(m, context=contextlib.nullcontext, by_norms=False):
-    norms = [layer for layer in m.modules() if isinstance(layer, nn.BatchNorm2d)]
+def recalibrated(m, context):
     with context():
-        for norm in norms:
+        for norm in (layer for layer in m.modules() if isinstance(layer, nn.BatchNorm2d)):
             norm.momentum = None
             norm.train()
         for batch in BATCHES:
             m(batch)
-        for part in norms if by_norms else [m]:
-            part.eval()
+        m.eval()
 
 
 def step(m, mode, **options):

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import itertools
 import json
-import shutil
 import signal
 from dataclasses import replace
 
@@ -93,10 +92,10 @@ def test_training_learns(tmp_path, data):
 
 @pytest.fixture(scope="module", params=training.MODELS)
 def uninterrupted(request, tmp_path_factory):
-    """A training, and the network that it gives."""
+    """A training, the network that it gives, and its checkpoint."""
     config = replace(TINY, model=request.param)
     path = tmp_path_factory.mktemp("whole") / "whole.pt"
-    return config, train(config, Digits(*digits(50), "50 bars"), path, CPU, silent)
+    return config, train(config, Digits(*digits(50), "50 bars"), path, CPU, silent), path
 
 
 @pytest.mark.parametrize("stop", [3, 4])
@@ -108,7 +107,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     ends it leaves that of the last checkpoint, one for each step here.
     """
     monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", 60 if by_ctrl_c else -1)
-    (config, whole), path = uninterrupted, tmp_path / "cut.pt"
+    (config, whole, _), path = uninterrupted, tmp_path / "cut.pt"
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(step, steps, message):
@@ -146,15 +145,6 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A checkpoint of a tiny training, and its data as the default."""
-    folder = tmp_path_factory.mktemp("trained")
-    write_part(folder, "t10k", *digits(50))
-    training.train(TINY, Digits(*digits(50), "50 bars"), folder / "c.pt", CPU, silent)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("arguments", "change", "words"),
     [
@@ -167,17 +157,16 @@ def trained(tmp_path_factory):
         ((), None, ("other images",)),
     ],
 )
-def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, words, tmp_path):
+@pytest.mark.parametrize("uninterrupted", ["vgg13"], indirect=True)
+def test_a_checkpoint_of_another_training(
+    capsys, uninterrupted, arguments, change, words, tmp_path
+):
     """tests/robustness/test_hostile_files.py has damaged ones."""
-    root = shutil.copytree(trained, tmp_path / "trained")
-    path = root / "c.pt"
-    if change is None:
-        write_part(root, "t10k", *digits(50, seed=1))
-    elif change:
-        content = torch.load(path)
-        content["config"].update(change)
-        torch.save(content, path)
-    content, given = path.read_bytes(), ("--data", root, "--checkpoint", path, *arguments)
+    path, content = tmp_path / "c.pt", torch.load(uninterrupted[2])
+    content["config"].update(change or {})
+    torch.save(content, path)
+    write_part(tmp_path, "t10k", *digits(50, seed=0 if change is not None else 1))
+    content, given = path.read_bytes(), ("--data", tmp_path, "--checkpoint", path, *arguments)
     code, _, [line] = run_script(train_vgg13.main, capsys, *given)
     assert code == 1
     assert all(word in line for word in (*words, str(path)))
