@@ -338,18 +338,6 @@ def test_a_nested_input_is_its_sequences(layout):
         torch.testing.assert_close(output, module(sequence))
 
 
-def test_compiles_in_an_encoder_layer_and_no_output_projection_is_called():
-    layer, input = with_spamm(encoder_layer()), torch.randn(2, 5, 64)
-    with torch.no_grad():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(input), layer(input))
-    attention = with_spamm(layer.self_attn, names=("out_proj",)).eval()
-    attention.out_proj.forward = lambda input: pytest.fail("it is called")
-    attention(input, input, input)
-    with torch.no_grad():
-        attention(input, input, input)
-
-
 # ---- torch.fx.symbolic_trace: one node a call, equal results -------------------------------------
 
 
@@ -383,21 +371,6 @@ def test_functions(device):
     assert set(targets(traced)) >= {getattr(spamm_torch, name) for name in names.split()}
     for found, expected in zip(traced(a, b, bias), products(a, b, bias), strict=True):
         assert torch.equal(found, expected)
-
-
-def test_a_subclass_with_a_torch_function_of_its_own(device):
-    seen = []
-
-    class Watched(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return super().__torch_function__(function, types, args, kwargs or {})
-
-    a = torch.ones(40, 40, device=device)
-    found = spamm_torch.mm(a.as_subclass(Watched), a, tau=0.0)
-    assert spamm_torch.mm in seen
-    assert torch.equal(found.as_subclass(torch.Tensor), a @ a)
 
 
 # ---- Profiles ------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ feature (programmatic dependent launch, from sm_90 on) the late kernels cannot b
 
 import functools
 
-import late_cases
 import pytest
 import torch
 from late_cases import FAMILIES, OPS, Values, late_copy, number
@@ -95,64 +94,6 @@ def test_a_ready_weight_changes_no_bit(device, dtype, memory_format):
                 output.zero_()
                 graph.replay()
                 assert torch.equal(output, expected)
-
-
-def small_network(dtype):
-    """Layers of a few thread blocks each: (kind, weight, its norms or None, knob)."""
-    values, layers, channels = Values("cuda"), [], 3
-    sizes = [(64, 3), (64, 3), (128, 3), (64, 3), (64, 3), (96, 1), (64, 3), (64, 3)] * 2
-    for i, (out_channels, kernel) in enumerate(sizes):
-        shape, scale = (out_channels, channels, kernel, kernel), (channels * kernel**2) ** -0.5
-        weight = values.pictures(*shape, dtype=dtype, scale=scale)
-        pinned = OPS.conv2d_weight_norm(weight) if i % 3 else None
-        knob = {"valid_ratio": 0.6} if i % 5 == 4 else {"tau": number(0.0 if i == 0 else 1.0)}
-        layers.append(("convolution", weight, pinned, knob))
-        if i in (3, 9) and dtype != torch.float32:
-            layers.append(("pool",))
-        channels = out_channels
-    return layers
-
-
-def run_network(layers, x, after_each):
-    norms = None
-    for kind, *rest in layers:
-        if kind == "pool":
-            x, norms = OPS.max_pool2d(x, 3, 1, 1, norms=True)
-        else:
-            weight, pinned, knob = rest
-            x, norms = OPS.conv2d_with_norms(
-                *(x, weight, None, 1, weight.shape[-1] // 2),
-                **knob,
-                norm_weight=pinned,
-                norm_input=norms,
-            )
-        after_each()
-    return x, norms
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(("images", "side"), [(128, 4), (100, 3), (64, 2)])
-@pytest.mark.parametrize(
-    ("dtype", "allow_tf32"), [*((of, False) for of in TYPES), (TYPES[2], True)]
-)
-def test_many_small_kernels_in_flight(dtype, allow_tf32, images, side):
-    """A dozen are on the device together; outputs lie where inputs of earlier layers were."""
-    with late_cases.tf32(allow_tf32):
-        layers = small_network(dtype)
-        values = Values("cuda")
-        inputs = [values.pictures(images, 3, side, side, dtype=dtype) for _ in range(4)]
-        x = inputs[0].clone(memory_format=torch.channels_last)
-        expected = []
-        for values in inputs:
-            x.copy_(values)
-            expected.append(run_network(layers, x, torch.cuda.synchronize))
-        for i in range(8):
-            torch.cuda._sleep(4_000_000)  # the host gets ahead
-            x.copy_(inputs[i % 4])
-            results = [run_network(layers, x, lambda: None) for _ in range(2)]
-            x.zero_()  # after all of it
-            for result in results:
-                assert all(map(torch.equal, result, expected[i % 4]))
 
 
 @pytest.fixture(scope="module")
