@@ -32,7 +32,7 @@ import torch
 from common import options as cli
 from common import results
 from common.console import exit_code, make_console
-from common.machine import describe_machine
+from common.measuring import describe_machine
 from density import sources
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
 from density.ranks import group, is_first, on_ranks, part, started, whole

@@ -5,10 +5,7 @@ no generator states: what remains of a training depends on parameters, optimizer
 alone, and a resumed training ends where an uninterrupted one does (on the CPU bit for bit).
 """
 
-import contextlib
 import math
-import signal
-import threading
 import time
 import zipfile
 from dataclasses import asdict, dataclass
@@ -80,8 +77,6 @@ def _stored_config(values, path):
 def train(config, digits, path, device, report):
     """Trains until config.epochs, from the checkpoint at ``path`` where there is one.
 
-    Ctrl-C ends it after the step at hand: the checkpoint is written first.
-
     Args:
         config: as from :func:`resolve_config`. digits: are split here.
         path: checkpoint, written after each epoch and once a minute.
@@ -107,43 +102,13 @@ def train(config, digits, path, device, report):
         return f"{message}, validation accuracy {percent:.2f}%"
 
     saved = time.monotonic()
-    with interrupt_noted() as interrupted:
-        while run.step < run.steps:
-            message = message_of(run.advance())
-            report(run.step, run.steps, message)
-            if message or interrupted() or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
-                run.save()
-                saved = time.monotonic()
-            if interrupted():
-                raise KeyboardInterrupt(
-                    f"step {run.step} of {run.steps} is saved in {run.path}; the same command goes "
-                    "on from there"
-                )
-        if interrupted():
-            raise KeyboardInterrupt
+    while run.step < run.steps:
+        message = message_of(run.advance())
+        report(run.step, run.steps, message)
+        if message or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
+            run.save()
+            saved = time.monotonic()
     return run.model.eval()
-
-
-@contextlib.contextmanager
-def interrupt_noted():
-    """Inside, a first Ctrl-C only makes the function given true; a second one interrupts.
-
-    A step cut in two would leave parameters and optimizer that no checkpoint may hold.
-    """
-    noted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield noted.is_set  # another thread cannot set handlers, nor is it interrupted
-        return
-
-    def note(*_):
-        noted.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield noted.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class _Run:

@@ -18,8 +18,7 @@ from cases import block_sparse, conv, mm, multi_gpu, networks, shapes, vgg13
 from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
-from common.machine import describe_machine
-from common.measuring import measure_all
+from common.measuring import describe_machine, measure_all
 from models.files import require_writable
 
 # A case has TITLE, MODE (inference_mode or no_grad), DEFAULTS by kind of device,

@@ -23,8 +23,7 @@ import torch
 from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
-from common.machine import describe_machine
-from common.measuring import measure_all
+from common.measuring import describe_machine, measure_all
 from models.files import UserError, require_writable
 from tables import table_1, table_2, table_3, table_4, table_5
 from train_vgg13 import add_training_options, chosen_training

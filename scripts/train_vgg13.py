@@ -1,8 +1,8 @@
 """Trains VGG13 on MNIST and keeps it in a checkpoint.
 
-Stop it when you like: the same command resumes from the last checkpoint and ends where it would
-have ended. Ctrl-C saves a checkpoint first. Without options: the plain network of the paper on the
-10,000 embedded images, three to four minutes on two CPU cores, seconds on a GPU.
+Stop it when you like: the same command resumes from the last checkpoint, at most a minute old, and
+ends where it would have ended. Without options: the plain network of the paper on the 10,000
+embedded images, three to four minutes on two CPU cores, seconds on a GPU.
 """
 
 import argparse

@@ -182,9 +182,12 @@ def convolution_cases(device, dtype, names=tuple(GEOMETRIES), allow_tf32=False):
         call = functools.partial(call_of, allow_tf32=allow_tf32, **geometry)
         boxes = call(OPS.conv2d, threshold=4.0, pixel_block=(1, 8, 8), activation="silu")
         residual = call(OPS.conv2d_with_norms, threshold=4.0, activation="relu")
-        calls = {"residual": (every, residual), "boxes": (every, boxes)}
+        leaky = {**every, "slope": values.normal(out_channels, dtype=torch.float32)}
+        slope = call(OPS.conv2d, threshold=4.0, activation="leaky_relu")
+        calls = {"slope": (leaky, slope), "residual": (every, residual), "boxes": (every, boxes)}
         if dtype in HALF_TYPES:  # of others torch's convolution serves
-            calls["nothing skipped"] = (every, call(OPS.conv2d, threshold=0.0))
+            unskipped = call(OPS.conv2d, threshold=0.0, activation="leaky_relu")
+            calls["nothing skipped"] = (leaky, unskipped)
             pinned = call(OPS.conv2d, threshold=0.0, **norms)
             calls["nothing skipped, weight's norms"] = (both, pinned)
         if images == 128:
@@ -209,8 +212,9 @@ def layer_cases(device):
     values = Values(device)
     few = {"input": values.pictures(128, 3, 16, 16), "weight": values.pictures(64, 3, 3, 3)}
     few |= {"bias": values.normal(64), "residual": values.pictures(128, 64, 16, 16)}
+    few["slope"] = values.normal(64, dtype=torch.float32)
     for op in (OPS.conv2d, OPS.conv2d_with_norms):
-        call = call_of(op, padding=(1, 1), threshold=0.0, activation="relu")
+        call = call_of(op, padding=(1, 1), threshold=0.0, activation="leaky_relu")
         yield Case(f"few channels, {op}", few, call)
     for dtype in HALF_TYPES:
         x = {"input": values.pictures(128, 64, 16, 16, dtype=dtype)}

@@ -19,8 +19,7 @@ import torch
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import cell, require_near
+from common.measuring import PRECISIONS, TOLERANCE, cell, require_near, use_precision
 from common.timing import by_clock, medians, synchronize
 from models.water import geometry
 from models.water.model import block_sparse

@@ -15,8 +15,7 @@ import torch
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, use_precision
-from common.measuring import cell
+from common.measuring import PRECISIONS, cell, use_precision
 from common.operands import DATA, operands
 from common.timing import by_clock, medians
 from models.files import UserError

@@ -23,8 +23,7 @@ from torch import nn
 import spamm_torch
 from common import options as cli
 from common.console import make_console
-from common.machine import PRECISIONS, use_precision
-from common.measuring import compiled
+from common.measuring import PRECISIONS, compiled, use_precision
 from common.timing import interleaved
 from models.data import MAX_SHIFT, draw_shifts
 from models.files import UserError, first_line, require_writable

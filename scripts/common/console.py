@@ -67,8 +67,7 @@ def exit_code(main):
         where = error.filename or "standard output"
         print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt as error:
-        kept = str(error) or "files that are written are whole"
-        print(f"interrupted: {kept}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted: files that are written are whole", file=sys.stderr)
         return 130
     return 0

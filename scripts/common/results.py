@@ -116,7 +116,8 @@ KINDS: dict[str, Kind] = {
     "norm maps": Kind("data precision block n cold"),
     "convolutions": Kind("layer batch precision data block ratio cold",
         "Speedup over the dense convolution by share kept / with norms of the layer before:",
-        ">dense_ms, speedup, speedup_chained", "ratio", batch=(64, 128), precision=("float16", "float32"),
+        ">dense_ms, speedup, speedup_chained", "ratio", batch=(64, 128),
+        precision=("float16", "float32"),
         picture=Picture("ratio", "speedup", "layer", "precision",
                         {"batch": (128,), "data": ("even",), "cold": (False,),
                          "layer": ("conv12", "conv22", "conv32", "conv42", "res56-3x3",
@@ -408,7 +409,7 @@ def _markdown(page, name):
 
 
 def _of_run(run):
-    """What a run found; where, when and how it was measured."""
+    """The line of a run: what it found; where, when and how it was measured."""
     header = run["header"]
     more = "; ".join(
         f"{key} {text(value)}"

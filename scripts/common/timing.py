@@ -97,16 +97,11 @@ def _events(calls, cold):
         _warm_up(call)
         count = 1 if cold else _calls_a_graph(call)
         graph = _captured(call, pool, count)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def timer():
             if cold:
                 flush.zero_()
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            return start.elapsed_time(end) / count
+            return _elapsed(graph.replay) / count
 
         return timer
 
@@ -127,14 +122,19 @@ def _warm_up(call):
     torch.cuda.current_stream().wait_stream(side)
 
 
-def _calls_a_graph(call):
-    """So many that the graph's own launch does not count, and no more: large calls take long."""
+def _elapsed(call):
+    """The device's milliseconds for a call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()
     end.record()
     end.synchronize()
-    return min(math.ceil(_GRAPH_MS / start.elapsed_time(end)), _MOST_CALLS_A_GRAPH)
+    return start.elapsed_time(end)
+
+
+def _calls_a_graph(call):
+    """So many that the graph's own launch does not count, and no more: large calls take long."""
+    return min(math.ceil(_GRAPH_MS / _elapsed(call)), _MOST_CALLS_A_GRAPH)
 
 
 def _captured(call, pool, calls):

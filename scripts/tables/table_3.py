@@ -17,8 +17,7 @@ import torch
 
 import spamm_torch
 from cases.mm import relative_error
-from common.machine import TOLERANCE, use_precision
-from common.measuring import cell, require_near
+from common.measuring import TOLERANCE, cell, require_near, use_precision
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians, synchronize
 from models.files import first_line

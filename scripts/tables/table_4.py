@@ -11,8 +11,7 @@ from functools import partial
 import torch
 
 import spamm_torch
-from common.machine import TOLERANCE, use_precision
-from common.measuring import cell, require_near
+from common.measuring import TOLERANCE, cell, require_near, use_precision
 from common.timing import interleaved
 from models.water.geometry import ATOMS
 from models.water.matrices import MATRICES, load

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 import spamm_torch
-from common.machine import use_precision
-from common.measuring import cell
+from common.measuring import cell, use_precision
 from common.timing import by_clock, interleaved, medians
 from models.data import draw_shifts
 from models.files import UserError

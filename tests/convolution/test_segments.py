@@ -79,9 +79,7 @@ def test_the_number_changes_the_order_of_sums_alone(force):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.usefixtures("set_tf32")  # which cases change
 def test_drawn_convolutions(segments, dtype, force):
-    """Of the fuzzer: epilogues follow the whole sum, and what is skipped does not depend on
-    segments.
-    """
+    """Cases of the fuzzer: epilogues follow the whole sum, and segments skip nothing more."""
     force(segments)
     for number in range(150):
         case = fuzz.drawn(7, number, "convolution") | {"dtype": dtype}

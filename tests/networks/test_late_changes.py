@@ -58,7 +58,7 @@ class Net(nn.Module):
             *(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.LeakyReLU()),
             *(nn.Conv2d(32, 32, 1), nn.ReLU6()),
         )
-        self.pool = nn.MaxPool2d(2)
+        self.prelu, self.pool = nn.PReLU(32), nn.MaxPool2d(2)
         self.head, self.last = nn.Linear(32, 8), nn.Linear(8, 4)
         self.scale, self.order = 1.5, [0, 1]
         self.settings = types.SimpleNamespace(offset=1.0)
@@ -70,7 +70,7 @@ class Net(nn.Module):
     def _forward_impl(self, x):
         x = self.relu(self.bn1(self.conv1(x)))
         for place in self.order:
-            x = x + self.blocks[place](x)
+            x = x + self.prelu(self.blocks[place](x))
         x = self.pool(self.body(x)) * (self.factor * self.scale) + self.settings.offset
         x = x if self.extra is None else self.extra(x)
         return self.last(F.relu(self.head(x.mean((2, 3)))))
@@ -127,6 +127,9 @@ m.conv1.weight = nn.Parameter(random(32, 8, 3, 3))
 m.conv1._parameters.update(weight=nn.Parameter(random(32, 8, 3, 3)))
 m.conv1.bias = nn.Parameter(random(32))
 m.blocks[0].bias = None
+m.prelu.weight.mul_(-2)
+m.prelu.weight = nn.Parameter(random(1))
+m.prelu.weight.data = random(32)
 torch._foreach_mul_(list(m.parameters()), 1.5)
 m.conv1._apply(lambda tensor: tensor * 2)
 torch.utils.swap_tensors(m.conv1.weight, nn.Parameter(random(32, 8, 3, 3)))
@@ -175,7 +178,7 @@ m.body[0].groups = 4; m.body[0].weight = nn.Parameter(random(32, 8, 3, 3))
 m.bn1.eps = 0.5
 m.bn1.running_mean = torch.ones(32)
 m.bn1.running_mean = m.bn1.running_var = None; m.bn1.track_running_stats = False
-m.body[2].negative_slope = 0.5
+m.body[2].negative_slope = -0.5
 m.body[4].max_val = 0.5
 m.pool.kernel_size = m.pool.stride = 4
 m.scale = 3
@@ -364,6 +367,7 @@ values = m.conv1.weight.detach().numpy(); values *= 2
 torch.from_dlpack(m.conv1.weight.detach()).mul_(2)
 step(m, False, fused=True)
 m.body[1].running_var.data.add_(1)
+m.prelu.weight.data.mul_(-2)
 """)
 
 

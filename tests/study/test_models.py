@@ -1,10 +1,9 @@
-"""The study's data; VGG13, its training and bench.py vgg13; U-Net."""
+"""The study's data; VGG13, its training and bench.py vgg13."""
 
 import gzip
 import hashlib
 import itertools
 import json
-import signal
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,6 @@ from models import training
 from models.data import ROOT_VARIABLE, Digits, to_pictures
 from models.files import UserError
 from models.training import TrainConfig, train
-from models.unet import UNet
 from models.vgg13 import CONVOLUTIONS, VGG13
 
 TINY = TrainConfig(width=2, epochs=2, batch=10)
@@ -99,47 +97,29 @@ def uninterrupted(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stop", [3, 4])
-@pytest.mark.parametrize("by_ctrl_c", [False, True])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
-    uninterrupted, stop, by_ctrl_c, tmp_path, data, monkeypatch
+    uninterrupted, stop, tmp_path, data, monkeypatch
 ):
-    """Stopped within and between epochs of 4 steps. Ctrl-C saves the step at hand; whatever else
-    ends it leaves that of the last checkpoint, one for each step here.
+    """Stopped within and between epochs of 4 steps, a checkpoint at each step. A finished one
+    returns at once.
     """
-    monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", 60 if by_ctrl_c else -1)
-    (config, whole, _), path = uninterrupted, tmp_path / "cut.pt"
-    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", -1)
+    config, whole, _ = uninterrupted
 
     def interrupt(step, steps, message):
-        if step == stop and not by_ctrl_c:
-            raise KeyboardInterrupt("at once")
         if step == stop:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
 
-    saved, messages = stop if by_ctrl_c else stop - 1, []
-    said = f"step {stop} of 8 is saved in {path}; the same command goes on from there"
-    with pytest.raises(KeyboardInterrupt, match=said if by_ctrl_c else "at once"):
-        training.train(config, data, path, CPU, interrupt)
-    assert signal.getsignal(signal.SIGINT) is before
-    assert training.load_checkpoint(path)["step"] == saved
-    resumed = training.train(config, data, path, CPU, lambda *report: messages.append(report))
-    assert (messages[0][0], "resumed" in messages[0][2]) == (saved, True)
-    assert same_parameters(resumed, whole)
-    assert not resumed.training
-
-
-def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
-    """Also where the tests run in the background, and a shell has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def interrupt(step, steps, message):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
+    given, messages = (config, data, tmp_path / "cut.pt", CPU), []
     with pytest.raises(KeyboardInterrupt):
-        training.train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
-    signal.signal(signal.SIGINT, before)
-    assert not (tmp_path / "c.pt").exists()
+        training.train(*given, interrupt)
+    for begin, said in ((stop - 1, "resumed"), (8, "already trained")):
+        messages.clear()
+        found = training.train(*given, lambda *report: messages.append(report))
+        assert (messages[0][0], said in messages[0][2]) == (begin, True)
+        assert same_parameters(found, whole)
+        assert not found.training
+    assert len(messages) == 1
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
@@ -171,32 +151,6 @@ def test_a_checkpoint_of_another_training(
     assert code == 1
     assert all(word in line for word in (*words, str(path)))
     assert path.read_bytes() == content
-
-
-# ---- U-Net ---------------------------------------------------------------------------------------
-
-
-def test_shapes_at_every_level():
-    model = UNet(in_channels=2, classes=5, width=4, depth=3).eval()
-    shapes = {}
-
-    def note(name):
-        return lambda module, inputs, output: shapes.update({name: tuple(output.shape[1:])})
-
-    for name, module in model.named_modules():
-        module.register_forward_hook(note(name))
-    output = model(torch.randn(2, 2, 16, 24))
-    assert output.shape == (2, 5, 16, 24)
-    sides = [(4, 16, 24), (8, 8, 12), (16, 4, 6)]
-    for level, side in enumerate(sides):
-        assert shapes[f"encoder.{level}"] == side
-        assert shapes[f"up.{2 - level}"] == side
-        assert shapes[f"decoder.{2 - level}"] == side
-    assert shapes["bottom"] == (32, 2, 3)
-    output.square().sum().backward()  # a level whose output is lost on the way has no gradient
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.abs().max() > 0, name
-    assert UNet().head.weight.shape == (11, 64, 1, 1)
 
 
 # ---- The command --------------------------------------------------------------------------------

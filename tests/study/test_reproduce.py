@@ -262,7 +262,7 @@ def test_an_interrupted_run_keeps_whole_tables(tmp_path, capsys, calls, argument
     calls.clear()
     assert run(capsys, "3", *arguments, "--out", tmp_path)[0] == 0
     assert calls == [(3, 128)] * 3 + [(3, 100)] * 3
-    assert "- table_1_cpu: " in (tmp_path / "tables.md").read_text()
+    assert "- **table_1_cpu**: " in (tmp_path / "tables.md").read_text()
 
 
 def test_a_cell_that_fails_is_a_row(tmp_path, capsys, calls, arguments):
