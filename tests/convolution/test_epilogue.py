@@ -123,15 +123,6 @@ def test_slopes(device, dtype, call, slope, own_type, channels, with_residual):
     assert_near(actual, reference(input, weight, bias, addend, slope=slope, padding=1))
 
 
-@each_call
-def test_single_pictures(device, dtype, call):
-    operands = case(device, dtype)
-    options = {"activation": "relu", "padding": 1}
-    expected = reference(*operands, **options)
-    input, weight, bias, residual = operands
-    assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
-
-
 @pytest.mark.strength(3)
 @each_call
 @pytest.mark.parametrize(
