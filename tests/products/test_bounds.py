@@ -32,7 +32,7 @@ def distance(x):
     return (row[:, None] - column).abs()
 
 
-# What is made of normal numbers.
+# Kinds of matrices, made of normal numbers.
 KINDS = {
     "positive": torch.abs,
     "alike": lambda x: torch.full_like(x, 1 + 1 / 3),  # every addition rounds in the same way
@@ -48,7 +48,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("set_tf32")  # which cases change
 def test_the_bound_holds_for_many_products(monkeypatch, dtype, device, kind):
-    """Of every form and layout, with what skipping and rounding lose; tests/robustness has more."""
+    """Products of every form and layout, with what skipping and rounding lose; tests/robustness has more."""
 
     def values(shape, pattern, dtype, seed):
         found = right(shape, pattern, dtype, seed)
