@@ -48,7 +48,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("set_tf32")  # which cases change
 def test_the_bound_holds_for_many_products(monkeypatch, dtype, device, kind):
-    """Products of every form and layout, with what skipping and rounding lose; tests/robustness has more."""
+    """Products of every form and layout, with what skipping and rounding lose."""
 
     def values(shape, pattern, dtype, seed):
         found = right(shape, pattern, dtype, seed)
