@@ -102,8 +102,8 @@ TEST_P(Conv2d, TakesEveryOption) {
   const Tensor sums = at::conv2d(input, weight, bias, {2, 1}, {2, 0}, {1, 2}, 2);
   options.residual = random(sums.sizes());
   options.activation = "leaky_relu";
-  options.slope = random({10});
-  const Tensor expected = at::prelu(sums + *options.residual, *options.slope);
+  options.slope.tensor = random({10});
+  const Tensor expected = at::prelu(sums + *options.residual, *options.slope.tensor);
   const Tensor dense = dense_conv2d(input, weight, bias, options);
   EXPECT_LE(relative_error(dense, expected), tolerance(at::kFloat));
   options.knob = kDense;

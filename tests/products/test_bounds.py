@@ -27,7 +27,7 @@ def distance(x):
     return (row[:, None] - column).abs()
 
 
-# What is made of normal numbers.
+# Kinds of matrices, made of normal numbers.
 KINDS = {
     "positive": torch.abs,
     "alike": lambda x: torch.full_like(x, 1 + 1 / 3),  # every addition rounds in the same way
@@ -43,7 +43,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("set_tf32")  # which cases change
 def test_the_bound_holds_for_many_products(monkeypatch, dtype, device, kind):
-    """Of every form and layout, with what skipping and rounding lose; tests/robustness has more."""
+    """Products of every form and layout, with what skipping and rounding lose."""
 
     def values(shape, pattern, dtype, seed):
         found = right(shape, pattern, dtype, seed)
@@ -109,7 +109,8 @@ def test_convolutions(dtype, activation, device, exact_reference):
         knob = {"tau": 0.0} if number % 4 == 0 else {"max_error": 2.0 ** -(number % 12)}
         truth = ACTIVATIONS[activation]
         if activation == "leaky_relu" and number % 2:
-            slope = more["slope"] = 3 * matrices.normal(40, dtype=dtype, device=device)
+            slope = 3 * matrices.normal(40 if number % 4 == 1 else 1, dtype=dtype, device=device)
+            more["slope"] = slope.item() if number % 8 == 3 else slope
             truth = functools.partial(F.prelu, weight=slope.double())
         c, info = spamm_torch.conv2d(x, w, **more, **knob, return_info=True)
         for addend in (None if bias is None else bias[:, None, None], residual):

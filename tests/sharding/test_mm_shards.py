@@ -69,7 +69,7 @@ def check_shards(a, b, cuts_a, cuts_b, places, **options):
     ("n", "cuts_a", "cuts_b"),
     [
         (5000, (0, 256, 640), (0, 256, 512)),
-        # Of large tiles, where a part by itself would take small ones, which round otherwise.
+        # Large tiles, where a part by itself would take small ones, which round otherwise.
         pytest.param(5120, (0, 640, 5120), (0, 256, 1024), marks=pytest.mark.cuda),
         (4500, (0, 128, 384, 500), (0, 256, 256, 333)),
         (4500, (0, 0, 500, 500), (0, 128, 128, 333)),
