@@ -7,7 +7,7 @@ from collections import Counter
 import matrices
 import pytest
 import torch
-from support import Watching, flops_of, norm_maps
+from support import Watching, flops_of, norm_maps, operands
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
@@ -17,11 +17,6 @@ import fuzz
 import spamm_torch
 
 ops = torch.ops.spamm_torch
-
-
-def operands(device, dtype=torch.float32, seed=0):
-    a = matrices.normal(100, 150, dtype=dtype, device=device, seed=seed)
-    return a, matrices.normal(150, 70, dtype=dtype, device=device, seed=seed + 1)
 
 
 FUNCTIONS = {
@@ -73,8 +68,7 @@ def test_one_graph_serves_all_shapes(device, name):
     frames = set()
     # At least two blocks in each dimension: torch specialises on sizes of 0 and 1.
     for m, k, n in ((100, 150, 70), (65, 180, 130), (257, 129, 99)):
-        operands = matrices.normal(m, k, device=device), matrices.normal(k, n, device=device)
-        a, b = (x.requires_grad_() for x in operands)
+        a, b = (x.requires_grad_() for x in operands(m=m, k=k, n=n, device=device))
         found, expected = traced(a, b), function(a, b)
         assert torch.equal(found, expected)
         frames.add(counter.frame_count)
@@ -91,7 +85,7 @@ def test_one_graph_serves_all_shapes(device, name):
 def test_a_changing_threshold(device, as_knob, graphs):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
-    a, b = operands(device)
+    a, b = operands(m=100, k=150, n=70, device=device)
     traced = torch.compile(
         lambda tau: spamm_torch.mm(a, b, tau=tau), backend=counter, fullgraph=True
     )
@@ -105,7 +99,7 @@ def test_export(device):
         def forward(self, a, b):
             return spamm_torch.mm(a, b, valid_ratio=0.4, block=32)
 
-    a, b = operands(device)
+    a, b = operands(m=100, k=150, n=70, device=device)
     rows = torch.export.Dim("rows", max=4096)
     exported = torch.export.export(Product(), (a, b), dynamic_shapes=({0: rows}, None))
     torch.export.save(exported, file := io.BytesIO())
@@ -155,7 +149,7 @@ AUTOCAST = pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
 )
 def test_autocast_computes_in_the_lower_type(device, name, lower):
     function = FUNCTIONS[name]
-    a, b = operands(device)
+    a, b = operands(m=100, k=150, n=70, device=device)
     with torch.autocast(device.type, dtype=lower):
         actual = function(a, b)
     assert actual.dtype == lower
@@ -164,7 +158,7 @@ def test_autocast_computes_in_the_lower_type(device, name, lower):
 
 def test_autocast_of_other_types(device):
     """As torch's own: two types meet, float64 stays; norms and thresholds keep the norms' type."""
-    a, b = operands(device)
+    a, b = operands(m=100, k=150, n=70, device=device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         both = spamm_torch.mm(a.bfloat16(), b, tau=0.0)
         with torch.autocast(device.type, enabled=False):

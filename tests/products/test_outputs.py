@@ -230,16 +230,9 @@ def test_under_compile(device):
 # ---- What was skipped ---------------------------------------------------------------------------
 
 
-def decaying(*shape, seed=0, **options):
-    """Normal numbers that fade along both dimensions, so that a third of the products matter."""
-    values = matrices.normal(*shape, seed=seed, **options)
-    fade = [torch.exp2(-torch.arange(size, device=values.device) / 40) for size in shape[-2:]]
-    return values * (8 * fade[0][:, None] * fade[1]).to(values.dtype)
-
-
 @every_knob
 def test_under_autocast_the_norms_are_of_what_is_multiplied(device, knob):
-    a, b = decaying(200, 300, device=device), decaying(300, 150, seed=1, device=device)
+    a, b = (matrices.fading(*of, device=device) for of in ((200, 300), (300, 150)))
     with torch.autocast(device.type, torch.bfloat16):
         result, info = mm(a, b, **knob, block=32, return_info=True)
         assert torch.equal(result, mm(a, b, **knob, block=32))
@@ -263,7 +256,7 @@ def test_no_products_at_all(device):
 @pytest.mark.cuda
 @every_knob
 def test_nothing_waits_for_the_device(knob):
-    a = decaying(200, 300, device="cuda")
+    a = matrices.fading(200, 300, device="cuda")
     input, weight = (matrices.normal(*of, device="cuda") for of in ((2, 32, 8, 8), (32, 32, 3, 3)))
     with torch.cuda.graph(torch.cuda.CUDAGraph()):  # refuses whatever waits
         mm(a, a.t(), **knob, return_info=True)
