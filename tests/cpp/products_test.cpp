@@ -111,7 +111,7 @@ TEST_P(Conv2d, TakesEveryOption) {
   EXPECT_EQ(output.sizes(), expected.sizes());
   EXPECT_LE(relative_error(output, expected), tolerance(at::kFloat));
   options.knob = Knob{.threshold = std::numeric_limits<double>::infinity()};  // skips everything
-  const Tensor rest = at::prelu(bias.view({10, 1, 1}) + *options.residual, *options.slope);
+  const Tensor rest = at::prelu(bias.view({10, 1, 1}) + *options.residual, *options.slope.tensor);
   EXPECT_LE(relative_error(conv2d(input, weight, bias, options), rest), tolerance(at::kFloat));
 }
 
