@@ -234,7 +234,7 @@ def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bound
     if alpha and made.dtype != torch.float16:  # whose products no kernel flushes
         found = found + alpha * maps.flushed(least)
     each = 2 * least * max(alpha, 1.0) * made.entries**0.5
-    anything = (most > 0) | bool(made.added)
+    anything = (most > 0) | (len(made.added) > 0)
     found = found + each * (1 + gamma) * (depth + 8) * anything
     relative, absolute = _STORED[made.dtype]
     before = alpha * (1 + gamma) * size + 1.01 * added  # at least the norm of the argument

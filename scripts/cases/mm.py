@@ -13,13 +13,11 @@ import torch
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import require_near
+from common.measuring import PRECISIONS, TOLERANCE, require_near, use_precision
 from common.operands import DATA, operands
 from common.timing import interleaved
 
 TITLE = "mm against torch.mm"
-MODE = torch.inference_mode
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
 _SIZES = (1024, 2048, 4096, 8192, 16384)
 DEFAULTS = {

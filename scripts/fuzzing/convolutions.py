@@ -125,7 +125,17 @@ def convolution(case, device):
     shape, weight_shape, geometry = geometry_of(case)
     dtype, seed, form = DTYPES[case["dtype"]], case["seed"], case["form"]
     pattern_x, pattern_w = case["pattern_x"], case["pattern_w"]
+    block, pixel_block = case["block"], case["pixel_block"]
+    if block and pixel_block:
+        block = (*reference.edges(block)[:2], math.prod(pixel_block))
+    blocks = {"block": block, "pixel_block": pixel_block}
     is_torchs = form == "dense" or geometry["groups"] > 1
+    if case["share"] == 0 and form not in ("valid_ratio", "max_error"):
+        operands = (
+            torch.empty(sizes, dtype=dtype, device=device) for sizes in (shape, weight_shape)
+        )
+        backend = OPS.conv2d_backend(*operands, threshold=0.0, **geometry, **blocks)
+        is_torchs = is_torchs or backend in ("cudnn", "onednn")
     if is_torchs or dtype == torch.bfloat16:
         # torch's own convolution and instructions for bfloat16 take subnormals for zero; the former
         # multiplies no padding, but channels that it has added.
@@ -136,14 +146,12 @@ def convolution(case, device):
     )
     host_w = values(weight_shape, pattern_w, dtype, seed + 1)
     host_w, w = space.laid_out(LAYOUTS, case["layout_weight"], host_w, device)
-    block, pixel_block = case["block"], case["pixel_block"]
-    if block and pixel_block:
-        block = (*reference.edges(block)[:2], math.prod(pixel_block))
-    blocks = {"block": block, "pixel_block": pixel_block}
     oracle = reference.Im2col(host_x, host_w, **geometry, **blocks)
     tau, valid = oracle.decide(case["share"])
     if case["share"] == 0 or form in ("dense", "valid_ratio", "max_error"):
         tau = 0.0
+    elif tau <= 0:
+        return convolution(case | {"share": 0.0}, device)
     valid |= tau == 0
 
     def product(weights, columns):
@@ -152,6 +160,10 @@ def convolution(case, device):
         return other.product(valid)
 
     sums, size = oracle.product(valid), product(oracle.weights.abs(), oracle.columns.abs())
+    if {pattern_x, pattern_w} == {"inf", "huge"}:  # sums of what is finite may overflow apart
+        finite = (torch.nan_to_num(x.abs(), posinf=0.0) for x in (oracle.weights, oracle.columns))
+        finite = product(*finite)
+        size = torch.where(finite * 32 >= torch.finfo(torch.float32).max, finite, size)
     bias, residual, bare = None, None, sums
     if case["bias"]:
         bias = values((len(w),), "patchy", dtype, seed + 2)

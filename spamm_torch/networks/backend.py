@@ -89,13 +89,13 @@ def backend(
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, example_inputs, strict=True))
     uncounted = _uncounted(graph_module.graph, given, modules)
-    lasting = (node for node, value in given.items() if _is_lasting(node, value))
+    lasting = [node for node, value in given.items() if _is_lasting(node, value)]
+    reason = _reason_to_leave(graph_module.graph, example_inputs, [given[node] for node in lasting])
     sources = [node for node in lasting if node not in uncounted]
-    reason = _reason_to_leave(graph_module.graph, example_inputs)
     rewriting = _Rewriting(graph_module, sources, reason)
     rewriting.run(lambda node: given[node], measures, compiles, packs=True)
     places = [placeholders.index(node) for node in rewriting.folding.sources]
-    call = _Call(rewriting, places, [given[node] for node in sources], modules)
+    call = _Call(rewriting, places, [given[node] for node in lasting], modules)
     call.run = _inner(graph_module, example_inputs, compiles, mode, rest)
     return call
 
@@ -334,8 +334,8 @@ def _guarded_modules() -> list[nn.Module]:
 
 
 def _is_lasting(node: fx.Node, value: Any) -> bool:
-    """Tells whether an input is a parameter or buffer, of which a counter tells changes."""
-    if type(value) not in (Tensor, nn.Parameter) or value.is_inference():
+    """Tells whether an input is a parameter or buffer."""
+    if type(value) not in (Tensor, nn.Parameter):
         return False
     known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
     return isinstance(value, nn.Parameter) or known is not None
@@ -357,8 +357,11 @@ def _uncounted(
     return {node for node in statistics if node in given and id(given[node]) not in counted}
 
 
-def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any]) -> str:
-    """Tells why nothing is fused in a graph of dynamo, or nothing."""
+def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any], lasting: Iterable[Tensor]) -> str:
+    """Tells why nothing is fused in a graph of dynamo, or nothing. ``lasting``: its parameters and
+    buffers."""
+    if any(tensor.is_inference() for tensor in lasting):
+        return "nothing counts changes of its weights: make it outside of torch.inference_mode()"
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     modes = {getattr(node.target, "__name__", "") for node in graph.nodes}
     if "_enter_autocast" in modes or any(

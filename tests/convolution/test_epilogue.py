@@ -93,7 +93,7 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
-# Of one number, and of each channel: below zero and above one, too.
+# One for all channels or one for each: below zero and above one, too.
 SLOPES = {"a number": lambda out: -0.2, "one": lambda out: torch.tensor(-0.5)}
 SLOPES |= {"channels": lambda out: torch.linspace(-1, 2, out)}
 SLOPES |= {"a view": lambda out: torch.linspace(-1, 2, 2 * out)[::2]}
@@ -121,15 +121,6 @@ def test_slopes(device, dtype, call, slope, own_type, channels, with_residual):
         slope = slope.to(device, dtype if own_type else torch.float32)
     actual = call(input, weight, bias, padding=1, residual=addend, **leaky(call, slope))
     assert_near(actual, reference(input, weight, bias, addend, slope=slope, padding=1))
-
-
-@each_call
-def test_single_pictures(device, dtype, call):
-    operands = case(device, dtype)
-    options = {"activation": "relu", "padding": 1}
-    expected = reference(*operands, **options)
-    input, weight, bias, residual = operands
-    assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
 
 
 @pytest.mark.strength(3)
