@@ -1,5 +1,4 @@
-"""Measures how tight the bounds of docs/error_bound.md are: over the true error, with an estimate
-beside.
+"""Measures how tight the bounds of docs/error_bound.md are: over the true error.
 
     python scripts/tightness.py --device cuda
 
@@ -48,7 +47,7 @@ def error_of(c, a, b):
 
 
 def rows(device):
-    """Name, type, max_error, true error, and the bound and the estimate over it."""
+    """Name, type, max_error, true error, and the bound over it."""
     for name, *operands in pairs():
         for dtype in DTYPES:
             a, b = (x.to(device, dtype) for x in operands)
@@ -56,21 +55,18 @@ def rows(device):
                 knob = {"max_error": max_error} if max_error else {"tau": 0.0}
                 c, info = spamm_torch.mm(a, b, **knob, block=32, return_info=True)
                 error = error_of(c, a, b) or math.nan
-                guess = spamm_torch.linalg.error_estimate(c, a, b).item()
-                estimated = guess / error if max_error or dtype != torch.float64 else math.nan
-                yield name, dtype, max_error, error, info.total_bound.item() / error, estimated
+                yield name, dtype, max_error, error, info.total_bound.item() / error
 
 
 def main(argv=None):
     parser = make_parser(__doc__)
     parser.add_argument("--device", default="cpu", help="of the products (default: cpu)")
     device = parser.parse_args(argv).device
-    print("| operands | type | `max_error` | true error | bound / error | estimate / error |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
-    for name, dtype, max_error, error, bound, estimate in rows(device):
+    print("| operands | type | `max_error` | true error | bound / error |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for name, dtype, max_error, error, bound in rows(device):
         kind = str(dtype).removeprefix("torch.")
-        shown = "-" if math.isnan(estimate) else f"{estimate:.2g}"
-        print(f"| {name} | {kind} | {max_error:g} | {error:.2g} | {bound:.2g} | {shown} |")
+        print(f"| {name} | {kind} | {max_error:g} | {error:.2g} | {bound:.2g} |")
 
 
 if __name__ == "__main__":

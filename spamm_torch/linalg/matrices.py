@@ -67,9 +67,9 @@ class Result:
         error_bound: of a power: a proven bound of the Frobenius norm of its error from skipping and
             dropping. Else the sum of all products' bounds, of which later steps mend a part.
         residual: after the last step, as of :class:`Iteration`.
-        total_bound: of a power, and of a purification's projector: a proven bound of the Frobenius
-            norm of the matrix's error, rounding included (docs/error_bound.md); inf where nothing
-            is proven. None of other functions.
+        total_bound: of a power: a proven bound of the Frobenius norm of its error, rounding
+            included; of an inverse factor Z of norm(Z^T S Z - 1) (docs/error_bound.md). None of
+            other functions.
     """
 
     matrix: Tensor

@@ -482,8 +482,7 @@ def functions_of_shards(rank):
     def purify(electrons=306, a=own, **options):
         return lambda: linalg.purify(a, electrons, group=group, **fine | options)
 
-    alike = "electrons=306, max_error=1e-09, schedule=None, tolerance=0.0, most_iterations=120, "
-    alike += "size=307"
+    alike = "electrons=306, max_error=1e-09, schedule=None, tolerance=0.0, size=307"
     for refusal in (
         ("ValueError", f"max_error must be at least 0; got -1 (on rank {end})",
          lambda: linalg.sign(own, max_error=-1 if last else 0, size=307, group=group)),
@@ -499,10 +498,11 @@ def functions_of_shards(rank):
          f"{320 * rank.world}", purify(a=h)),
         ("ValueError", "purify over ranks has no torch.mm: expected a max_error; got None",
          purify(max_error=None, schedule=linalg.constant(linalg.Budget(None)))),
-        (*raised_by(lambda: linalg.purify(levels, 306, most_iterations=3, **fine)),
-         purify(a=rows_of(levels, slice(*own_rows(rank, own)), 32), most_iterations=3)),
     ):  # fmt: skip
         assert_all_raise(*refusal)
+    with mock.patch.object(linalg.purification, "_MOST_ITERATIONS", 3):
+        words = raised_by(lambda: linalg.purify(levels, 306, **fine))
+        assert_all_raise(*words, purify(a=rows_of(levels, slice(*own_rows(rank, own)), 32)))
 
 
 def _without_lists(*arguments, **options):
