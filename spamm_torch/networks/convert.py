@@ -16,7 +16,7 @@ from .._arguments import check_module, dtype_name, is_number
 from .._hints import HINTS, with_hints
 from .._library import VERSION
 from ..nn import SpAMMConv2d, _SpAMM
-from .config import BAND, Band, SpAMMConfig
+from .config import SpAMMConfig
 from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -161,7 +161,7 @@ def revert_layer(layer: nn.Module) -> None:
     """Undoes :func:`convert_layer`."""
     own = vars(layer)
     before: Before = own.pop(_RECORD)
-    for name in (*before.added, BAND):
+    for name in before.added:
         own.pop(name, None)
     own.update(before.attributes)
     layer.__class__ = before.kind
@@ -197,16 +197,14 @@ def _convert(name: str, layer: Any, wish: "_Wish") -> Row:
     if not isinstance(layer, nn.modules.conv._ConvNd):
         return Row(name, shape_of(layer), "left", reason=_OWN)
     row = Row(name, shape_of(layer), "left", geometry=geometry_of(layer))
-    setting, reason, band, is_weighed = wish
+    setting, reason, is_weighed = wish
     why_not = reason_not_to_convert(layer)
     if not why_not and is_weighed and setting is not None:
         why_not = reason_not_to_skip(layer)
     if why_not or setting is None:
         return replace(row, reason=why_not or reason)
     convert_layer(layer, setting)
-    if band is not None:
-        vars(layer)[BAND] = band
-    return replace(row, action="spamm", reason=reason, setting=setting, band=band)
+    return replace(row, action="spamm", reason=reason, setting=setting)
 
 
 # ---- Arguments and settings files ---------------------------------------------------------------
@@ -219,7 +217,6 @@ class _Wish(NamedTuple):
 
     setting: SpAMMConfig | None = None
     reason: str = ""
-    band: Band | None = None
     is_weighed: bool = False
 
 
@@ -342,7 +339,7 @@ def _read_file(
             settings = json.load(file)
         version = settings["format"], settings["versions"]["spamm_torch"]
         entries = [
-            (name, entry["shape"], entry["engine"], entry["setting"], entry.get("band"))
+            (name, entry["shape"], entry["engine"], entry["setting"])
             for name, entry in settings["layers"].items()
         ]
         reference = settings.get("reference")
@@ -359,7 +356,7 @@ def _read_file(
             f"anew: {HINTS['convert_']['reference']})"
         )
     found = {}
-    for name, shape, engine, setting, band in entries:
+    for name, shape, engine, setting in entries:
         layer = convolutions.get(name)
         if layer is None:
             if engine == "left" or name.partition("#")[0] in convolutions:
@@ -373,8 +370,7 @@ def _read_file(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
                 f"{geometry_of(layer)!r}"
             )
-        own = _setting(name, engine, setting)
-        found[name] = _Wish(own, "settings file", _band(name, band))
+        found[name] = _Wish(_setting(name, engine, setting), "settings file")
     missing = [name for name in convolutions if name not in found]
     if missing:
         raise ValueError(
@@ -416,15 +412,3 @@ def _setting(name: str, engine: Any, setting: Any) -> SpAMMConfig | None:
         raise ValueError(
             f"the settings must be as a report saves them; got {setting!r} for {name!r} ({error})"
         ) from None
-
-
-def _band(name: str, band: Any) -> Band | None:
-    if band is None:
-        return None
-    are_two = isinstance(band, list) and len(band) == 2 and all(map(is_number, band))
-    if not are_two or not 0 <= band[0] <= band[1] <= 1:
-        raise ValueError(
-            "the settings must have bands of two valid ratios, 0 <= low <= high <= 1; got "
-            f"{band!r} for {name!r}"
-        )
-    return band[0], band[1]

@@ -461,10 +461,6 @@ OTHER_SETTINGS = [
     (setting(["tau", 1]), "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
     (setting({"tau": "high"}),
      "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
-    *[(layer(band=band), f"bands of two valid ratios, 0 <= low <= high <= 1; got {band} for 'l")
-      for band in ([0.5, 0.2], [0.1], [-0.1, 0.5], [0.5, 1.5], [float("nan"), 0.5])],
-    *[(layer(band=band), f"bands of two valid ratios, 0 <= low <= high <= 1; got {band!r} for 'l")
-      for band in ("wide", [0.1, "x"])],
     (lambda content: content.update(versions={"spamm_torch": "9.1.0"}), "got those of '9.1.0'"),
     (lambda content: content.update(versions={}), "a settings file as a report saves it"),
     (lambda content: content.update(format=2), "must be of format 3; got format 2 (make them"),

@@ -45,9 +45,6 @@ every_product = pytest.mark.parametrize("product", PRODUCTS)
 STAGES = {
     "find_tau": lambda x, y: find_tau(x, y, 0.5),
     "find_tau_for_error": lambda x, y: find_tau(x, y, max_error=0.5),
-    "product_histogram": lambda x, y: ops.product_histogram(
-        x, y, torch.tensor(0).to(x.device), 0, 1
-    ),
     "valid_counts": lambda x, y: spamm_torch.valid_counts(x, y, 1.0),
     "valid_ratio": lambda x, y: spamm_torch.valid_ratio(x, y, 1.0),
     "error_bound": lambda x, y: spamm_torch.error_bound(x, y, 1.0),
@@ -225,23 +222,6 @@ def test_numbers_of_a_convolution_are_integers(device, name, value):
     expected = "an integer;" if name == "groups" else "an integer or a pair"
     call = lambda: image(torch.ones(40, 40, device=device), **{name: value})  # noqa: E731
     refuses(TypeError, call, name, expected, f"got {value}")
-
-
-@pytest.mark.parametrize(
-    ("error", "low", "dtype", "shift", "bins", "got"),
-    [
-        (ValueError, 0, torch.float32, 0, 0, "got 0"),
-        (ValueError, 0, torch.float32, 0, 2049, "got 2049"),
-        (ValueError, 0, torch.float32, -1, 1, "got -1"),
-        (ValueError, 0, torch.float32, 21, 1, "got 21"),
-        (ValueError, 0, torch.float64, 53, 1, "got 53"),
-        (TypeError, 0.0, torch.float32, 0, 1, "got float32"),
-        (RuntimeError, [0, 1], torch.float32, 0, 1, "[2]"),
-    ],
-)
-def test_product_histogram(device, error, low, dtype, shift, bins, got):
-    norms, low = torch.ones(2, 2, device=device, dtype=dtype), torch.tensor(low, device=device)
-    refuses(error, lambda: ops.product_histogram(norms, norms, low, shift, bins), got)
 
 
 @pytest.mark.parametrize("function", AT_TAU)

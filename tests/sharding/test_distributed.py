@@ -40,7 +40,7 @@ from torch.distributed.tensor import (
 
 import spamm_torch
 from spamm_torch import distributed, linalg, sparse
-from spamm_torch.distributed import block_rows, rank_product
+from spamm_torch.distributed import block_rows
 from spamm_torch.sparse import maps, strips
 
 ROOT = Path(__file__).parents[2]
@@ -295,26 +295,6 @@ def sent_bytes():
 
     with mock.patch.object(dist, "all_to_all_single", all_to_all_single):
         yield sent
-
-
-@case()
-def search_by_histograms(rank):
-    """The threshold, where no rank has the whole maps, has the same bits."""
-    ratios = (0.05, 0.5, 1.0)
-    with mock.patch.object(rank_product, "WHOLE_MAPS_RANKS", 1):
-        for dtype in matrices.DTYPES:
-            a, b = operands(rank, dtype=dtype)
-            search = mock.Mock(wraps=rank_product.find_tau_across)
-            with mock.patch.object(rank_product, "find_tau_across", search):
-                for ratio in ratios:
-                    assert_rows_of_mm(rank, a, b, "odd", "first empty", valid_ratio=ratio)
-            assert search.call_count == len(ratios)
-        a, b = operands(rank)  # ranks that count the products of columns
-        mesh = init_device_mesh(rank.device.type, (rank.world,))
-        by_columns = placed(a, mesh, [R]), placed(b, mesh, [S1])
-        for ratio in ratios:
-            c = spamm_torch.mm(*by_columns, valid_ratio=ratio).full_tensor()
-            assert_bits(c, spamm_torch.mm(a, b, valid_ratio=ratio), ratio)
 
 
 @case()
