@@ -62,9 +62,6 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
       "block, "
       "Tensor(a!) out, *, int[2] whole, Tensor? own_rows=None, int first_own_row=0) -> ()");
-  // bool (parts, KB, stages): whether a part needs a block row of B in a stage of so many block
-  // columns. largest_a (parts, KB): the largest norm of each part in each column of A's map.
-  m.def("needed_units(Tensor largest_a, Tensor norm_b, Tensor tau, int stage_blocks) -> Tensor");
   // The work of each block row, int64 (MB), in thousandths of a valid block product. With parts > 0
   // also parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. They
   // wait for the device.

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
 from .._output import table
@@ -66,6 +67,19 @@ def row_cuts(
 def stage_blocks(block_columns: int, edge: int) -> int:
     """The block columns of a stage, of all that are ``edge`` wide, as csrc/shards/plan.h says."""
     return int(max(-(-block_columns * edge // 4096) * 256, 2048) // edge)
+
+
+def needed_units(largest: Tensor, norms: Tensor, tau: Tensor, stage: int) -> Tensor:
+    """The units that parts need: bool (parts, KB, stages). ``largest`` (parts, KB): of each part's
+    norms in each column of A's map. ``norms`` (KB, NB): B's map. ``stage``: block columns of one.
+
+    A unit is needed if its largest norm, times the largest in the part's column, is valid. Rounding
+    is monotone, so this is so exactly if some block product of the part with the unit is valid.
+    """
+    columns = norms.shape[1]
+    stages = -(-columns // stage)
+    whole = pad(norms, (0, stages * stage - columns)).unflatten(1, (stages, stage))
+    return ~(largest[:, :, None] * whole.amax(2) < tau.to(norms.dtype))
 
 
 # ---- Exchange plans -----------------------------------------------------------------------------
@@ -267,7 +281,7 @@ def _exchange(
     parts = [norms[begin:end] for begin, end in pairwise(cuts)]
     largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
     has_rows = torch.tensor([len(part) > 0 for part in parts])[:, None, None]
-    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
+    need = needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
     columns = other.shape[1]
     widths = torch.tensor(
         [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64

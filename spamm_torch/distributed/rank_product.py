@@ -204,15 +204,12 @@ class _Part:
         largest = other.amax(0) if len(other) else other.new_zeros(other.shape[1])
         largest = owners.axis.gather(largest[None], [1] * owners.axis.size)
         stage = planning.stage_blocks(max(across.lengths), edge)
-        need = _ops.needed_units(largest, norm, self._tau, stage).cpu()
+        need = planning.needed_units(largest, norm, self._tau, stage).cpu()
         multiplies = torch.tensor([length > 0 for length in users.lengths])
         return need & multiplies[:, None, None], stage * edge
 
 
 # ---- Dense gradients, by collective calls over the same shards -----------------------------------
-
-
-Gradients = tuple[Tensor | None, ...]
 
 
 class Product(torch.autograd.Function):
@@ -225,57 +222,20 @@ class Product(torch.autograd.Function):
         return multiply(a, b, layout, settings)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        a, b = ctx.saved_tensors
-        needs_a, needs_b, *_ = ctx.needs_input_grad
-        grad_a = _Third.apply(None, b, grad, ctx.depth) if needs_a else None
-        grad_b = _Third.apply(a, None, grad, ctx.depth) if needs_b else None
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (a, b), depth = ctx.saved_tensors, ctx.depth
+        grad_a = grad_b = None
+        if ctx.needs_input_grad[0]:
+            grad_a = a.new_empty(a.shape)
+            for k, shard in _shards(b, depth):
+                grad_a[:, k] = grad @ shard.t()
+        if ctx.needs_input_grad[1]:  # sums of what all ranks' rows contribute
+            for rank in range(depth.axis.size):
+                part = a[:, depth.of(rank)].t() @ grad
+                dist.reduce(part, group_dst=rank, group=depth.axis.group)
+                grad_b = part if rank == depth.axis.rank else grad_b
         return grad_a, grad_b, None, None
-
-
-class _Third(torch.autograd.Function):
-    """The one of C = A @ B, A = C @ B.T and B = A.T @ C that is None; the others are gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None, depth: Cut) -> Any:
-        ctx.save_for_backward(a, b, c)
-        ctx.depth = depth
-        if a is not None and b is not None:
-            return _find_c(a, b, depth)
-        return _find_a(b, c, depth) if a is None else _find_b(a, c, depth)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        matrices = [grad if x is None else x for x in ctx.saved_tensors]
-        grads: list[Tensor | None] = [None] * 4
-        for i, needed in enumerate(ctx.needs_input_grad[:3]):
-            if needed:
-                grads[i] = _Third.apply(*matrices[:i], None, *matrices[i + 1 :], ctx.depth)
-        return tuple(grads)
-
-
-def _find_c(a: Tensor, b: Tensor, depth: Cut) -> Tensor:
-    c = a.new_zeros(a.shape[0], b.shape[1])
-    for k, shard in _shards(b, depth):
-        c.addmm_(a[:, k], shard)
-    return c
-
-
-def _find_a(b: Any, c: Any, depth: Cut) -> Tensor:
-    a: Tensor = c.new_empty(c.shape[0], depth.length)
-    for k, shard in _shards(b, depth):
-        a[:, k] = c @ shard.t()
-    return a
-
-
-def _find_b(a: Tensor, c: Any, depth: Cut) -> Tensor:
-    """This rank's rows; each rank sums up what all ranks' rows of A and C contribute to its own."""
-    for rank in range(depth.axis.size):
-        part = a[:, depth.of(rank)].t() @ c
-        dist.reduce(part, group_dst=rank, group=depth.axis.group)
-        if rank == depth.axis.rank:
-            b = part
-    return b
 
 
 def _shards(own: Tensor, cut: Cut) -> Iterator[tuple[slice, Tensor]]:

@@ -571,27 +571,6 @@ def dense_gradients(rank):
             assert not distributed.mm(own_a, own_b, tau=1.0).requires_grad
 
 
-@case()
-def gradients_of_gradients(rank):
-    a, b = operands(rank, 70, 90, 50, dtype=torch.float64)
-    weights = [matrices.normal(*x.shape, dtype=x.dtype, seed=7).to(rank.device) for x in (a, b)]
-    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
-
-    def derivatives(own_a, own_b, weight_a, weight_b, product):
-        """Gradients of a sum of squares, and those of a sum over these."""
-        own_a, own_b = own_a.clone().requires_grad_(), own_b.clone().requires_grad_()
-        c = product(own_a, own_b)
-        first = torch.autograd.grad((c * c).sum(), (own_a, own_b), create_graph=True)
-        penalty = (first[0] * weight_a).sum() + (first[1] ** 2 * weight_b).sum()
-        return *first, *torch.autograd.grad(penalty, (own_a, own_b))
-
-    own = [shard(x, cut, rank) for x, cut in zip((a, b, *weights), cuts * 2, strict=True)]
-    found = derivatives(*own, lambda x, y: distributed.mm(x, y, tau=0.0))
-    expected = derivatives(a, b, *weights, torch.mm)
-    for x, y, cut in zip(found, expected, cuts * 2, strict=True):
-        torch.testing.assert_close(x, shard(y, cut, rank))
-
-
 # ---- DTensors -----------------------------------------------------------------------------------
 
 
