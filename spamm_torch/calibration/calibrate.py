@@ -101,11 +101,12 @@ def calibrate(
         raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
     if progress is not None:
         check_bool(progress, "progress")
-    with isolated(model), Progress("calibrate", progress) as shown:
+    with isolated(model):
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
         inputs = inputs_of(model, halves[0], example_input)
-        bench.set_inputs(inputs, inputs[0] if example_input is None else example_input, shown)
+        example = inputs[0] if example_input is None else example_input
+        bench.set_inputs(inputs, example, Progress("calibrate", progress))
         return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
 
 

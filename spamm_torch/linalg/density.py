@@ -778,20 +778,19 @@ class DensitySolver:
             products=products,
         )
 
-    def _outputs(self, focks: list[Any], spins: list[_Spin], has_gradient: bool) -> Any:
+    def _outputs(
+        self, focks: list[Any], spins: list[_Spin], has_gradient: bool
+    ) -> tuple[list[Any], Any, Any]:
         """Density matrices, energy and free energy."""
+        energy, free = sum(x.energy for x in spins), sum(x.free for x in spins)
         if not has_gradient:
-            densities = [self.forms.given_back(x.density, focks[0]) for x in spins]
-            return densities, sum(x.energy for x in spins), sum(x.free for x in spins)
+            return [self.forms.given_back(x.density, focks[0]) for x in spins], energy, free
         pairs = [focks[number % len(focks)] for number in range(len(spins))]
         *densities, free = _Differentiable.apply(self, spins, *pairs, self._overlap)
+        energy = free
         if spins[0].kt or spins[0].is_fixed:
-            return (
-                densities,
-                sum((d * f).sum() for d, f in zip(densities, pairs, strict=True)),
-                free,
-            )
-        return densities, free, free
+            energy = sum((d * f).sum() for d, f in zip(densities, pairs, strict=True))
+        return densities, energy, free
 
     def _solve(
         self,

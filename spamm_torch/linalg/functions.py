@@ -48,11 +48,11 @@ def sign(
     loss = max_error * whole / 8
     x, error = newton_schulz(of, a * (1 / bound), loss)
     if x is not None:
-        found = of.result(of.symmetric_part(x), error)
+        result = of.result(of.symmetric_part(x), error)
         error += of.commutator(a, x, loss * bound) / bound
         rounding = 0.0 if max_error else 64 * torch.finfo(a.dtype).eps * (whole + of.size / 16)
         if error <= max(10 * max_error * whole, rounding):
-            return replace(found, residual=error)
+            return replace(result, residual=error)
     raise NotConverged(
         f"expected a symmetric matrix without an eigenvalue at 0, and an error that rounding "
         f"allows; got one whose sign has not converged after {len(of.steps)} products (residual "
@@ -177,29 +177,29 @@ def matrix_power(
 
     def multiply(left: _Factor, right: _Factor) -> _Factor:
         power, pair = left.power + right.power, (left.operand, right.operand)
-        found = of.product(f"a^{power}", *pair, max_error, symmetric=False)
+        product = of.product(f"a^{power}", *pair, max_error, symmetric=False)
         norm_x, norm_y = (norm_of(x.norms).item() for x in pair)
         tree.append((left.number, right.number, norm_x, norm_y))
-        return _Factor(power, found, len(tree))
+        return _Factor(power, product, len(tree))
 
     square = _Factor(1, of.operand(a), 0)
-    found = square if n % 2 else None
+    whole = square if n % 2 else None
     for bit in range(1, n.bit_length()):
         square = multiply(square, square)
         if n >> bit & 1:
-            found = square if found is None else multiply(found, square)
-    result = of.result(found.operand.matrix if found and found.number else a.clone())
+            whole = square if whole is None else multiply(whole, square)
+    result = of.result(whole.operand.matrix if whole and whole.number else a.clone())
     slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
-    number = found.number if found else 0
+    number = whole.number if whole else 0
 
-    def whole(of_products: list[float]) -> float:
+    def bound(of_products: list[float]) -> float:
         # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').
         lost = [0.0]
-        for (left, right, norm_x, norm_y), bound in zip(tree, of_products, strict=True):
+        for (left, right, norm_x, norm_y), own in zip(tree, of_products, strict=True):
             of_y = norm_y + lost[right]
-            lost.append((lost[left] * of_y + norm_x * lost[right] + bound) * slack)
+            lost.append((lost[left] * of_y + norm_x * lost[right] + own) * slack)
         return math.inf if math.isnan(lost[number]) else lost[number]  # 0 * inf
 
-    bounds = [whole([made.error_bound for made in result.iterations])]
-    bounds.append(whole([made.total_bound for made in result.iterations]))
+    bounds = [bound([each.error_bound for each in result.iterations])]
+    bounds.append(bound([each.total_bound for each in result.iterations]))
     return Result(result.matrix, result.iterations, result.seconds, bounds[0], 0.0, bounds[1])

@@ -81,8 +81,8 @@ def inverse_factor(
             z = of.operand(z.matrix * math.sqrt(part))
             d = of.operand(of.shifted(d.matrix, part, 1 - part))
         error = norm_of(d.norms).item()
-        if (found := tested.judged(error, before)) is not None:
-            return found
+        if (result := tested.judged(error, before)) is not None:
+            return result
         if step == 0 and not of.is_sparse and not is_whole and error > _FAR * before:
             z, loss = of.operand(_whole(of, s, 0.0)), 0.0
             continue
@@ -141,8 +141,8 @@ def inverse_sqrt(
             raise tested.failed(error)
         z = of.operand(of.symmetric_part(z) * root)
         error = norm_of(tested.distance(z, max_error / 8, error).norms).item()
-        if (found := tested.judged(error, math.inf if loss else 0.0)) is not None:
-            return found
+        if (result := tested.judged(error, math.inf if loss else 0.0)) is not None:
+            return result
         loss = smaller(loss, max_error / error / 8 if error else 0.0)
 
 
@@ -185,10 +185,10 @@ class _Overlap:
             goal, most = rounding / 10, rounding
         has_stalled = before < 0.5 and error >= before / 4
         if whole <= (most if has_stalled else goal):
-            found = of.result(self.z, whole)
-            first, second = (made.total_bound for made in found.iterations[-2:])
+            result = of.result(self.z, whole)
+            first, second = (each.total_bound for each in result.iterations[-2:])
             off = math.sqrt(2) * self.width * first + second + of.asymmetry * self.width**2
-            return replace(found, total_bound=(error + off) * (1 + 1e-4))
+            return replace(result, total_bound=(error + off) * (1 + 1e-4))
         if has_stalled or not error < 2 * max(before, math.sqrt(of.size)):
             raise self.failed(error)
         return None

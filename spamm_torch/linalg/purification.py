@@ -145,7 +145,7 @@ def purify(
     alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error}
     alike |= {"schedule": schedule, "tolerance": tolerance}
 
-    def run(by: Schedule | None) -> _Found:
+    def run(by: Schedule | None) -> _Projector:
         given = ("purify", hamiltonian, block, size, callback)
         of, h = Matrices.opened(*given, group=group, alike=alike, check=check)
         by = by or constant(Budget(share / math.sqrt(electrons // 2)))
@@ -155,17 +155,17 @@ def purify(
     if max_error is None:
         return run(schedule).result
     for _ in range(_RUNS):
-        found = run(None)
-        if found.off <= max(max_error, 0.0 if max_error else found.rounding):
-            return found.result
-        share = smaller(share, max_error / found.off / 2)
+        projector = run(None)
+        if projector.off <= max(max_error, 0.0 if max_error else projector.rounding):
+            return projector.result
+        share = smaller(share, max_error / projector.off / 2)
     raise NotConverged(
         f"expected an error of the projector that rounding and the gap allow; got {max_error:.2g}, "
-        f"where {found.off:.2g} is left (norm(X H - H X) = {found.result.residual:.2g})"
+        f"where {projector.off:.2g} is left (norm(X H - H X) = {projector.result.residual:.2g})"
     )
 
 
-class _Found(NamedTuple):
+class _Projector(NamedTuple):
     """A projector; norm(X - P) / norm(P), estimated; and what rounding makes of that."""
 
     result: Result
@@ -175,7 +175,7 @@ class _Found(NamedTuple):
 
 def _sp2(
     of: Matrices, hamiltonian: Tensor, schedule: Schedule, occupied: int, tolerance: float
-) -> _Found:
+) -> _Projector:
     budget, last_done = schedule.first, 0
     tolerance = occupied * max(
         tolerance, schedule.last.max_error or 0, 4 * torch.finfo(schedule.last.dtype).eps
@@ -227,7 +227,7 @@ def _judge(
     occupied: int,
     left: float,
     width: float,
-) -> _Found:
+) -> _Projector:
     """The result with its residual; NotConverged where its gap is but rounding. ``left``: the
     magnitude of trace(X - X^2). ``width``: of the spectrum.
     """
@@ -245,7 +245,7 @@ def _judge(
         )
     whole = math.sqrt(occupied)
     off, rounding = residual / (gap * width) + left, 64 * noise * (1 / gap + 4)
-    return _Found(replace(result, residual=residual), off / whole, rounding / whole)
+    return _Projector(replace(result, residual=residual), off / whole, rounding / whole)
 
 
 def _gap_before(squares: Sequence[bool], away: float) -> float:
