@@ -338,11 +338,8 @@ def _read_file(
         with open(path) as file:
             settings = json.load(file)
         version = settings["format"], settings["versions"]["spamm_torch"]
-        entries = [
-            (name, entry["shape"], entry["engine"], entry["setting"])
-            for name, entry in settings["layers"].items()
-        ]
-        reference = settings.get("reference")
+        layers = settings["layers"].items()
+        entries = [(name, entry["shape"], entry["setting"]) for name, entry in layers]
     except OSError as error:
         raise ValueError(f"config must be a settings file that can be read; got {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -350,17 +347,12 @@ def _read_file(
             f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
         ) from None
     _check_version(*version)
-    if reference is not None:
-        raise ValueError(
-            f"the settings must come without a reference; got one of shape {reference} (make them "
-            f"anew: {HINTS['convert_']['reference']})"
-        )
     found = {}
-    for name, shape, engine, setting in entries:
+    for name, shape, setting in entries:
         layer = convolutions.get(name)
         if layer is None:
-            if engine == "left" or name.partition("#")[0] in convolutions:
-                continue  # layers of other kinds, and further calls of one
+            if setting is None:
+                continue  # layers of other kinds
             raise ValueError(
                 f"the settings must be those of this model; got a layer {name!r}"
                 f"{_close_names(name, convolutions)}"
@@ -370,7 +362,7 @@ def _read_file(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
                 f"{geometry_of(layer)!r}"
             )
-        found[name] = _Wish(_setting(name, engine, setting), "settings file")
+        found[name] = _Wish(_setting(name, setting), "settings file")
     missing = [name for name in convolutions if name not in found]
     if missing:
         raise ValueError(
@@ -397,17 +389,10 @@ def _release(version: Any) -> list[str]:
     return str(version).split(".")[:2]
 
 
-def _setting(name: str, engine: Any, setting: Any) -> SpAMMConfig | None:
+def _setting(name: str, setting: Any) -> SpAMMConfig | None:
     """The setting of a layer that skips; None for others, which the backend may fuse."""
-    if engine in ("dense", "left"):
-        return None
-    if engine != "spamm" or not isinstance(setting, dict):
-        raise ValueError(
-            "the settings must have engines spamm, dense, left, spamm with a setting; got "
-            f"{engine!r} with {setting!r} for {name!r}"
-        )
     try:
-        return SpAMMConfig.from_dict(setting)
+        return None if setting is None else SpAMMConfig.from_dict(setting)
     except TypeError as error:
         raise ValueError(
             f"the settings must be as a report saves them; got {setting!r} for {name!r} ({error})"

@@ -17,7 +17,7 @@ from .._output import table, write_text
 from .._timing import Timing
 from .config import SpAMMConfig
 
-FORMAT = 3  # of settings files
+FORMAT = 4  # of settings files
 
 _WIDTH = 99  # of a table
 # The last ones are left out where there is no room for all.
@@ -130,7 +130,7 @@ class ConvertReport(tuple[Row, ...]):
 
 def _layer_to_dict(row: Row) -> dict[str, Any]:
     setting = None if row.setting is None else row.setting.to_dict()
-    return {"shape": row.geometry, "engine": row.action, "setting": setting}
+    return {"shape": row.geometry, "setting": setting}
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -150,7 +150,7 @@ def test_layers_that_were_spamm_before_keep_their_setting(timed, tmp_path):
     model.conv_b = SpAMMConv2d.from_dense(model.conv_b, tau=1.0)
     report = run(model)
     assert [row.name for row in report] == ["conv_a", "conv_c"]
-    assert report.settings["layers"]["conv_b"]["engine"] == "left"
+    assert report.settings["layers"]["conv_b"]["setting"] is None
     from_file(report, tmp_path, model)
     assert (model.conv_b.tau, model.conv_b.pixel_block) == (1.0, None)
 
