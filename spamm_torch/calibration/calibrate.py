@@ -15,8 +15,9 @@ from .._hints import with_hints
 from .._output import Progress, table, write_text
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
-from ..networks.convert import device_name, is_converted, reason_not_to_skip
+from ..networks.convert import device_name, is_converted
 from ..networks.report import ConvertReport, Row, geometry_of, shape_of
+from ..nn import reason_not_to_skip
 from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
 from .options import Bench, Options, Settings, Trial
 from .search import Allocation, Option, search

@@ -48,11 +48,6 @@ class SpAMMConfig:
             triple = check_pixel_block(self.pixel_block, self.block)
             object.__setattr__(self, "pixel_block", triple)
 
-    @property
-    def skips_nothing(self) -> bool:
-        """Tells whether the result is the dense one, without a look at any data."""
-        return self.tau is not None and self.tau <= 0
-
     def setting(self) -> dict[str, Any]:
         """The keyword arguments of :class:`SpAMMConv2d`."""
         return asdict(self)

@@ -15,7 +15,7 @@ from torch import nn
 from .._arguments import check_module, dtype_name, is_number
 from .._hints import HINTS, with_hints
 from .._library import VERSION
-from ..nn import SpAMMConv2d, _SpAMM
+from ..nn import SpAMMConv2d, _SpAMM, reason_not_to_skip
 from .config import SpAMMConfig
 from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
 
@@ -127,7 +127,6 @@ def device_name(model: nn.Module) -> str:
 
 _RECORD = "_spamm_before"
 _OWN = "skips by its own setting"
-_LEAST_CHANNELS = 32  # the smallest edge of a block
 
 
 @dataclass(frozen=True)
@@ -181,15 +180,6 @@ def reason_not_to_convert(layer: nn.Module) -> str:
         return f"its weight is {dtype_name(weight.dtype)}"
     has_own = {"forward", "_conv_forward"} & vars(layer).keys()
     return "it has a forward of its own" if has_own else ""
-
-
-def reason_not_to_skip(layer: nn.Conv2d) -> str:
-    """The reason why skipping cannot pay in a convolution; "" where it may."""
-    of = " a group" if layer.groups > 1 else ""
-    for channels, side in ((layer.in_channels, "input"), (layer.out_channels, "output")):
-        if (count := channels // layer.groups) < _LEAST_CHANNELS:
-            return f"{count} {side} channels{of} do not fill a block of {_LEAST_CHANNELS}"
-    return ""
 
 
 def _convert(name: str, layer: Any, wish: "_Wish") -> Row:
