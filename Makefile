@@ -156,12 +156,18 @@ tables: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the tables are small ones of the CPU")'
 	$(PY) scripts/reproduce.py all $(TABLES_ARGS)
 
-# Its file says the oldest glibc that it runs on. What torch brings is not packed a second time.
+# Its file says the oldest glibc that it runs on. What torch brings is not packed a second time. README.md's examples run
+# with it in a folder of its own, where no compiler is.
 wheel: $(ENVIRONMENT) $(VENV)/lint-ready
 	@rm -rf build/wheel build/lib* build/bdist* && mkdir -p build/wheel
 	$(PY) -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --wheel-dir dist $(BESIDE:%=--exclude %) build/wheel/*.whl
-	$(PY) scripts/check_wheel.py "$$(ls -t dist/*.whl | head -1)"
+	@rm -rf build/there && mkdir -p build/there
+	$(PY) -m pip install -q --no-deps --target build/there "$$(ls -t dist/*.whl | head -1)"
+	@cp --parents README.md docs/api.md tests/build/test_docs.py examples/*.py build/there
+	python=$$($(PY) -c 'import sys; print(sys.executable)'); cd build/there && \
+		env -i PATH=/none PYTHONPATH="$$PWD:$$PWD/examples" "$$python" -m pytest -q -c /dev/null \
+		tests/build/test_docs.py -k "examples_run and README"
 
 BESIDE := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so libgomp.so.1 libcudart.so.13
 
@@ -175,9 +181,12 @@ lint: $(VENV)/lint-ready
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python scripts/check_budget.py
 
-# The checks are in .clang-tidy; the flags of each file are those of the latest build.
+# The checks are in .clang-tidy; the units and the flags are those of the latest build.
 tidy: build $(VENV)/lint-ready
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) scripts/tidy.py
+	@mkdir -p build/tidy
+	@$(PY) -m ninja -C "$$(ls -td build/torch-*/spamm_torch.libspamm_torch | head -1)" --quiet -t compdb host \
+		| sed 's/ -fopenmp//' > build/tidy/compile_commands.json
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" run-clang-tidy.py -quiet -j 2 -p build/tidy '\.cpp$$'
 
 clean:
 	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache .mypy_cache

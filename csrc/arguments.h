@@ -90,23 +90,24 @@ struct ConvArguments : ConvOptions {
     return std::tie(x.knob.threshold, x.knob.valid_ratio, x.knob.max_error, x.block, x.pixel_block);
   }
   static auto members(auto& x) {
-    return std::tuple_cat(
-        std::tie(x.input, x.weight, x.bias), geometry(x), std::tie(x.knob.tau), search(x),
-        std::tie(x.norm_weight, x.norm_input, x.residual, x.activation, x.weight_is_ready));
+    return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x), std::tie(x.knob.tau),
+                          search(x),
+                          std::tie(x.norm_weight, x.norm_input, x.residual, x.activation, x.slope,
+                                   x.weight_is_ready));
   }
 };
 
 struct DenseConvArguments : ConvArguments {
   static auto members(auto& x) {
     return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x),
-                          std::tie(x.residual, x.activation));
+                          std::tie(x.residual, x.activation, x.slope));
   }
 };
 
 struct ConvPoolArguments : ConvArguments {
   static auto members(auto& x) {
     return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x),
-                          std::tie(x.norm_weight, x.activation));
+                          std::tie(x.norm_weight, x.activation, x.slope));
   }
 };
 

@@ -128,8 +128,8 @@ void product_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
 }
 
 // The gradient of what an activation is applied to, of those that tell it from their output. Of the
-// others a gradient needs their argument: where one is wanted, such an activation is therefore
-// torch's own, after the convolution.
+// others, and of slopes, a gradient needs their argument: where one is wanted, such an activation
+// is therefore torch's own, after the convolution.
 Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& output) {
   switch (activation) {
     case Activation::kNone:
@@ -203,17 +203,18 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
 // A convolution with a dense gradient. `run` computes it with the activation that it is given.
 template <class Run>
 Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
-  const Activation activation = check_activation(x.activation);
+  const Activation activation = check_activation(x);
+  const OptTensor slope = x.slope;  // as the caller gave it
   const std::initializer_list<bool> wanted = {needs_grad(x.input), needs_grad(x.weight),
-                                              needs_grad(x.bias), needs_grad(x.residual)};
-  const bool apart = facts_of(activation).needs_argument && at::GradMode::is_enabled() &&
+                                              needs_grad(x.bias), needs_grad(x.residual),
+                                              needs_grad(slope)};
+  const bool apart = (facts_of(activation).needs_argument || slope) && at::GradMode::is_enabled() &&
                      std::find(wanted.begin(), wanted.end(), true) != wanted.end();
   const Activation inside = apart ? Activation::kNone : activation;
   const ConvOptions& options = x;
   const Tensor output = with_dense_gradient<Conv2dFunction>(
       [&] { return run(inside); }, wanted, x.input, x.weight, x.bias, x.residual, options, inside);
-  if (apart) apply_epilogue_(output, std::nullopt, activation);
-  return output;
+  return apart ? apply_epilogue(output, std::nullopt, activation, slope) : output;
 }
 
 // conv2d and dense_conv2d.
@@ -225,6 +226,7 @@ void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
     if (const std::string name(facts_of(inside).name); name != x.activation) {
       torch::jit::drop(*stack, size_of(op));
       x.activation = name;
+      x.slope.reset();
       push_arguments(op, *stack, x);
     }
     return run_below(op, keys, stack)[0];
@@ -260,7 +262,7 @@ bool needs_grad(const c10::IValue& argument) {
 }
 
 // Arguments of ops without a gradient that could have one. Norm maps and knobs have none.
-constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias", "residual",
+constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias", "residual", "slope",
                                                 "a",     "b",      "out",  "norms"};
 
 // For ops that also return output norms, write to memory that is given, or run several layers: they

@@ -231,13 +231,26 @@ inline Knob checked_knob(Knob knob) {
   return knob;
 }
 
-inline Activation check_activation(std::string_view name) {
-  const std::optional<Activation> activation = find_activation(name);
+// The activation, and the slope that leaky_relu may have.
+inline Activation check_activation(const ConvArguments& x) {
+  const std::optional<Activation> activation = find_activation(x.activation);
   std::array<const char*, kActivations.size()> names;
   std::transform(kActivations.begin(), kActivations.end(), names.begin(),
                  [](const ActivationFacts& facts) { return facts.name; });
   TORCH_CHECK_VALUE(activation, "activation must be one of ", c10::Join(", ", names), "; got '",
-                    name, "'");
+                    x.activation, "'");
+  if (!x.slope) return *activation;
+  const at::Tensor &slope = *x.slope, &weight = x.weight;
+  TORCH_CHECK_VALUE(activation == Activation::kLeakyRelu,
+                    "slope must be given with activation 'leaky_relu' alone; got activation '",
+                    x.activation, "'");
+  TORCH_CHECK_TYPE(slope.scalar_type() == weight.scalar_type() || slope.scalar_type() == at::kFloat,
+                   "slope must have the weight's dtype ", dtype_of(weight), ", or float32; got ",
+                   dtype_of(slope));
+  check_same_device(slope, weight, "slope", "weight");
+  TORCH_CHECK(slope.dim() <= 1 && (slope.numel() == 1 || slope.numel() == weight.size(0)),
+              "slope must have one entry, or shape [", weight.size(0), "] for a weight of shape ",
+              weight.sizes(), "; got shape ", slope.sizes());
   return *activation;
 }
 

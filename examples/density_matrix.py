@@ -25,14 +25,14 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 
 from common import options as cli
 from common import results
 from common.console import exit_code, make_console
-from common.machine import describe_machine
+from common.measuring import describe_machine
 from density import sources
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
 from density.ranks import group, is_first, on_ranks, part, started, whole

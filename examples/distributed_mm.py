@@ -9,6 +9,7 @@ take the CPU, with gloo.
 
 import argparse
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,17 @@ def rows_with_decay(begin, end, columns, device):
     """Rows begin to end of a matrix whose entries decay away from the diagonal."""
     i, j = torch.arange(begin, end, device=device), torch.arange(columns, device=device)
     return 0.95 ** (i[:, None] - j).abs()
+
+
+def timed(call, device):
+    """The result and the milliseconds of a call that all ranks make, once it is warm."""
+    for _ in range(2):
+        dist.barrier()
+        start = time.perf_counter()
+        result = call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return result, 1e3 * (time.perf_counter() - start)
 
 
 def main():
@@ -43,11 +55,12 @@ def main():
     blocks = -(-options.rows // 64)
     cuts = [min(64 * (blocks * part // ranks), options.rows) for part in range(ranks + 1)]
     a = rows_with_decay(cuts[rank], cuts[rank + 1], options.rows, device)
-    c = spamm_torch.distributed.mm(a, a, valid_ratio=options.valid_ratio)
+    knob = {"valid_ratio": options.valid_ratio}
+    c, ms = timed(lambda: spamm_torch.distributed.mm(a, a, **knob), device)
 
     # For the comparison every rank makes the whole, which a real program would not.
     whole = rows_with_decay(0, options.rows, options.rows, device)
-    expected = spamm_torch.mm(whole, whole, valid_ratio=options.valid_ratio)
+    expected, one_ms = timed(lambda: spamm_torch.mm(whole, whole, **knob), device)
     equal = torch.tensor(int(torch.equal(c, expected[cuts[rank] : cuts[rank + 1]])), device=device)
     dist.all_reduce(equal, dist.ReduceOp.MIN)
     if rank == 0:
@@ -56,6 +69,7 @@ def main():
         print(spamm_torch.distributed.exchange_plan(norms, norms, tau, cuts, b_cuts=cuts))
         result = "equal to one process" if equal else "NOT equal to one process"
         print(f"{ranks} ranks with {dist.get_backend()}: C is {result}")
+        print(f"{ms:.1f} ms; one process {one_ms:.1f} ms")
     dist.destroy_process_group()
     return 0 if equal else 1
 

@@ -1,4 +1,4 @@
-"""Networks and data: VGG13 on MNIST, U-Net, and water clusters. Not in the installed package.
+"""Networks and data: VGG13 on MNIST, and water clusters. Not in the installed package.
 
 Used by scripts/ and examples/; imports nothing of theirs. files is for them, too.
 """

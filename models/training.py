@@ -3,28 +3,19 @@
 Everything random is drawn from the seed and the number of the step or epoch, so a checkpoint needs
 no generator states: what remains of a training depends on parameters, optimizer state and step
 alone, and a resumed training ends where an uninterrupted one does (on the CPU bit for bit).
-
-A fine-tuning is such a training with skipping on, in which a trained network learns to do without
-what is skipped: its forward pass skips, its gradients are those of the dense layers, and it learns
-the labels and the dense network's answers.
 """
 
-import contextlib
-import copy
 import math
-import signal
-import threading
 import time
 import zipfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy
 
 from models.data import draw_shifts, to_pictures
 from models.files import UserError, first_line, write_atomically
-from models.vgg13 import CONVOLUTIONS, VGG13
-from spamm_torch import SpAMMConfig, convert_
+from models.vgg13 import VGG13
 
 MODELS = ("vgg13", "vgg13_bn")
 _WARM_UP = 0.3  # share of the steps until the learning rate peaks
@@ -43,7 +34,6 @@ class TrainConfig:
     width: int = 64
 
     shifted_share = 0.5  # of the images, so that both cases of the study are learnt
-    steps = None  # those of whole epochs
     peak = 1e-3  # the highest learning rate
 
     def build(self):
@@ -84,24 +74,19 @@ def _stored_config(values, path):
     return TrainConfig(**values)
 
 
-def train(config, digits, path, device, report, start=None, teacher=None):
+def train(config, digits, path, device, report):
     """Trains until config.epochs, from the checkpoint at ``path`` where there is one.
 
-    Ctrl-C ends it after the step at hand: the checkpoint is written first.
-
     Args:
-        config: as from :func:`resolve_config`, or a FineTuneConfig. digits: are split here.
+        config: as from :func:`resolve_config`. digits: are split here.
         path: checkpoint, written after each epoch and once a minute.
         report: called with (step, number of steps, what happened or None) after each step.
-        start: the model to train; None: a fresh one.
-        teacher: a model in eval mode whose softened answers are to be learned beside the labels.
 
     Returns the trained model on the device, in eval mode. UserError: a checkpoint that is damaged,
     of other images or options, or cannot be written.
     """
     training, validation = (part.to(device) for part in digits.split(config.seed))
-    model = config.build() if start is None else start
-    run = _Run(config, model.to(device), training, digits.fingerprint(), path, teacher)
+    run = _Run(config, training, digits.fingerprint(), path, device)
     if run.step == run.steps:
         report(run.step, run.steps, f"already trained: {path}")
     elif run.step:
@@ -117,55 +102,24 @@ def train(config, digits, path, device, report, start=None, teacher=None):
         return f"{message}, validation accuracy {percent:.2f}%"
 
     saved = time.monotonic()
-    with interrupt_noted() as interrupted:
-        while run.step < run.steps:
-            message = message_of(run.advance())
-            report(run.step, run.steps, message)
-            if message or interrupted() or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
-                run.save()
-                saved = time.monotonic()
-            if interrupted():
-                raise KeyboardInterrupt(
-                    f"step {run.step} of {run.steps} is saved in {run.path}; the same command goes "
-                    "on from there"
-                )
-        if interrupted():
-            raise KeyboardInterrupt
+    while run.step < run.steps:
+        message = message_of(run.advance())
+        report(run.step, run.steps, message)
+        if message or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
+            run.save()
+            saved = time.monotonic()
     return run.model.eval()
-
-
-@contextlib.contextmanager
-def interrupt_noted():
-    """Inside, a first Ctrl-C only makes the function given true; a second one interrupts.
-
-    A step cut in two would leave parameters and optimizer that no checkpoint may hold.
-    """
-    noted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield noted.is_set  # another thread cannot set handlers, nor is it interrupted
-        return
-
-    def note(*_):
-        noted.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield noted.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class _Run:
     """A training at some step, and the way to and from its checkpoint."""
 
-    def __init__(self, config, model, digits, fingerprint, path, teacher):
+    def __init__(self, config, digits, fingerprint, path, device):
         self._config, self._digits, self._fingerprint = config, digits, fingerprint
-        self._teacher = teacher
-        self.path, self.model = path, model
+        self.path, self.model = path, config.build().to(device)
         self._optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.epoch_steps = max(1, len(digits) // config.batch)
-        self.steps = min(config.epochs * self.epoch_steps, config.steps or math.inf)
+        self.steps = config.epochs * self.epoch_steps
         self.step = self._restore()
 
     def advance(self):
@@ -174,21 +128,12 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = one_cycle(self._config.peak, self.step / self.steps)
         with torch.autocast(pictures.device.type, torch.bfloat16, _has_fast_bfloat16(pictures)):
-            loss = self._loss(pictures, labels)
+            loss = cross_entropy(self.model.train()(pictures), labels)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._optimizer.step()
         self.step += 1
         return loss.detach()
-
-    def _loss(self, pictures, labels):
-        answers = self.model.train()(pictures)
-        loss = cross_entropy(answers, labels)
-        if self._teacher is None:
-            return loss
-        with torch.no_grad():
-            taught = self._teacher(pictures)
-        return loss + distillation_loss(answers, taught, self._config.temperature)
 
     def save(self):
         """Writes the checkpoint; a finished training no longer needs its optimizer."""
@@ -252,15 +197,6 @@ def accuracy(model, batches):
     return 100 * int(right) / total
 
 
-def distillation_loss(answers, taught, temperature):
-    """The distance of logits from a teacher's: the divergence of both softened by a temperature,
-    times its square, so that gradients have the size of cross entropy's. Source: Hinton, Vinyals
-    and Dean, "Distilling the Knowledge in a Neural Network" (2015).
-    """
-    own, other = (log_softmax(x.float() / temperature, 1) for x in (answers, taught))
-    return temperature**2 * kl_div(own, other, log_target=True, reduction="batchmean")
-
-
 def _has_fast_bfloat16(tensor):
     """Tells whether its processor has matrix instructions for it: a third of float32's time."""
     return tensor.device.type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16", False)
@@ -319,61 +255,3 @@ def load_checkpoint(path):
     ):
         raise UserError(f"expected a checkpoint of train_vgg13.py; got something else in {path}")
     return content
-
-
-# ---- Fine-tuning with skipping on ----------------------------------------------------------------
-
-SKIPPING = CONVOLUTIONS[1:]  # the first one has three input channels
-_PIXEL_BLOCK = (64, 1, 1)
-
-
-@dataclass(frozen=True)
-class FineTuneConfig:
-    """All that decides the result of a fine-tuning, beside the images themselves.
-
-    Attributes:
-        settings: of the convolutions but the first, by name: each {"valid_ratio": number} or
-            {"tau": number}.
-        network: digest of the parameters that it starts from.
-        trained: how these were trained; seed and batch are taken from there.
-        steps: how many; None: one epoch, which is also the most.
-        peak: the highest learning rate.
-        temperature: by which answers are softened to be compared with the dense network's.
-    """
-
-    settings: dict[str, dict[str, float]]
-    network: str
-    trained: TrainConfig = field(default_factory=TrainConfig)
-    steps: int | None = None
-    peak: float = 3e-4
-    temperature: float = 4.0
-
-    epochs = 1
-    shifted_share = 0.0  # as the images are that the network is to serve
-
-    @property
-    def seed(self):
-        return self.trained.seed
-
-    @property
-    def batch(self):
-        return self.trained.batch
-
-
-def with_skipping(model, settings):
-    """A copy of a VGG13 whose convolutions skip by these settings, as of a FineTuneConfig."""
-    model = copy.deepcopy(model)
-    overrides = {
-        name: SpAMMConfig(**setting, pixel_block=_PIXEL_BLOCK) for name, setting in settings.items()
-    }
-    convert_(model, overrides=overrides)
-    return model
-
-
-def fine_tune(config, model, digits, path, device, report):
-    """Fine-tunes a copy of a trained model, whose digest the FineTuneConfig has; else as
-    :func:`train`. The result is in eval mode, with skipping on.
-    """
-    start = with_skipping(model, config.settings)
-    teacher = copy.deepcopy(model).to(device).eval()
-    return train(config, digits, path, device, report, start, teacher)

@@ -79,8 +79,8 @@ def check_words(paths):
 def main(arguments=None):
     make_parser(__doc__).parse_args(arguments)
     budget = tomllib.loads(_BUDGET.read_text())
-    print("\n".join(check(budget)))
     check_words(path for path in files() if path.suffix in _CODE)
+    print("\n".join(check(budget)))
 
 
 if __name__ == "__main__":

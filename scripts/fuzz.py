@@ -8,7 +8,8 @@ numbers. A case that fails is made as simple as it can be and added to --failure
 which `tests/robustness` replays when it is put into its cases.jsonl. The same seed draws the same
 cases. On CUDA norm maps are the device's own, held against the oracle's, and decide.
 
---processes shares time and cases among processes with a seed each, from --seed on, and adds up.
+Several may run side by side, each with a seed of its own.
+
 --soak makes the same calls again and again instead, and watches their bits and the memory.
 """
 
@@ -16,15 +17,13 @@ import json
 import os
 import random
 import resource
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the oracle's, beside other processes
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 
@@ -90,40 +89,10 @@ def fuzz(given):
                     file.write(json.dumps(case) + "\n")
             number += 1
     finally:  # after Ctrl-C, too
-        report(given, number - given.first, failed)
-
-
-def report(given, cases, failed, **more):
-    """Says and saves how many cases ran; UserError where some of them failed."""
-    ran = f"{cases} cases of seed {given.seed} on {given.device}"
-    print(f"{ran}: {failed} failed", flush=True)
-    if given.save:
-        found = {"device": str(given.device), "seed": given.seed, "cases": cases, "failed": failed}
-        given.save.write_text(json.dumps(found | more) + "\n")
+        ran = f"{number - given.first} cases of seed {given.seed} on {given.device}"
+        print(f"{ran}: {failed} failed", flush=True)
     if failed:
         raise UserError(f"expected none of {ran} to fail; {failed} did, see {given.failures}")
-
-
-def fuzz_side_by_side(given):
-    """The same by several processes, whose figures are added up; one that dies counts as failed."""
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        saved = [Path(folder, str(process)) for process in range(given.processes)]
-        options = ["--device", str(given.device), "--minutes", str(given.minutes)]
-        options += ["--first", str(given.first), "--failures", str(given.failures)]
-        options += ["--cases", str(-(-given.cases // given.processes))]
-        options += ["--family", given.family] if given.family else []
-        children = []
-        for process, path in enumerate(saved):
-            own = ["--seed", str(given.seed + process), "--save", str(path)]
-            command = [sys.executable, __file__, *options, *own]
-            children.append(subprocess.Popen(command))
-        codes = [child.wait() for child in children]
-        found = [json.loads(path.read_text()) for path in saved if path.exists()]
-    died = [code for code in codes if code not in (0, 1)]
-    cases, failed = (sum(each[name] for each in found) for name in ("cases", "failed"))
-    seconds = round(time.monotonic() - begin, 1)
-    report(given, cases, failed + len(died), processes=given.processes, seconds=seconds, died=died)
 
 
 def soak(given):
@@ -165,19 +134,15 @@ def main(arguments=None):
     add(parser, "--seed", "of all cases", 0, type=options.natural_number)
     add(parser, "--first", "number of the first case", 0, type=options.natural_number)
     add(parser, "--failures", "file for cases that fail", Path("failures.jsonl"), type=Path)
-    what = "threads of the CPU; many processes may run side by side"
-    add(parser, "--threads", what, 1, type=positive)
-    add(parser, "--processes", "so many, each with a seed of its own", 1, type=positive)
+    add(parser, "--threads", "of the CPU", 1, type=positive)
     add(parser, "--family", "one kind of cases", None, "all", choices=sorted(FAMILIES))
-    add(parser, "--save", "JSON file for the figures", None, "none", type=Path)
     options.add_device_option(parser)
     what = "repeat at most 200 cases, watch the memory"
     parser.add_argument("--soak", action="store_true", help=what)
     given = parser.parse_args(arguments)
     given.device = options.choose_device(given.device)
     torch.set_num_threads(given.threads)
-    chosen = soak if given.soak else fuzz if given.processes == 1 else fuzz_side_by_side
-    chosen(given)
+    (soak if given.soak else fuzz)(given)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 Tables: 1 thresholds, 2 speedup over torch.mm, 3 against sparse products at equal error, 4 matrices
 of water clusters, 5 VGG13 on MNIST. Without options all of them at sizes that fit: on a CPU small
 ones, in less than a quarter of an hour on two cores; on a GPU the paper's. Puts each table into
-tables.json, tables.md and tables.png, beside those that are there. If it is interrupted, the same
-command goes on with the cells that are missing.
+tables.json, tables.md and tables.png, beside those that are there, as soon as it is whole.
 
 The paper's figures are from a Tesla V100 with CUDA 10, its errors of 46340 the root of 2^31. Errors
 of Table 4 are Frobenius norms against torch.mm's product in float64. Table 5: layouts are the
@@ -17,19 +16,17 @@ or by position (64, 1, 1); tau is found for each batch, and held for its time.
 
 import sys
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 
 from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
-from common.journal import Journal, run_settings
-from common.machine import describe_machine
-from common.measuring import tables_of
-from common.training import add_training_options
+from common.measuring import describe_machine, measure_all
 from models.files import UserError, require_writable
 from tables import table_1, table_2, table_3, table_4, table_5
+from train_vgg13 import add_training_options, chosen_training
 
 TABLES = {1: table_1, 2: table_2, 3: table_3, 4: table_4, 5: table_5}
 DEFAULTS = {"cpu": {"repeats": 3}, "cuda": {"repeats": 7}}
@@ -44,8 +41,8 @@ def parse(arguments):
     cli.add_numbers(parser, "--sizes", what, None, "N", said="each table's own")
     cli.add_repeats_option(parser, DEFAULTS)
     add_training_options(parser)
-    cli.add_output_options(parser)
-    what = "what the files are called after their table"
+    cli.add_folder_option(parser, "the results")
+    what = "what the runs are called after their table"
     cli.add(parser, "--name", what, None, "cpu or cuda, the device", type=cli.file_name)
     options = parser.parse_args(arguments)
     options.tables = chosen_tables(options.tables)
@@ -61,13 +58,13 @@ def chosen_tables(words):
     return list(TABLES) if "all" in words else sorted({known[word] for word in words})
 
 
-def measure(number, run, about, journal, path):
+def measure(number, run, about, path):
     """Measures one table, puts it into the page of all, and says what was found."""
     of_table = TABLES[number]
     run.console.print(f"table {number}: {of_table.TITLE}")
-    cells = {f"{number}, {name}": call for name, call in of_table.cells(run).items()}
-    with Steps(run.console, "table") as steps:
-        tables = tables_of(cells, journal, steps)
+    tables = {}
+    with Steps(run.console, f"table {number}") as steps:
+        measure_all(of_table.cells(run), tables, steps)
     said = getattr(of_table, "said", results.said)
     of_run = about | {"said": said(tables), "tables": tables}
     page = page_at(path)
@@ -103,14 +100,10 @@ def main(arguments=None):
     options.gpus = tuple(torch.device("cuda", index) for index in range(count))
     options.console = console
     header = results.run_header(describe_machine(device), "reproduce.py", arguments)
-    settings = {number: TABLES[number].settings(options) for number in options.tables}
-    tables = {f"table {number}": of for number, of in settings.items()}
-    decided = run_settings(header, repeats=options.repeats, gpus=count, **tables)
-    with Journal(options.out, f"tables_{name}", decided, fresh=options.fresh) as journal:
-        for number, of in settings.items():
-            about = {"name": f"table_{number}_{name}", "header": header | {"settings": of}}
-            measure(number, options, about, journal, path)
-        journal.remove()
+    if 5 in options.tables:
+        chosen_training(options)  # so is bad input
+    for number in options.tables:
+        measure(number, options, {"name": f"table_{number}_{name}", "header": header}, path)
 
 
 if __name__ == "__main__":

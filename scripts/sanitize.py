@@ -13,7 +13,7 @@ import os
 import sys
 from unittest import mock
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 import torch
 
@@ -26,21 +26,36 @@ from models.files import UserError
 DEVICE = "cuda"
 OPS = torch.ops.spamm_torch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# The number of cases of each family of the fuzzer.
+# The number of cases of each family of the fuzzer; and of those drawn where a kernel is forced.
 CASES = {"dense": 300, "sparse": 300, "convolution": 400, "pool": 300, "network": 20}
+FORCED_CASES = {"convolution": 200}
 
 
 def randn(*shape, dtype=torch.float32):
     return torch.randn(*shape, device=DEVICE, dtype=torch.float64).to(dtype)
 
 
-def drawn():
+def drawn(cases=None):
     """The first cases of the fuzzer's families, whose answers it holds against its oracle."""
-    for family, count in CASES.items():
+    for family, count in (cases or CASES).items():
         for number in range(count):
             case = fuzz.drawn(0, number, family)
             if said := fuzz.problem(case, DEVICE):
                 raise UserError(f"expected the oracle's answer; got {said} ({case})")
+
+
+def convolution_segments():
+    """Steps of a tile shared by clusters of thread blocks, which add up their sums."""
+    for number in (2, 4):
+        with forced("SPAMM_TORCH_SEGMENTS", number):
+            drawn(FORCED_CASES)
+
+
+def nothing_skipped():
+    """Runs of pixels in clusters that share weights or pixels, past every edge of a tile."""
+    for tile in ("128x96w", "128x192p", "128x256w", "64x384w", "64x192p"):
+        with forced("SPAMM_TORCH_UNSKIPPED", tile):
+            drawn(FORCED_CASES)
 
 
 def wide_float32():
@@ -100,37 +115,6 @@ def norms_passed_on():
 def forced(variable, value):
     """Sets an environment variable for a while."""
     return mock.patch.dict(os.environ, {variable: str(value)})
-
-
-def convolution_segments():
-    """Steps of a tile shared by clusters of thread blocks, which add up their sums."""
-    for dtype, number, images in itertools.product(DTYPES[:2], (2, 4), (5, 70)):
-        x = randn(images, 136, 5, 6, dtype=dtype)
-        weight = randn(200, 136, 3, 3, dtype=dtype)
-        residual = OPS.dense_conv2d(x, weight, padding=1)
-        with forced("SPAMM_TORCH_SEGMENTS", number):
-            for tau in (0.0, 60.0):  # of few images, pixels are judged by themselves
-                spamm_torch.conv2d(
-                    x, weight, weight[:, 0, 0, 0], padding=1, tau=tau, residual=residual, relu=True
-                )
-                spamm_torch.conv2d(x, weight[:, :, :1, :1], tau=tau, return_norms=True)
-
-
-def nothing_skipped():
-    """Runs of pixels in clusters that share weights or pixels, past every edge of a tile."""
-    geometries = ((3, 1, 1), (1, 1, 0), (3, 2, 1))  # kernel, stride, padding
-    tiles = ("128x96w", "128x192p", "128x256w", "64x384w", "64x192p")
-    for dtype, (kernel, stride, padding) in itertools.product(DTYPES[:2], geometries):
-        x = randn(7, 72, 15, 14, dtype=dtype)
-        weight = randn(200, 72, kernel, kernel, dtype=dtype)
-        setting = {"stride": stride, "padding": padding}
-        residual = OPS.dense_conv2d(x, weight, **setting)
-        for tile in tiles:
-            with forced("SPAMM_TORCH_UNSKIPPED", tile):
-                for addend in (None, residual):
-                    spamm_torch.conv2d(
-                        x, weight, weight[:, 0, 0, 0], tau=0.0, residual=addend, **setting
-                    )
 
 
 def product_segments():

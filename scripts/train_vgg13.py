@@ -1,81 +1,86 @@
 """Trains VGG13 on MNIST and keeps it in a checkpoint.
 
-Stop it when you like: the same command resumes from the last checkpoint and ends where it would
-have ended. Ctrl-C saves a checkpoint first. Without options: the plain network of the paper on the
-10,000 embedded images, three to four minutes on two CPU cores, seconds on a GPU.
-
-With --spamm the trained network is then fine-tuned with skipping on, for one epoch at most, and
-kept in a checkpoint beside, with the suffix .spamm.pt; its images are centred.
-
-    python scripts/train_vgg13.py --spamm 0.3
+Stop it when you like: the same command resumes from the last checkpoint, at most a minute old, and
+ends where it would have ended. Without options: the plain network of the paper on the 10,000
+embedded images, three to four minutes on two CPU cores, seconds on a GPU.
 """
 
+import argparse
 import sys
+from dataclasses import fields
+from pathlib import Path
 
-import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode
+import common  # noqa: F401  # isort: skip  finds models and the library
 
 from common.console import Steps, exit_code, make_console
-from common.journal import model_digest
-from common.options import add, choose_device, make_parser, valid_ratio
-from common.training import add_training_options, train_or_load
-from models import training
+from common.options import (
+    add,
+    add_device_option,
+    choose_device,
+    make_parser,
+    number,
+    positive_integer,
+)
+from models.data import ROOT_VARIABLE, load_digits
 from models.files import require_writable
-from spamm_torch import record_stats
+from models.training import MODELS, TrainConfig, resolve_config, train
+
+DEFAULT_CHECKPOINT = Path("checkpoints/vgg13.pt")
+_MAX_WIDTH = 1024  # sixteen times VGG's own: 2.4 GB for the largest layer
+
+_width = number(int, lambda value: 1 <= value <= _MAX_WIDTH, f"an integer from 1 to {_MAX_WIDTH}")
+_seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63 - 1")
 
 
-def fine_tune_or_load(ratio, path, trained, device, console):
-    """Fine-tunes a trained (model, TrainConfig, Digits), or goes on; says what it comes to."""
-    model, config, digits = trained
-    settings = {name: {"valid_ratio": ratio} for name in training.SKIPPING}
-    tuning = training.FineTuneConfig(settings, model_digest(model), config)
-    with Steps(console, "fine-tuning") as shown:
-        tuned = training.fine_tune(tuning, model, digits, path, device, shown.at)
-    validation = digits.split(config.seed)[1].to(device)
+def add_training_options(parser):
+    """Adds the options; those not given stay out, so that a checkpoint speaks for them."""
+    default = TrainConfig()
+    group = parser.add_argument_group("training (what a checkpoint holds need not be repeated)")
+    what = "where the training is kept and resumed from"
+    add(group, "--checkpoint", what, DEFAULT_CHECKPOINT, type=Path)
+    what, said = "folder that holds MNIST/raw", f"${ROOT_VARIABLE}, else the embedded images"
+    add(group, "--data", what, None, said, metavar="ROOT", type=Path)
 
-    def percent(network):
-        return training.accuracy(network, training.validation_pictures(validation, config.batch))
+    def option(flag, text, **rest):
+        value = getattr(default, flag[2:])
+        group.add_argument(
+            flag, default=argparse.SUPPRESS, help=f"{text} (default: {value})", **rest
+        )
 
-    first, _ = next(training.validation_pictures(validation, config.batch))
-    dense, after = percent(model), percent(tuned)
-    untuned = training.with_skipping(model, settings).eval()
-    console.print(
-        f"validation accuracy {dense:.2f}% dense; with {share_kept(tuned, first):.1%} of the "
-        f"multiplications kept {percent(untuned):.2f}% before and "
-        f"{after:.2f}% after fine-tuning ({after - dense:+.2f} points)"
-    )
-    console.print(f"fine-tuned checkpoint: {path}")
+    option("--full", "all 70,000 images of MNIST, not the 10,000 of t10k", action="store_true")
+    option("--model", "plain, or with batch norm", choices=MODELS)
+    option("--epochs", "passes over the training images", type=positive_integer)
+    option("--batch", "images a batch", type=positive_integer)
+    option("--width", "channels of the first stage", type=_width)
+    option("--seed", "decides parameters, split, order and shifts", type=_seed)
+    add_device_option(parser)
 
 
-@torch.inference_mode()
-def share_kept(model, pictures):
-    """The share of multiplications that the layers which skip keep, of a batch."""
-    with FlopCounterMode(display=False) as counter:
-        model(pictures)
-    counts = counter.get_flop_counts()
-    names = {name: f"{type(model).__name__}.{name}" for name in training.SKIPPING}
-    sizes = {name: sum(counts[of].values()) for name, of in names.items()}
-    with record_stats(model) as stats:
-        model(pictures)
-    return sum(stats[name].valid_ratio * size for name, size in sizes.items()) / sum(sizes.values())
+def chosen_training(options):
+    """The TrainConfig that the options and the checkpoint ask for, and its Digits."""
+    names = {field.name for field in fields(TrainConfig)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    config = resolve_config(options.checkpoint, given)
+    return config, load_digits(options.data, config.full)
+
+
+def train_or_load(options, device, console):
+    """The trained model that the options ask for, with its TrainConfig and its Digits."""
+    config, digits = chosen_training(options)
+    console.print(f"data: {digits.description}")
+    with Steps(console, f"training {config.model}") as steps:
+        model = train(config, digits, options.checkpoint, device, steps.at)
+    return model, config, digits
 
 
 def main(arguments=None):
     parser = make_parser(__doc__)
     add_training_options(parser)
-    what = "then fine-tune with all convolutions but the first keeping this share of block products"
-    add(parser, "--spamm", what, None, "no fine-tuning", metavar="RATIO", type=valid_ratio)
     options = parser.parse_args(arguments)
     console = make_console()
     require_writable(options.checkpoint.parent)
-    device = choose_device(options.device)
-    trained = train_or_load(options, device, console)
+    train_or_load(options, choose_device(options.device), console)
     console.print(f"checkpoint: {options.checkpoint}")
-    if options.spamm is not None:
-        path = options.checkpoint.with_suffix(".spamm.pt")
-        fine_tune_or_load(options.spamm, path, trained, device, console)
 
 
 if __name__ == "__main__":

@@ -163,8 +163,8 @@ class Made(NamedTuple):
     entries: float
     alpha: float = 1.0
     added: tuple[Tensor, ...] = ()
-    slope: float = 1.0
-    own: float = 0.0
+    slope: float | Tensor = 1.0
+    own: float | Tensor = 0.0
     passes: float = 0.0
     hides: float = math.inf
     mirrored: float = 1.0
@@ -181,6 +181,7 @@ def conv_made(
     addends: tuple[Tensor | None, Tensor | None],
     activation: str,
     is_torchs: bool,
+    slope: Tensor | None = None,
 ) -> Made:
     """The making of a convolution on a device; of ``is_torchs``, torch's own, nothing is proven."""
     dtype, entries = output.dtype, output.numel()
@@ -193,9 +194,10 @@ def conv_made(
         for x in addends
         if x is not None and x.numel()
     ]
-    slope, own = ACTIVATIONS[activation]
-    # A backend may add the residual, and apply all but clamps, each with a rounding of its own.
-    passes = (addends[1] is not None) + (own > 0)
+    largest, own = ACTIVATIONS[activation]
+    # A backend may add the residual, and apply all but clamps, each with a rounding of its own; the
+    # slopes are rounded before the latter.
+    passes = (addends[1] is not None) + (own > 0) + (slope is not None)
     hides = torch.finfo(norm_dtype(dtype)).max / 4
     if activation == "relu6" and passes and dtype == torch.float16:
         hides = 2.0**15
@@ -203,8 +205,11 @@ def conv_made(
         hides = -1.0
     if dtype == torch.float64 and (activation != "hardswish" or device.type == "cpu"):
         own = min(own, 2.0**-48)  # elsewhere torch's hardswish has 1 / 6 in float32
+    if slope is not None and slope.numel():
+        largest = slope.detach().abs().amax().double().clamp(min=1)
+        own = own * largest
     hides = hides if activation != "none" or is_torchs else math.inf
-    return Made(dtype, sums, entries, 1.0, tuple(added), slope, own, passes, hides, are_near=True)
+    return Made(dtype, sums, entries, 1.0, tuple(added), largest, own, passes, hides, are_near=True)
 
 
 Bounds = tuple[Tensor, Tensor]

@@ -192,12 +192,12 @@ def _conv(
     norm_weight: Tensor | None = None,
     norm_input: Tensor | None = None,
     residual: Tensor | None = None,
-    base: Tensor | None = None,
+    slope: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
     """The output of a convolution, channels last if the batch or the weight is."""
     _check_dtype(input, weight, "input and weight")
-    others = {"weight": weight, "bias": bias, "residual": residual, "base": base}
+    others = {"weight": weight, "bias": bias, "residual": residual, "slope": slope}
     _check_together(input, tau, **others, norm_weight=norm_weight, norm_input=norm_input)
     torch._check(
         input.dim() in (3, 4) and weight.dim() == 4 and input.shape[-3] == weight.shape[1] * groups,

@@ -790,6 +790,7 @@ def conv2d(
     norm_input: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
+    slope: Tensor | None = None,
     relu: bool = False,
     return_norms: bool = False,
     return_info: bool = False,
@@ -819,9 +820,11 @@ def conv2d(
             where pixel_block is (64, 1, 1), k is 64 and no im2col matrix is needed; else computed.
         residual: added to the result before the activation: of the output's shape, dtype and
             device, in any memory format (the output's is read fastest). Its gradient is dense.
-        activation: what is applied last: "relu", "relu6", "hardswish", "silu", "leaky_relu" (slope
-            0.01), or "none" as None. NaN stays NaN. Where the device's kernel computes bias,
-            residual and activation, they are rounded once; elsewhere each is a pass of its own.
+        activation: what is applied last: "relu", "relu6", "hardswish", "silu", "leaky_relu", or
+            "none" as None. NaN stays NaN. Where the device's kernel computes bias, residual and
+            activation, they are rounded once; elsewhere each is a pass of its own.
+        slope: what "leaky_relu" multiplies numbers below zero by, instead of 0.01: a tensor of one
+            number, or of (out_channels,) as ``nn.PReLU`` has it; of the weight's dtype or float32.
         relu: True is activation="relu".
         return_norms: add the output's norms as norm_input of the next layer, without a gradient, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)).
@@ -834,7 +837,7 @@ def conv2d(
 
     Raises, besides what is common to all:
         ValueError: a pixel_block of other sizes, another string as padding, another activation or
-            one with ``relu=True``.
+            one with ``relu=True``, a slope of another activation than "leaky_relu".
 
     With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
     engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
@@ -858,7 +861,7 @@ def conv2d(
     if has_torch_function_variadic(input, weight):
         return _overridden(conv2d, (input, weight), locals())
     more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
-    for argument, value in more.items():
+    for argument, value in (*more.items(), ("slope", slope)):
         check_optional_tensor(value, argument)
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
@@ -878,7 +881,7 @@ def conv2d(
     else:
         check_integers(padding, "padding")
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
-    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name)
+    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name, slope)
     output = result[0] if return_norms else result
     if valid_ratio is not None:
         grid = conv2d_grid(weight, groups, output.shape, block, pixel_block)
@@ -893,7 +896,7 @@ def conv2d(
             torch.compiler.is_compiling()
             or _ops.conv2d_backend(x, w, *given[2:]) in ("cudnn", "onednn")
         )
-        made = conv_made(output, output.device, (bias, residual), name, is_torchs)
+        made = conv_made(output, output.device, (bias, residual), name, is_torchs, slope)
         return result, with_bounds(skip_info(maps, knobs), maps, made)(output)
 
 

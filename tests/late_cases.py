@@ -201,7 +201,9 @@ def convolution_cases(device, dtype, names=tuple(GEOMETRIES), allow_tf32=False):
         norms = {"norm_weight": OPS.conv2d_weight_norm(both["weight"])}
         geometry = {"stride": (stride, stride), "padding": (padding, padding)}
         call = functools.partial(call_of, allow_tf32=allow_tf32, **geometry)
+        leaky = {**every, "slope": values.normal(out_channels, dtype=torch.float32)}
         calls = {
+            "slope": (leaky, call(OPS.conv2d, threshold=4.0, activation="leaky_relu")),
             "residual": (every, call(OPS.conv2d_with_norms, threshold=4.0, activation="relu")),
             "boxes": (
                 every,
@@ -209,7 +211,8 @@ def convolution_cases(device, dtype, names=tuple(GEOMETRIES), allow_tf32=False):
             ),
         }
         if dtype in HALF_TYPES:  # of others torch's convolution serves
-            calls["nothing skipped"] = (every, call(OPS.conv2d, threshold=0.0))
+            unskipped = call(OPS.conv2d, threshold=0.0, activation="leaky_relu")
+            calls["nothing skipped"] = (leaky, unskipped)
             pinned = call(OPS.conv2d, threshold=0.0, **norms)
             calls["nothing skipped, weight's norms"] = (both, pinned, {"weight": torch.neg})
         if images == 128:
@@ -234,8 +237,9 @@ def layer_cases(device):
     values = Values(device)
     few = {"input": values.pictures(128, 3, 16, 16), "weight": values.pictures(64, 3, 3, 3)}
     few |= {"bias": values.normal(64), "residual": values.pictures(128, 64, 16, 16)}
+    few["slope"] = values.normal(64, dtype=torch.float32)
     for op in (OPS.conv2d, OPS.conv2d_with_norms):
-        call = call_of(op, padding=(1, 1), threshold=0.0, activation="relu")
+        call = call_of(op, padding=(1, 1), threshold=0.0, activation="leaky_relu")
         yield Case(f"few channels, {op}", few, call)
     for dtype in HALF_TYPES:
         x = {"input": values.pictures(128, 64, 16, 16, dtype=dtype)}

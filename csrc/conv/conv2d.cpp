@@ -219,8 +219,7 @@ class MatrixConvolution {
       store(product, piece, conv_.blocks, output);
       first += volume(piece.count);
     }
-    apply_epilogue_(output, conv_.residual, conv_.activation);
-    return output;
+    return apply_epilogue(output, conv_.residual, conv_.activation, conv_.slope);
   }
 
  private:
@@ -267,8 +266,7 @@ ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& con
   plain.activation = Activation::kNone;
   plain.wants_output_norms = false;
   const Tensor output = backend.convolve.run(plain, knob).output;
-  apply_epilogue_(output, conv.residual, conv.activation);
-  return {output, Tensor()};
+  return {apply_epilogue(output, conv.residual, conv.activation, conv.slope), Tensor()};
 }
 
 // Tells whether torch's convolution takes its place. Blocks that the channels of a group do not

@@ -13,26 +13,35 @@
 namespace spamm {
 namespace {
 
-void activate_(Tensor output, Activation activation) {
+Tensor leaky_relu(Tensor output, const OptTensor& slope) {
+  if (!slope) return at::leaky_relu_(output, kLeakySlope);
+  const bool has_gradient =
+      at::GradMode::is_enabled() && (output.requires_grad() || slope->requires_grad());
+  // In place, where reading the slope waits for nothing.
+  if (slope->is_cpu() && slope->numel() == 1 && !has_gradient) {
+    return at::leaky_relu_(output, slope->item());
+  }
+  const Tensor slopes = slope->to(output.scalar_type());
+  return output.dim() == 4 ? at::prelu(output, slopes)
+                           : at::prelu(output.unsqueeze(0), slopes).squeeze(0);
+}
+
+Tensor activated(Tensor output, Activation activation, const OptTensor& slope) {
   switch (activation) {
     case Activation::kNone:
-      return;
+      break;
     case Activation::kRelu:
-      output.relu_();
-      return;
+      return output.relu_();
     case Activation::kRelu6:
-      at::hardtanh_(output, 0, 6);
-      return;
+      return at::hardtanh_(output, 0, 6);
     case Activation::kHardswish:
-      at::hardswish_(output);
-      return;
+      return at::hardswish_(output);
     case Activation::kSilu:
-      at::silu_(output);
-      return;
+      return at::silu_(output);
     case Activation::kLeakyRelu:
-      at::leaky_relu_(output, kLeakySlope);
-      return;
+      return leaky_relu(output, slope);
   }
+  return output;
 }
 
 // Tells whether oneDNN's kernels of half types compute it, of which two answers are wrong in
@@ -102,9 +111,10 @@ Tensor dense_conv2d_op(DenseConvArguments& x) {
 
 }  // namespace
 
-void apply_epilogue_(const Tensor& output, const OptTensor& residual, Activation activation) {
+Tensor apply_epilogue(const Tensor& output, const OptTensor& residual, Activation activation,
+                      const OptTensor& slope) {
   if (residual) output.add_(*residual);
-  activate_(output, activation);
+  return activated(output, activation, slope);
 }
 
 Tensor dense_convolution(const DenseConvolution& conv) {
@@ -120,18 +130,20 @@ Tensor dense_convolution(const DenseConvolution& conv) {
   }
   const Tensor output =
       (is_empty ? zeros_and_bias(conv) : torch_convolution(conv)).contiguous(conv.output_format);
-  apply_epilogue_(output, conv.residual, conv.activation);
-  return output;
+  return apply_epilogue(output, conv.residual, conv.activation, conv.slope);
 }
 
 DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape, bool allow_tf32) {
   if (x.residual) check_residual(*x.residual, x.input, shape);
   const auto as_batch = [&](const Tensor& t) { return x.input.dim() == 4 ? t : t.unsqueeze(0); };
+  OptTensor slope;
+  if (x.slope) slope = x.slope->to(norm_dtype(x.weight.scalar_type())).contiguous();
   return {.input = as_batch(x.input),
           .weight = x.weight,
           .bias = x.bias,
           .residual = x.residual ? OptTensor(as_batch(*x.residual)) : OptTensor(),
-          .activation = check_activation(x.activation),
+          .activation = check_activation(x),
+          .slope = slope,
           .shape = shape,
           .allow_tf32 = allow_tf32,
           .output_format = conv_output_format(x.input, x.weight)};

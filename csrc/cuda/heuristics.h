@@ -579,6 +579,31 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
+// The pixels that a convolution computes, and those that its blocks have room for. Channels are
+// those of a group.
+struct ThinConv {
+  int64_t pixels, pixels_of_blocks;
+  int64_t groups, in_channels, out_channels;
+};
+
+// Tells whether the kernel that computes existing entries alone (conv/thin.cuh) is faster than
+// those that fill blocks and tiles up with zeros. Rates are multiples of its own, on an H200.
+// Tensor cores round what they multiply in TF32, so there the number of images does not choose.
+inline bool thin_conv_pays(c10::ScalarType dtype, bool allow_tf32, const ThinConv& x) {
+  const bool is_half = at::isReducedFloatingType(dtype),
+             is_double = dtype == c10::ScalarType::Double;
+  const bool is_tf32 = dtype == c10::ScalarType::Float && allow_tf32;
+  if (x.groups == 1 && (is_half || is_tf32)) return is_tf32 && x.in_channels < 8;
+  const double rate = is_double ? 6 : is_half ? 12 : is_tf32 ? 18 : 7;
+  const auto filled = [](int64_t size, int64_t unit) {
+    return static_cast<double>(size) / static_cast<double>(blocks_of(size, unit) * unit);
+  };
+  const double pixels =
+      is_half || is_tf32 ? 1
+                         : static_cast<double>(x.pixels) / static_cast<double>(x.pixels_of_blocks);
+  return pixels * filled(x.in_channels, 32) * filled(x.out_channels, 64) * rate < 1;
+}
+
 // Tells whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of
 // split parts are so much faster, in blocks of 64 and more, and not if most of the matrix is
 // padding of few channels to blocks.

@@ -35,32 +35,19 @@ class ErgoMatrices:
         fock, density: (N, N) float64: F and D of Hartree-Fock; None where it was not run. D has the
             eigenvalues 2 and 0 against S, so trace(D S) is the number of electrons.
         positions: (N, 3) float64, in bohr: the nucleus of each function.
-        molecule: (N,) int64: the molecule of each function.
-        ergo_order: (N,) int64: the place of each function in ergo's own files, in which functions
-            are sorted by kind of shell: matrix[i, j] here is matrix[ergo_order[i], ergo_order[j]]
-            there.
-        cluster: the WaterCluster.
-        basis: name of the basis set. energy: the total, in hartree; None without Hartree-Fock.
-        version: of ergo.
+        cluster: the WaterCluster. basis: name of the basis set.
     """
 
     overlap: torch.Tensor
     core_hamiltonian: torch.Tensor
     fock: torch.Tensor | None
     density: torch.Tensor | None
-    ergo_order: torch.Tensor
     cluster: WaterCluster
     basis: str
-    energy: float | None
-    version: str
 
     @property
     def positions(self):
         return torch.from_numpy(self.cluster.positions[function_atoms(self.cluster, self.basis)])
-
-    @property
-    def molecule(self):
-        return torch.from_numpy(function_atoms(self.cluster, self.basis) // 3)
 
     @property
     def atoms(self):
@@ -109,9 +96,6 @@ def _parsed(content):
         raise ValueError("no molecules")
     basis = str(content["basis"])
     functions = len(function_atoms(cluster, basis))
-    order = content["ergo_order"]
-    if not np.array_equal(np.sort(order), np.arange(functions)):
-        raise ValueError("no order")
 
     def matrix(name):
         if name not in content and name in ("fock", "density"):
@@ -122,11 +106,4 @@ def _parsed(content):
             raise ValueError("not finite")
         return torch.from_numpy(full + np.triu(full, 1).T)
 
-    return ErgoMatrices(
-        *map(matrix, MATRICES),
-        ergo_order=torch.from_numpy(order),
-        cluster=cluster,
-        basis=basis,
-        energy=float(content["energy"]) if "energy" in content else None,
-        version=str(content["version"]),
-    )
+    return ErgoMatrices(*map(matrix, MATRICES), cluster=cluster, basis=basis)

@@ -3,8 +3,7 @@
 Products: the square of the overlap matrix S of a cluster, in blocks of 64, by how many block
 products a block row keeps. Density: S^(-1/2), F in that basis and SP2 purification, with their
 times, energies and memory. Rivals of a product: pairs expanded on the device, torch.bmm of gathered
-blocks and index_add_; dense storage; and, at the smallest size, products of entries in CSR at the
-same error.
+blocks and index_add_; and dense storage.
 
 Times are medians in ms on the host's clock, candidates in turns. mm is the whole call: norms,
 pattern and list of products (plan), and the products, whose rate counts valid ones. Energies are
@@ -17,18 +16,15 @@ import resource
 import time
 
 import torch
-import torch.distributed as dist
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import cell, require_near
+from common.measuring import PRECISIONS, TOLERANCE, cell, require_near, use_precision
 from common.timing import by_clock, medians, synchronize
 from models.water import geometry
 from models.water.model import block_sparse
 from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import places_of, read
-from tables import table_3
 
 TITLE = "Block-sparse products and density matrices"
 MODE = torch.inference_mode
@@ -41,7 +37,6 @@ DEFAULTS = {
 DEFAULTS["cuda"]["precisions"] = ("float64", "float32", "float16")
 _SMALL = 20_000  # waters from which on float64 alone, and 200 products a row alone, are measured
 _EXPANDED = 4096  # block products that the rival gathers at once
-_BISECTIONS = 9
 _PRODUCTS, _DENSITY = "stored products", "block-sparse density"
 
 
@@ -102,12 +97,9 @@ def square(n, precision, valid, device, repeats):
         "multiply": lambda: spamm_torch.mm(a, a, plan=plan),
         "rival": lambda: expanded(a, tau),
     }
-    peers = {}
     if dense_fits(a):
         dense = sparse.to_dense(a)
         candidates["dense"] = lambda: spamm_torch.mm(dense, dense, tau=tau, block=BLOCK)
-        if n <= 14_000 and precision != "float16" and (device.type == "cuda" or n <= 2100):
-            peers = by_entries(dense, c, device)
     ms = medians(by_clock(candidates, repeats, [device]))
     row = {f"{name}_ms": of for name, of in ms.items()} | {
         "stored": len(norms.values()) / rows,
@@ -119,9 +111,7 @@ def square(n, precision, valid, device, repeats):
     }
     if "dense" in ms:
         row["over_dense"] = ms["dense"] / ms["mm"]
-    if "ms" in peers:
-        row["over_entries"] = peers["ms"] / ms["mm"]
-    return [row | {f"entries_{name}": of for name, of in peers.items()}]
+    return [row]
 
 
 def expanded(a, tau):
@@ -167,73 +157,45 @@ def dense_fits(a):
     return bytes_of_three < 8e9
 
 
-def by_entries(dense, c, device):
-    """The fastest product of entries in CSR with the error of c, by leaving out small entries."""
-    exact = dense.double() @ dense.double()
-    allowed = torch.linalg.vector_norm(sparse.to_dense(c).double() - exact).item()
-    low, high = -16.0, 0.0  # powers of ten of the smallest entry that stays
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        kept = torch.where(dense.abs() >= 10**middle, dense, 0).double()
-        if torch.linalg.vector_norm(kept @ kept - exact).item() <= allowed:
-            low = middle
-        else:
-            high = middle
-    kept = torch.where(dense.abs() >= 10**low, dense, 0)
-    found, absent = table_3.calls(kept, kept.double() @ kept.double(), device)
-    if not found:
-        return {"absent": "; ".join(absent.values())}
-    name, fastest = min(found.items(), key=lambda item: item[1].ms)
-    again = by_clock({"ms": fastest.call}, 1, [device])["ms"].median
-    return {"peer": name, "ms": again, "smallest": 10**low}
-
-
 # ---- Density matrices ---------------------------------------------------------------------------
 
 
-def density(waters, device, repeats, group=None):
-    """The row of a cluster: F in the basis S^(-1/2), and SP2.
-
-    Args:
-        group: the ranks of torch.distributed that have some block rows each; None: all are here.
-    """
+def density(waters, device, repeats):
+    """The row of a cluster: F in the basis S^(-1/2), and SP2."""
     cluster = geometry.water_cluster(waters)
     size, atoms, electrons = 7 * waters, 3 * waters, cluster.electrons
-    parts, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
-    first, last = (min(waters, -(-waters // (parts * BLOCK)) * BLOCK * p) for p in (rank, rank + 1))
-    made = {"block": BLOCK, "drop": DROP, "device": device, "molecules": slice(first, last)}
-    alike = {"size": size, "group": group}
+    made = {"block": BLOCK, "drop": DROP, "device": device}
     if device.type == "cuda":
         torch.cuda.empty_cache()  # dense storage before left memory in pieces
         torch.cuda.reset_peak_memory_stats()
     clock, fine = [now(device)], MAX_ERROR / 100
     # Lists give their matrices to calls, which let them go when they are done with them.
     s = block_sparse(cluster, BASIS, **made, matrices=("overlap",))
-    one = block_rows(sparse.identity(size, like=s[0]), 7 * first // BLOCK, -(-7 * last // BLOCK))
+    one = sparse.identity(size, like=s[0])
     clock.append(now(device))
     short = s.pop().float()  # a million functions leave no room for both beside Z
-    z = linalg.inverse_factor(short, max_error=max(MAX_ERROR / 10, 1e-8) * size, **alike)
+    z = linalg.inverse_factor(short, max_error=max(MAX_ERROR / 10, 1e-8) * size, size=size)
     z = z.matrix.double()
     del short
     s = block_sparse(cluster, BASIS, **made, matrices=("overlap",))
     # 1 + V mends what Z lacks in float32 and with a tenth of the budget.
-    zsz = linalg.in_basis(s.pop(), z, max_error=fine, **alike).matrix
+    zsz = linalg.in_basis(s.pop(), z, max_error=fine, size=size).matrix
     v = sparse.add(zsz, one, alpha=-0.5, beta=0.5, drop=MAX_ERROR / 10).float()
     del zsz
     clock.append(now(device))
     fock = block_sparse(cluster, BASIS, **made, matrices=("fock",))
     clock.append(now(device))
-    fock = [linalg.in_basis(fock.pop(), z, max_error=fine, **alike).matrix]
+    fock = [linalg.in_basis(fock.pop(), z, max_error=fine, size=size).matrix]
     del z
     basis = sparse.add(v.double(), one)
-    fock = linalg.in_basis(fock.pop(), basis, max_error=fine, **alike).matrix
+    fock = linalg.in_basis(fock.pop(), basis, max_error=fine, size=size).matrix
     del basis
     clock.append(now(device))
-    purify = functools.partial(linalg.purify, fock, electrons, **alike)
+    purify = functools.partial(linalg.purify, fock, electrons, size=size)
     schedule = linalg.loose_then_tight(MAX_ERROR, states=electrons // 2)
     runs = [purify(schedule=schedule) for _ in range(repeats if waters < _SMALL else 1)]
     found = min(runs, key=lambda run: run.seconds)
-    energy = energy_of(found.matrix, fock, group)
+    energy = energy_of(found.matrix, fock)
     took = [1e3 * (end - start) for start, end in itertools.pairwise(clock)]
     row = dict(zip(("s_ms", "z_ms", "f_ms", "zfz_ms"), took, strict=True)) | {
         "peak_gb": peak_bytes(device) / 1e9,
@@ -245,9 +207,9 @@ def density(waters, device, repeats, group=None):
     }
     if waters < _SMALL:
         fine = linalg.loose_then_tight(MAX_ERROR / 100, states=electrons // 2)
-        right = energy_of(purify(schedule=fine).matrix, fock, group)
+        right = energy_of(purify(schedule=fine).matrix, fock)
         row["energy_error"] = (energy - right) / atoms
-    if group is None and dense_fits(fock) and waters <= 2000:
+    if dense_fits(fock) and waters <= 2000:
         dense = sparse.to_dense(fock, (size, size))
         options = {"block": BLOCK, "schedule": schedule}
         runs = [linalg.purify(dense, electrons, **options) for _ in range(repeats)]
@@ -255,18 +217,9 @@ def density(waters, device, repeats, group=None):
     return [row]
 
 
-def energy_of(projector, fock, group):
-    """2 tr(X F), of the block rows of all ranks."""
-    energy = 2 * sparse.inner(projector, fock)
-    if group is not None:
-        dist.all_reduce(energy, group=group)
-    return energy.item()
-
-
-def block_rows(a, begin, end):
-    """Some block rows of a matrix, without copies of blocks."""
-    rows = read(a, "a", "block_rows").of_rows(begin, end)
-    return rows._replace(crow=rows.crow[begin : end + 1]).matrix()
+def energy_of(projector, fock):
+    """2 tr(X F)."""
+    return 2 * sparse.inner(projector, fock).item()
 
 
 def peak_bytes(device):

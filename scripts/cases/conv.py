@@ -16,8 +16,7 @@ import torch.nn.functional as F
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import require_near
+from common.measuring import PRECISIONS, TOLERANCE, require_near, use_precision
 from common.timing import interleaved
 from models.files import UserError
 from spamm_torch._info import conv2d_norm_maps
@@ -69,7 +68,6 @@ DEFAULTS = {
     "cuda": _ON_GPU | {"repeats": 15},
 }
 _BLOCKS = {"block": (64, 64, 64), "pixel_block": (64, 1, 1)}
-LARGE_BATCHES = (64,)  # of the group of large layers
 
 
 def add_options(parser):
@@ -77,8 +75,7 @@ def add_options(parser):
     cli.add_choices(parser, "--groups", "of layers", DEFAULTS, GROUPS)
     what = f"some of the groups' layers, which are {', '.join(NAMES)}"
     cli.add_choices(parser, "--layers", what, None, NAMES, "all", metavar="LAYER")
-    what = f"images a batch; large layers {LARGE_BATCHES[0]}"
-    cli.add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
+    cli.add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
     cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
     what = "inputs: even in size at random, or falling off from the middle"
     cli.add_choices(parser, "--data", what, ["even"], ("even", "centred"))
@@ -108,9 +105,7 @@ def cases_of(options):
     """(layer, batch, precision, data) in the order of the tables."""
     for group in options.groups:
         layers = [x for x in GROUPS[group] if options.layers is None or x.name in options.layers]
-        by_default = options.batches is DEFAULTS[options.device.type]["batches"]
-        batches = LARGE_BATCHES if by_default and group == "large" else options.batches
-        yield from itertools.product(layers, batches, options.precisions, options.data)
+        yield from itertools.product(layers, options.batches, options.precisions, options.data)
 
 
 # ---- A case -------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import torch
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import require_near
+from common.measuring import PRECISIONS, TOLERANCE, require_near, use_precision
 from common.operands import DATA, operands
 from common.timing import interleaved
 

@@ -1,9 +1,9 @@
 """Whole networks by the backend with nothing skipped, against the dense and the compiled network.
 
-Networks: torchvision's, VGG13 on 32 x 32 pictures and a U-Net, weights drawn from a seed, pictures
-of noise. Times are medians for one batch, candidates in turns in one process, as one CUDA graph and
-as Python launches it; compilation and first calls are not in them. Errors are of the
-output, relative, against float32's. Candidates:
+Networks: torchvision's, and VGG13 on 32 x 32 pictures; weights drawn from a seed, images of noise.
+Times are medians for one batch, candidates in turns in one process, as one CUDA graph and as Python
+launches it; compilation and first calls are not in them. Errors are of the output, relative,
+against float32's. Candidates:
 
 dense, as it is; compiled, torch.compile's default; max-autotune, that mode without CUDA graphs;
 freezing, the same with torch._inductor.config.freezing, which folds batch norms into weights; ours,
@@ -24,10 +24,9 @@ from torch import nn
 
 import spamm_torch
 from common import options as cli
-from common.machine import PRECISIONS, use_precision
+from common.measuring import PRECISIONS, use_precision
 from common.timing import interleaved
 from models.files import UserError, first_line
-from models.unet import UNet
 from models.vgg13 import VGG13
 
 # torch.compile's mode without CUDA graphs: all candidates are captured by the same
@@ -69,7 +68,6 @@ NETWORKS = {
         functools.partial(torchvision.models.inception_v3, init_weights=False), 299
     ),
     "vgg13_32": Network(VGG13, size=32, batches=(1, 8, 32, 128, 512)),
-    "unet": Network(UNet, size=512, batches=(1, 8)),
 }
 
 

@@ -23,15 +23,13 @@ from torch import nn
 import spamm_torch
 from common import options as cli
 from common.console import make_console
-from common.journal import model_digest
-from common.machine import PRECISIONS, use_precision
-from common.measuring import compiled
+from common.measuring import PRECISIONS, compiled, use_precision
 from common.timing import interleaved
-from common.training import add_training_options, train_or_load
 from models.data import MAX_SHIFT, draw_shifts
 from models.files import UserError, first_line, require_writable
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
+from train_vgg13 import add_training_options, train_or_load
 
 TITLE = "VGG13 as served against the dense network"
 MODE = torch.no_grad  # not inference mode, in which weights' norms cannot be pinned
@@ -68,10 +66,6 @@ def header(options):
         "model": f"{options.config.model}, {options.config.epochs} epochs",
         "inference": f"{options.dtype}, batch {options.images}, channels last",
     }
-
-
-def settings(options):
-    return {"network": model_digest(options.trained), "data": options.digits.fingerprint()}
 
 
 def cells(options):

@@ -21,33 +21,31 @@ class Steps:
     """Progress of one job: a bar on a terminal, now and then a line elsewhere."""
 
     def __init__(self, console, title):
+        from rich.progress import MofNCompleteColumn, Progress
+
         self._console, self._title = console, title
-        self._bar = self._task = None
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task(title, total=None)
         self._printed = time.monotonic()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        if self._bar is not None:
+        if self._console.is_terminal:
             self._bar.stop()
 
-    def at(self, step, total, message=None, *, what=""):
-        """Says that ``step`` steps of ``total`` are done, the last being ``what``; a ``message``
-        stands on a line of its own, on a terminal too.
+    def at(self, step, total, message=None):
+        """Says that ``step`` steps of ``total`` are done; a ``message`` stands on a line of its
+        own, on a terminal too.
         """
-        if self._console.is_terminal and self._bar is None and step < total:
-            from rich.progress import MofNCompleteColumn, Progress
-
-            columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(self._title, total=None)
-            self._bar.start()
-        if self._bar is not None:
-            description = f"{self._title}: {what}" if what else self._title
-            self._bar.update(self._task, completed=step, total=total, description=description)
+        self._bar.update(self._task, completed=step, total=total)
+        if self._console.is_terminal:
+            if step < total:
+                self._bar.start()
         elif message is None and time.monotonic() - self._printed > _PLAIN_EVERY_S:
-            message = f"{step} of {total}" + (f" ({what})" if what else "")
+            message = f"{step} of {total}"
         if message is not None:
             self._console.print(f"{self._title}: {message}")
             self._printed = time.monotonic()
@@ -69,8 +67,7 @@ def exit_code(main):
         where = error.filename or "standard output"
         print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt as error:
-        kept = str(error) or "files that are written are whole; the same command makes the others"
-        print(f"interrupted: {kept}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted: files that are written are whole", file=sys.stderr)
         return 130
     return 0

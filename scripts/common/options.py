@@ -74,15 +74,6 @@ def add_folder_option(parser, what):
     add(parser, "--out", what, Path("results"), metavar="FOLDER", type=Path)
 
 
-def add_output_options(parser, name=None):
-    """``--out``, ``--fresh`` and, where the script has a default ``name``, ``--name``."""
-    add_folder_option(parser, "the results")
-    if name is not None:
-        add(parser, "--name", "name of the result files, without a suffix", name, type=file_name)
-    what = "measure all anew, also what an interrupted run has finished"
-    parser.add_argument("--fresh", action="store_true", help=what)
-
-
 def add_repeats_option(parser, default):
     add_numbers(parser, "--repeats", "rounds of each timing", default, "ROUNDS", nargs=None)
 

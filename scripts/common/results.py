@@ -27,7 +27,7 @@ from models.files import UserError, write_atomically
 _MARK = "superseded"  # a column: the date, or None
 _WIDTH = 120  # of text
 _MOVES = 0.03  # of a figure: what add() tells
-_APART = ("device", "date", "command")  # of a header: columns of their own
+_APART = ("device", "date", "command")  # of a header: said first
 # Formats of numbers by parts of their column's name; the first that fits.
 _FORMATS = {
     "^tau|trun": "{:.7g}",
@@ -113,12 +113,11 @@ KINDS: dict[str, Kind] = {
                         ("block products kept", "speed over torch.mm"),
                         "Products of N = 8192 that skip, by kind of matrix",
                         "speed over torch.mm (cuBLAS), norms included; higher is faster")),
-    "norm maps": Kind("data precision block n cold",
-        "Norm maps of both operands, and a search for 30% valid, ms:",
-        "norms_ms, search_ms", "n", data=("decay",), block=(64,)),
+    "norm maps": Kind("data precision block n cold"),
     "convolutions": Kind("layer batch precision data block ratio cold",
         "Speedup over the dense convolution by share kept / with norms of the layer before:",
         ">dense_ms, speedup, speedup_chained", "ratio", batch=(64, 128),
+        precision=("float16", "float32"),
         picture=Picture("ratio", "speedup", "layer", "precision",
                         {"batch": (128,), "data": ("even",), "cold": (False,),
                          "layer": ("conv12", "conv22", "conv32", "conv42", "res56-3x3",
@@ -128,8 +127,9 @@ KINDS: dict[str, Kind] = {
                         "over cuDNN's dense convolution, norms included; conv: layers of VGG13 on "
                         "32 x 32; res: of ResNet-50, by size of their input")),
     "shapes, shares": Kind("op precision kept",
-        "Median over torch's call, and the share of shapes below three limits, by what is kept:",
-        ">shapes, speedup, below 0.6, below 0.8, below 0.95", "kept"),
+        "Where torch's call takes 15 us and more: the shapes, the median speed over it, and the "
+        "shares of shapes below three limits. Of shorter calls: how many, and what 95% of them add at most:",
+        ">shapes, speedup, below 0.6, below 0.8, below 0.95, >short, us over", "kept"),
     "shapes, slowest": Kind("op precision kept shape", "The slowest:", "torch_ms, speedup"),
     "shapes": Kind("op precision shape"),
     "networks": Kind("network batch mode candidate",
@@ -154,16 +154,15 @@ KINDS: dict[str, Kind] = {
         "tau, difference", "n"),
     "speedups": Kind("precision block n ratio",
         "Table 2: speedup over torch.mm by N / the paper's over cuBLAS (V100):",
-        "speedup, paper", "n", block=(64,), precision=("float32", "float16", "float64")),
+        "speedup, paper", "n", block=(64,), precision=("float32", "float16")),
     "speedups, several GPUs": Kind("gpus precision n ratio layout",
         "On several GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
-        "speedup", "ratio", precision=("float16",), n=(8192, 16384, 32768)),
+        "speedup", "ratio", precision=("float16",), n=(8192, 32768)),
     "at equal error": Kind("n share block",
         "Table 3: mm against the fastest sparse product at equal error:",
         "valid_ratio, paper_valid, error, paper_error, ms, graph_ms, speedup, speedup_2, "
         "speedup_4, paper_speedup_1, paper_speedup_2, paper_speedup_4", block=(64,)),
-    "sparse products": Kind("n share peer", "The sparse products:",
-        "ms, conversion_ms, dense_ms, products, trun, error", n=(8192,)),
+    "sparse products": Kind("n share peer"),
     "squares": Kind("matrix n precision block origin waters basis tau",
         "Table 4: speedup over torch.mm, and the error, by tau:",
         ">dense_ms, speedup, error", "tau", precision=("float64",), origin=("model",)),
@@ -189,12 +188,7 @@ KINDS: dict[str, Kind] = {
     # ---- Several devices
     "several devices": Kind("layout data precision n ratio",
         "Speedup over one device, by where operands lie:",
-        ">one_ms, speedup", "layout", data=("decay", "water")),
-    "several devices, peers": Kind("peer data precision n",
-        "Dense products of other libraries on the same devices, ms:",
-        "ms", "peer", data=("decay",)),
-    "several devices, overheads": Kind("layout n", "Until mm returns to Python, us:",
-        "one_us, all_us"),
+        ">one_ms, speedup", "layout", n=(8192, 32768, 999999)),
     # ---- Block-sparse matrices, density matrices
     "stored products": Kind("precision n valid",
         "S S of a water cluster, in blocks of 64; valid, stored and products a block row:",
@@ -205,9 +199,6 @@ KINDS: dict[str, Kind] = {
         picture=Picture("n", "sp2_ms", "device", "", {}, "xy", ("functions", "SP2, ms"),
                         "Block-sparse density matrices of water clusters",
                         "by the number of basis functions N; lower is better")),
-    "block-sparse density, ranks": Kind("n",
-        "The density matrix of water clusters whose block rows lie on several GPUs:",
-        f">waters, {_STEPS}, peak_gb"),
     "density matrix": Kind("problem method",
         "Methods; the energy error is in hartree an atom, the bound that of each step:",
         "seconds, over_dense, over_eigh, over_stored, energy_error, iterations, most_valid",
@@ -399,40 +390,35 @@ def _differing(kind, rows):
 
 
 def _markdown(page, name):
-    """The page of what was found, a table of each kind for all runs that the page shows, and the
-    runs.
-    """
+    """The page of what was found: the runs, and a table of each kind for all that it shows."""
     lines = [f"# {page['title']}", "", *_wrapped(page["notes"])]
     if _shown(page) is not None:
         lines += [f"![{page['title']}]({name}.png)", ""]
     brief, shown = page.get("brief", ()), {}
     for run in page["runs"]:
         if run["name"] not in brief:
-            lines.append(f"- {run['name']}: {run['said']}")
+            lines.append(_of_run(run))
             for kind, rows in run["tables"].items():
                 shown.setdefault(kind, {})[run["name"]] = rows
     if brief:
         lines += ["", f"Of these runs [{name}.json]({name}.json) has the tables:", ""]
-        lines += [f"- {x['name']}: {x['said']}" for x in page["runs"] if x["name"] in brief]
+        lines += [_of_run(run) for run in page["runs"] if run["name"] in brief]
     for kind, of_runs in shown.items():
         if kind in KINDS:
             lines += _of_table(KINDS[kind], of_runs, brief=len(page["runs"]) > 1)
-    runs = [
-        (run["name"], header["device"], header["date"], f"`{header['command']}`", _about(header))
-        for run in page["runs"]
-        for header in (run["header"],)
-    ]
-    lines += ["", "## Runs", "", *table(("run", *_APART, "with"), runs, left=5)]
     return "\n".join(lines) + "\n"
 
 
-def _about(header):
-    """Versions and circumstances."""
-    return "; ".join(
+def _of_run(run):
+    """The line of a run: what it found; where, when and how it was measured."""
+    header = run["header"]
+    more = "; ".join(
         f"{key} {text(value)}"
         for key, value in header.items()
         if key not in _APART and value not in (None, "", False) and not isinstance(value, dict)
     )
+    how = f"{header['device']}, {header['date']}, `{header['command']}`"
+    return f"- **{run['name']}**: {run['said']} ({how}; {more})"
 
 
 def _wrapped(words):

@@ -50,23 +50,21 @@ def medians(times):
     return {name: timing.median for name, timing in times.items()}
 
 
-def by_clock(candidates, repeats, devices, agree=lambda times: times):
+def by_clock(candidates, repeats, devices):
     """Times {name: call} in turns; gives {name: Timing} of one call, launches included.
-    ``devices``: those that are waited for. ``agree``, for processes that measure together, waits
-    for the others, and makes one list of milliseconds of a list from each.
+    ``devices``: those that are waited for.
     """
 
     def in_a_row(counts):
         measured = []
         for call, count in zip(candidates.values(), counts, strict=True):
-            agree([0.0])
             synchronize(devices)
             start = time.perf_counter()
             for _ in range(count):
                 call()
             synchronize(devices)
-            measured.append(_ms_since(start) / count)
-        return agree(measured)
+            measured.append(1e3 * (time.perf_counter() - start) / count)
+        return measured
 
     once = [1] * len(candidates)
     in_a_row(once)  # warms up
@@ -81,28 +79,11 @@ def synchronize(devices):
             torch.cuda.synchronize(device)
 
 
-def host_time(call, repeats, devices):
-    """Milliseconds until a call returns to Python, its devices being idle before: the median."""
-
-    def once():
-        synchronize(devices)
-        start = time.perf_counter()
-        call()
-        return [_ms_since(start)]
-
-    once()  # warms up
-    return _timings(["call"], [once() for _ in range(repeats)])["call"].median
-
-
 def _timings(names, rounds):
     """{name: Timing} of what the rounds measured, a list of milliseconds each."""
     low, median, high = np.quantile(rounds, (0.25, 0.5, 0.75), axis=0)
     pairs = zip(median.tolist(), (high - low).tolist(), strict=True)
     return {name: Timing(*pair) for name, pair in zip(names, pairs, strict=True)}
-
-
-def _ms_since(start):
-    return 1e3 * (time.perf_counter() - start)
 
 
 def _events(calls, cold):
@@ -116,16 +97,11 @@ def _events(calls, cold):
         _warm_up(call)
         count = 1 if cold else _calls_a_graph(call)
         graph = _captured(call, pool, count)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def timer():
             if cold:
                 flush.zero_()
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            return start.elapsed_time(end) / count
+            return _elapsed(graph.replay) / count
 
         return timer
 
@@ -146,14 +122,19 @@ def _warm_up(call):
     torch.cuda.current_stream().wait_stream(side)
 
 
-def _calls_a_graph(call):
-    """So many that the graph's own launch does not count, and no more: large calls take long."""
+def _elapsed(call):
+    """The device's milliseconds for a call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()
     end.record()
     end.synchronize()
-    return min(math.ceil(_GRAPH_MS / start.elapsed_time(end)), _MOST_CALLS_A_GRAPH)
+    return start.elapsed_time(end)
+
+
+def _calls_a_graph(call):
+    """So many that the graph's own launch does not count, and no more: large calls take long."""
+    return min(math.ceil(_GRAPH_MS / _elapsed(call)), _MOST_CALLS_A_GRAPH)
 
 
 def _captured(call, pool, calls):

@@ -36,7 +36,7 @@ GEOMETRY |= {"stride": (1, 1, 1, 2, (2, 1), (1, 3), 3)}
 GEOMETRY |= {"kernel": ((1, 1), (3, 3), (3, 3), (2, 2), (1, 3), (5, 5), (3, 1), (7, 6))}
 GEOMETRY |= {"padding": (0, 1, 1, (0, 1), 2, (2, 0), (2, 3)), "dilation": (1, 1, 1, 2, (1, 2), 3)}
 GEOMETRY |= {"layout_weight": ("contiguous", "channels last", "strided"), **COMMON}
-GEOMETRY |= {"activation": tuple(support.ACTIVATIONS)}
+GEOMETRY |= {"activation": tuple(support.ACTIVATIONS), "slopes": (None, None, 1, "each")}
 CONVOLUTION = {"images": (1, 2, 3, 5, 17, 63, 64, 65, 70, 129, 300, 0), **GEOMETRY}
 CONVOLUTION |= {"height": (1, 2, 3, 5, 8, 9, 14, 17), "width": (1, 2, 3, 5, 7, 8, 16, 19)}
 CONVOLUTION |= {"pattern_w": ("patchy", "normal", "normal", "zeros", "tiny", "nan", "inf")}
@@ -79,17 +79,19 @@ def geometry_of(case):
     return shape, (outer, inner // groups, *kernel), geometry | {"groups": groups}
 
 
-def expect_near(found, wanted, bare, size, inner, activation="none", passes=0, lost=0.0):
+def expect_near(
+    found, wanted, bare, size, inner, activation="none", passes=0, lost=0.0, slope=None
+):
     """Within the rounding of the sums, and of what follows, ``passes`` before the last. bare: what
     a backend may store before that, where it may be infinite. lost: of the operands.
     """
     dtype, size = found.dtype, size.numpy()
-    made = conv_made(found, found.device, (None, None), activation, False)
-    passes, slope = passes + made.passes, made.slope
-    follow = {"slope": slope, "own": made.own, "passes": passes}
+    made = conv_made(found, found.device, (None, None), activation, False, slope)
+    passes, largest = passes + made.passes, float(made.slope)
+    follow = {"slope": largest, "own": float(made.own), "passes": passes}
     with np.errstate(all="ignore"):
         bound = space.rounding(wanted.numpy(), size, inner, made.sums, dtype, **follow)
-        bound = bound + slope * np.asarray(lost)
+        bound = bound + largest * np.asarray(lost)
         if passes and found.is_cuda and dtype == torch.float16:
             overflows = np.abs(bare.numpy()) >= torch.finfo(dtype).max * (1 - 2.0**-10)
             size = np.where(overflows, np.finfo(np.float64).max / 8, size)
@@ -123,7 +125,17 @@ def convolution(case, device):
     shape, weight_shape, geometry = geometry_of(case)
     dtype, seed, form = DTYPES[case["dtype"]], case["seed"], case["form"]
     pattern_x, pattern_w = case["pattern_x"], case["pattern_w"]
+    block, pixel_block = case["block"], case["pixel_block"]
+    if block and pixel_block:
+        block = (*reference.edges(block)[:2], math.prod(pixel_block))
+    blocks = {"block": block, "pixel_block": pixel_block}
     is_torchs = form == "dense" or geometry["groups"] > 1
+    if case["share"] == 0 and form not in ("valid_ratio", "max_error"):
+        operands = (
+            torch.empty(sizes, dtype=dtype, device=device) for sizes in (shape, weight_shape)
+        )
+        backend = OPS.conv2d_backend(*operands, threshold=0.0, **geometry, **blocks)
+        is_torchs = is_torchs or backend in ("cudnn", "onednn")
     if is_torchs or dtype == torch.bfloat16:
         # torch's own convolution and instructions for bfloat16 take subnormals for zero; the former
         # multiplies no padding, but channels that it has added.
@@ -134,14 +146,12 @@ def convolution(case, device):
     )
     host_w = values(weight_shape, pattern_w, dtype, seed + 1)
     host_w, w = space.laid_out(LAYOUTS, case["layout_weight"], host_w, device)
-    block, pixel_block = case["block"], case["pixel_block"]
-    if block and pixel_block:
-        block = (*reference.edges(block)[:2], math.prod(pixel_block))
-    blocks = {"block": block, "pixel_block": pixel_block}
     oracle = reference.Im2col(host_x, host_w, **geometry, **blocks)
     tau, valid = oracle.decide(case["share"])
     if case["share"] == 0 or form in ("dense", "valid_ratio", "max_error"):
         tau = 0.0
+    elif tau <= 0:
+        return convolution(case | {"share": 0.0}, device)
     valid |= tau == 0
 
     def product(weights, columns):
@@ -150,6 +160,10 @@ def convolution(case, device):
         return other.product(valid)
 
     sums, size = oracle.product(valid), product(oracle.weights.abs(), oracle.columns.abs())
+    if {pattern_x, pattern_w} == {"inf", "huge"}:  # sums of what is finite may overflow apart
+        finite = (torch.nan_to_num(x.abs(), posinf=0.0) for x in (oracle.weights, oracle.columns))
+        finite = product(*finite)
+        size = torch.where(finite * 32 >= torch.finfo(torch.float32).max, finite, size)
     bias, residual, bare = None, None, sums
     if case["bias"]:
         bias = values((len(w),), "patchy", dtype, seed + 2)
@@ -159,7 +173,13 @@ def convolution(case, device):
         numbers = values(tuple(sums.shape), "patchy", dtype, seed + 3)
         numbers, residual = space.laid_out(LAYOUTS, case["residual"], numbers, device)
         sums, size = sums + numbers.double(), size + numbers.double().abs()
-    epilogue = {"residual": residual, "activation": case["activation"]}
+    epilogue, follow = {"residual": residual, "activation": case["activation"]}, {}
+    wanted = support.ACTIVATIONS[case["activation"]](sums)
+    if case.get("slopes") and case["activation"] == "leaky_relu":
+        of = dtype if seed % 2 else torch.float32
+        numbers = values((1 if case["slopes"] == 1 else len(w),), "normal", of, seed + 6)
+        wanted = F.prelu(sums, numbers.double())
+        epilogue["slope"] = follow["slope"] = numbers.to(device)
     call = functools.partial(spamm_torch.conv2d, x, w, bias, **geometry, **epilogue, **blocks)
     norms, again = None, None if tau == 0 else call(tau=tau)
     if form == "dense":
@@ -187,7 +207,6 @@ def convolution(case, device):
         expect_bits(again, found, f"the same convolution without {form}")
     if norms is not None:
         space.expect_norms(norms, norms_of(found, 64), "norms of the output", 2e-5)
-    wanted = support.ACTIVATIONS[case["activation"]](sums)
     lost = 0.0
     if device.type == "cuda" and dtype == torch.float32:
         lost = space.LOST_OF_SPLIT * norms_of_strips(oracle)
@@ -196,7 +215,7 @@ def convolution(case, device):
     for result in (found,) if again is None else (found, again):
         passes = (residual is not None) + (case["bias"] and is_torchs)  # in a pass of its own
         inner = oracle.weights.shape[2]
-        expect_near(result, wanted, bare, size, inner, case["activation"], passes, lost)
+        expect_near(result, wanted, bare, size, inner, case["activation"], passes, lost, **follow)
     if form == "chain" and found.numel() and device.type == "cpu":  # else norms may round apart
         more = values((8, found.shape[1], 1, 1), "normal", dtype, seed + 4).to(device)
         layer = functools.partial(spamm_torch.conv2d, found, more, tau=tau, block=64)

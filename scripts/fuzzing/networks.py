@@ -16,7 +16,7 @@ NETWORK |= {"last": (False, True), "seed": tuple(range(10000))}
 NETWORK |= {"form": ("plain", "tau", "fresh weights")}
 
 
-ACTIVATIONS = (nn.Identity, nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.LeakyReLU)
+ACTIVATIONS = (nn.Identity, nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.LeakyReLU, nn.PReLU)
 
 
 class Network(nn.Module):

@@ -3,9 +3,6 @@
 A module table_N measures a table. It has
 
 - ``TITLE``: a few words.
-- ``settings(run)``: a dict of what decides its figures besides machine, versions and repeats. It is
-  called for every table asked for before anything is measured, so it must be cheap; bad input
-  raises UserError here. The journal of the table refuses to go on with other settings.
 - ``cells(run)``: {name: call}, in the order of measuring. It is called when the table's turn comes,
   and may prepare what its cells share (train a network). A call measures one cell as
   common.measuring.cell says: it gives {kind: rows}, the paper's figures in columns of their own.

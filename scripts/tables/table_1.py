@@ -14,13 +14,9 @@ BLOCK = 32
 _STRIP = 1024  # rows that are made at a time: the largest matrix has 4 GiB
 
 
-def settings(run):
-    return {"sizes": tuple(run.sizes or paper.SIZES)}
-
-
 def cells(run):
     rows = partial(_rows, run.device)
-    return {f"N = {n}": cell("thresholds", rows, n=n) for n in settings(run)["sizes"]}
+    return {f"N = {n}": cell("thresholds", rows, n=n) for n in run.sizes or paper.SIZES}
 
 
 def said(tables):

@@ -9,7 +9,6 @@ from cases.mm import bench_operands
 from cases.multi_gpu import Product
 from common.measuring import cell
 from common.timing import by_clock, medians
-from models.files import UserError
 from tables import first_gpus, gpu_counts, paper, sizes
 
 TITLE = "speedup over the dense product"
@@ -20,10 +19,6 @@ _MORE_TYPES = {"cpu": ("float64",), "cuda": ("bfloat16", "float64")}
 _PAPERS_BLOCK, _BLOCK, _LARGE_BLOCK = 32, 64, (128, 64, 128)
 _LAYOUTS = ("0", "S")  # where operands lie on several devices: all on the first; in shards
 _PAPERS_TYPE = {"float32": "float32", "float16": "float16", "bfloat16": "float16"}
-
-
-def settings(run):
-    return {"sizes": sizes(run, SIZES)}
 
 
 def cells(run):
@@ -84,11 +79,7 @@ def _several(run, gpus, precision, n):
     calls = {"dense": partial(torch.mm, product.a, product.b)}
     for ratio, layout in itertools.product(paper.RATIOS, _LAYOUTS):
         call = calls[ratio, layout] = product.calls(layout, ratio)["all"]
-        if not product.is_same(ratio, call()):
-            raise UserError(
-                f"wrong result on several devices at ratio {ratio}, layout {layout}: expected the "
-                "bits of one"
-            )
+        product.require_same(ratio, layout, call())
     ms = medians(by_clock(calls, _repeats(run, n), product.devices))
     dense = ms.pop("dense")
     return [

@@ -17,8 +17,7 @@ import torch
 
 import spamm_torch
 from cases.mm import relative_error
-from common.machine import TOLERANCE, use_precision
-from common.measuring import cell, require_near
+from common.measuring import TOLERANCE, cell, require_near, use_precision
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians, synchronize
 from models.files import first_line
@@ -29,10 +28,6 @@ SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
 BLOCKS = (32, 64)  # the paper's and this library's
 _STEPS = 40  # of the bisection of tau
 _SLOW_MS = 2000.0  # a sparse product that takes so long is timed by its first call alone
-
-
-def settings(run):
-    return {"sizes": sizes(run, SIZES), "peer": PEERS[run.device.type]}
 
 
 def cells(run):
@@ -64,9 +59,9 @@ def _rows(run, n, share):
     target = (exact - product).norm().item()
     of_paper = paper.SPGEMM.get((n, share))
     timed = {"dense": partial(torch.mm, a, b)}
-    found, absent = calls(truncated, product, run.device)
-    slow = {name: of.ms for name, of in found.items() if of.ms > _SLOW_MS}
-    timed |= {name: of.call for name, of in found.items() if name not in slow}
+    peer = sparse_product(truncated, product, run.device)
+    if peer.ms and peer.ms <= _SLOW_MS:
+        timed["sparse"] = peer.call
     ours, on_device = {}, {}
     for block in BLOCKS:
         ours[block] = _at_error(a, b, exact, target, block)
@@ -75,13 +70,14 @@ def _rows(run, n, share):
         for gpus in gpu_counts(run) if len(run.gpus) > 1 else ():
             timed[f"block {block}, {gpus} GPUs"] = partial(call, devices=run.gpus[:gpus])
     convert = {"convert": lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
-    times = slow | medians(by_clock(timed | convert, run.repeats, run.gpus))
+    times = {"sparse": peer.ms} | medians(by_clock(timed | convert, run.repeats, run.gpus))
     if run.gpus:
         graphs = medians(interleaved(on_device, run.device, run.repeats))
         for block, of in ours.items():
             of["graph_ms"] = graphs[block]
-    fastest = min(found, key=times.get, default=None)
     sparse = {
+        "peer": peer.name,
+        "ms": times["sparse"],
         "conversion_ms": times["convert"],
         "dense_ms": times["dense"],
         "trun": trun,
@@ -90,9 +86,9 @@ def _rows(run, n, share):
         "error": target,
         "norm": exact.norm().item(),
     }
-    measured = [{"peer": name, "ms": times[name]} | sparse for name in found]
-    failed = [{"peer": name, "absent": why} for name, why in absent.items()]
-    more = {"sparse_error": target, "peer": fastest, "peer_ms": times.get(fastest)}
+    if not peer.ms:
+        sparse = {"peer": peer.name, "absent": peer.absent}
+    more = {"sparse_error": target, "peer": peer.ms and peer.name, "peer_ms": times["sparse"]}
     if of_paper:
         names = ("paper_valid", "paper_sparse_error", "paper_error")
         more |= dict(zip(names, of_paper, strict=False))
@@ -102,11 +98,11 @@ def _rows(run, n, share):
         several = {gpus: times.get(f"block {block}, {gpus} GPUs") for gpus in GPU_COUNTS}
         several[1] = of["ms"] = times[f"block {block}"]
         speeds = {
-            f"speedup_{gpus}": fastest and ms and times[fastest] / ms
+            f"speedup_{gpus}": ms and peer.ms and times["sparse"] / ms
             for gpus, ms in several.items()
         }
         rows.append(of | more | {"block": block, "speedup": speeds.pop("speedup_1")} | speeds)
-    return {"at equal error": rows, "sparse products": measured + failed}
+    return {"at equal error": rows, "sparse products": [sparse]}
 
 
 def truncation(a, share):
@@ -156,29 +152,32 @@ PEERS = {"cpu": "MKL (torch.sparse)", "cuda": "cuSPARSE (torch.sparse, CUSPARSE_
 _FAILURES = (RuntimeError, MemoryError, OSError)  # out of memory is the first on CUDA
 
 
-class Checked(NamedTuple):
-    """A product that was made once, and was right."""
-
-    call: Callable
-    ms: float  # that it took, its first time
-
-
-def calls(matrix, expected, device):
-    """A call that multiplies a sparse matrix, given dense, by itself, checked once against its
-    square in float64: {peer: Checked}, and {peer: why there is none}. Where there are too many
-    products of entries for a whole product, A is in slices of rows.
+class Peer(NamedTuple):
+    """A sparse product that was made once, and was right: its call, and the milliseconds it took
+    then; or why there is none.
     """
-    csr, peer = to_csr(matrix), PEERS[device.type]
+
+    name: str
+    call: Callable
+    ms: float | None = None
+    absent: str = ""
+
+
+def sparse_product(matrix, expected, device):
+    """The product of a sparse matrix, given dense, by itself, checked once against its square in
+    float64. Where there are too many products of entries for a whole one, A is in slices of rows.
+    """
+    csr, name = to_csr(matrix), PEERS[device.type]
     products, parts = count_products(csr), [csr]
     if products > _MOST_PRODUCTS:
         parts = [to_csr(rows) for rows in matrix.chunk(math.ceil(products / _SLICE))]
-        peer += f", A in {len(parts)} slices of rows"
-    call = partial(_product, parts, csr)
+        name += f", A in {len(parts)} slices of rows"
+    peer = Peer(name, partial(_product, parts, csr))
     try:
-        return {peer: Checked(call, _checked_ms(call, expected))}, {}
+        return peer._replace(ms=_checked_ms(peer.call, expected))
     except _FAILURES as error:
         said = first_line(error).partition(". GPU")[0]  # not how much is free
-        return {}, {peer: f"{said} (for {products:.2g} products of entries)"}
+        return peer._replace(absent=f"{said} (for {products:.2g} products of entries)")
     finally:
         gc.collect()
         torch.cuda.empty_cache()

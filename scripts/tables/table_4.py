@@ -11,8 +11,7 @@ from functools import partial
 import torch
 
 import spamm_torch
-from common.machine import TOLERANCE, use_precision
-from common.measuring import cell, require_near
+from common.measuring import TOLERANCE, cell, require_near, use_precision
 from common.timing import interleaved
 from models.water.geometry import ATOMS
 from models.water.matrices import MATRICES, load
@@ -26,10 +25,6 @@ BLOCKS = (32, 64)
 PRECISIONS = ("float64", "float32")
 # Clusters without a program, by device: the paper's own size needs a GPU.
 MODELS = {"cpu": (300, "STO-3G"), "cuda": (569, "6-31G**")}
-
-
-def settings(run):
-    return {"sources": [asdict(source) for source in sources(run.device)]}
 
 
 def cells(run):

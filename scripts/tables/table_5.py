@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, OrderedDict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -11,16 +11,14 @@ from torch import nn
 from torch.nn.functional import pad
 
 import spamm_torch
-from common.journal import model_digest
-from common.machine import use_precision
-from common.measuring import cell
+from common.measuring import cell, use_precision
 from common.timing import by_clock, interleaved, medians
-from common.training import chosen_training, train_or_load
 from models.data import draw_shifts
 from models.files import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from tables import first_gpus, gpu_counts, paper
+from train_vgg13 import train_or_load
 
 
 class Layout(NamedTuple):
@@ -115,20 +113,9 @@ GROUPS = _groups()
 # ---- The table ----------------------------------------------------------------------------------
 
 
-def settings(run):
-    config, digits = chosen_training(run)
-    return {
-        "training": asdict(config),
-        "images": digits.description,
-        "fingerprint": digits.fingerprint(),
-        "plan": [asdict(group) for group in GROUPS.values()],
-    }
-
-
 def cells(run):
     trained, config, digits = train_or_load(run, run.device, run.console)
     validation = digits.split(config.seed)[1].to(run.device)
-    network = f"network {model_digest(trained)[:6]}"  # another one's cells are not taken
     images = digits.description.partition(" (")[0]
 
     def model_in(precision):
@@ -151,11 +138,11 @@ def cells(run):
     for precision in PRECISIONS[run.device.type]:
         at = {"precision": precision, "images": images}
         for title in GROUPS:
-            found[f"{title}, {precision}, {network}"] = cell("study", group, title=title, **at)
+            found[f"{title}, {precision}"] = cell("study", group, title=title, **at)
         layers = dict.fromkeys(layer for layer, _ in paper.CONVOLUTION)
         for layer, gpus in itertools.product(layers, gpu_counts(run)):
             one = cell("study, several GPUs", several, title=layer, gpus=gpus, **at)
-            found[f"{layer}, {precision}, {gpus} GPUs, {network}"] = one
+            found[f"{layer}, {precision}, {gpus} GPUs"] = one
     return found
 
 

@@ -89,13 +89,13 @@ def backend(
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, example_inputs, strict=True))
     uncounted = _uncounted(graph_module.graph, given, modules)
-    lasting = (node for node, value in given.items() if _is_lasting(node, value))
+    lasting = [node for node, value in given.items() if _is_lasting(node, value)]
+    reason = _reason_to_leave(graph_module.graph, example_inputs, [given[node] for node in lasting])
     sources = [node for node in lasting if node not in uncounted]
-    reason = _reason_to_leave(graph_module.graph, example_inputs)
     rewriting = _Rewriting(graph_module, sources, reason)
     rewriting.run(lambda node: given[node], measures, compiles, packs=True)
     places = [placeholders.index(node) for node in rewriting.folding.sources]
-    call = _Call(rewriting, places, [given[node] for node in sources], modules)
+    call = _Call(rewriting, places, [given[node] for node in lasting], modules)
     call.run = _inner(graph_module, example_inputs, compiles, mode, rest)
     return call
 
@@ -334,8 +334,8 @@ def _guarded_modules() -> list[nn.Module]:
 
 
 def _is_lasting(node: fx.Node, value: Any) -> bool:
-    """Tells whether an input is a parameter or buffer, of which a counter tells changes."""
-    if type(value) not in (Tensor, nn.Parameter) or value.is_inference():
+    """Tells whether an input is a parameter or buffer."""
+    if type(value) not in (Tensor, nn.Parameter):
         return False
     known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
     return isinstance(value, nn.Parameter) or known is not None
@@ -357,8 +357,11 @@ def _uncounted(
     return {node for node in statistics if node in given and id(given[node]) not in counted}
 
 
-def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any]) -> str:
-    """Tells why nothing is fused in a graph of dynamo, or nothing."""
+def _reason_to_leave(graph: fx.Graph, inputs: Iterable[Any], lasting: Iterable[Tensor]) -> str:
+    """Tells why nothing is fused in a graph of dynamo, or nothing. ``lasting``: its parameters and
+    buffers."""
+    if any(tensor.is_inference() for tensor in lasting):
+        return "nothing counts changes of its weights: make it outside of torch.inference_mode()"
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     modes = {getattr(node.target, "__name__", "") for node in graph.nodes}
     if "_enter_autocast" in modes or any(
@@ -414,8 +417,8 @@ class _Folding:
         return self._copies[node]
 
     def add(self, engine: str, site: Site) -> None:
-        """Adds the operands of a site, which are three tensors or None."""
-        read = fx.node.map_arg((site.weight, site.bias, site.scales), self._copy)
+        """Adds the operands of a site, which are tensors or None."""
+        read = fx.node.map_arg((site.weight, site.bias, site.scales, site.slope), self._copy)
         self._recipes.append((engine, site, read, sizes_of(value_of(site.input))))
 
     def operands(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, ...]]:
@@ -424,10 +427,8 @@ class _Folding:
             self._graph.output([read for _, _, read, _ in self._recipes])
         found: Any = fx.Interpreter(nn.Module(), graph=self._graph).run(*tensors)
         return [
-            operands(engine, site, weight, bias, scales, shape)
-            for (engine, site, _, shape), (weight, bias, scales) in zip(
-                self._recipes, found, strict=True
-            )
+            operands(engine, site, shape, *of_site)
+            for (engine, site, _, shape), of_site in zip(self._recipes, found, strict=True)
         ]
 
 
@@ -485,9 +486,9 @@ class _Rewriting:
         for place, ((site, choice), of_site) in enumerate(zip(chosen, found, strict=True)):
             nodes = []
             for which, (value, own) in enumerate(
-                zip(of_site, (site.weight, site.bias, None), strict=True)
+                zip(of_site, (site.weight, site.bias, None, site.slope), strict=True)
             ):
-                is_own = own is not None and value is values.get(own)
+                is_own = value is not None and value is values.get(own)
                 if value is None or is_own:
                     nodes.append(own if is_own else None)
                     continue

@@ -62,15 +62,17 @@ def has_own_pool(images: Tensor | None) -> bool:
 
 
 def operands(
-    engine: str, site: Site, weight: Tensor, bias: Tensor | None, scales: Any, input_shape: Any
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Weight and bias with the maps of channels behind the convolution in them, rounded once, and
-    the weight's norms. Those of a layer that skips are of its own weight, by which its setting was
-    chosen: it skips the same products. For "dense" on a CPU the weight may be packed.
+    engine: str, site: Site, input_shape: Any, weight: Tensor, bias: Any, scales: Any, slope: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Weight and bias with the maps of channels behind the convolution in them, rounded once, the
+    weight's norms, and the slopes. Norms of a layer that skips are of its own weight, by which its
+    setting was chosen: it skips the same products. For "dense" on a CPU the weight may be packed.
     """
-    own, groups = weight, site.geometry[3]
+    own, groups, dtype = weight, site.geometry[3], norm_dtype(weight.dtype)
+    slope = None if engine == "torch" else slope
+    if slope is not None:  # in the type that kernels read
+        slope = torch.as_tensor(slope, dtype=dtype, device=weight.device)
     if scales:
-        dtype = norm_dtype(weight.dtype)
         scale, shift = torch.ones((), dtype=dtype, device=weight.device), 0.0
         if bias is not None:
             shift = bias.to(dtype)
@@ -105,7 +107,7 @@ def operands(
         reorder = torch.ops.mkldnn._reorder_convolution_weight
         weight = reorder(weight, padding, stride, dilation, groups, input_shape)
     bias = None if bias is None else bias.contiguous()
-    return weight, bias, third
+    return weight, bias, third, slope
 
 
 def _joined_weight(weight: Tensor, groups: int) -> Tensor:
@@ -147,14 +149,14 @@ def _blocks(engine: str, site: Site, dtype: torch.dtype) -> dict[str, Any]:
 def call_of(
     engine: str, site: Site, dtype: torch.dtype, given: tuple[Any, ...], residual: Any
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The function, its arguments, and those by name, for an input, a weight, a bias and norms."""
-    x, weight, bias, norms = given
+    """The function, its arguments, and those by name, for an input and the result of operands()."""
+    x, weight, bias, norms, slope = given
     stride, padding, dilation, groups = site.geometry
     groups = 1 if engine == "groups joined" else groups
     args = (x, weight, bias, stride, padding, dilation, groups)
     if engine == "torch":
         return F.conv2d, args, {}
-    options = {"activation": site.activation}
+    options = {"activation": site.activation} | ({} if slope is None else {"slope": slope})
     if engine == "spamm, pool":
         return _ops.conv2d_max_pool.default, args, {**options, "norm_weight": norms}
     options |= {} if residual is None else {"residual": residual}
@@ -204,6 +206,7 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
     key = (
         *(_form(value) for value in (images, weight, residual)),
         *(str(site.geometry), site.activation, site.pool is not None, site.bias is None),
+        *(site.slope is None, _form(value_of(site.slope))),
         *(bool(site.scales), site.is_last, site.packs, compiles, torch.get_num_threads()),
     )
     known, count = _measured.setdefault(key, {}), sizes[0]
@@ -266,13 +269,15 @@ def _whole_call(
 ) -> Callable[[], Any]:
     """The call with what the compiler would do behind it: one pass in place for everything that is
     not a max pool. On CUDA a compiler adds the bias in that pass, too."""
-    weight, b, norms = operands(name, site, w, bias, (), tuple(x.shape))
+    slope = value_of(site.slope)
+    made = site.slope if slope is None else torch.full(slope.shape, 0.25)
+    weight, b, *more = operands(name, site, tuple(x.shape), w, bias, (), made)
     is_torch = name == "torch"
     adds_bias_later = is_torch and w.is_cuda and b is not None
     has_epilogue = is_torch and (
         adds_bias_later or residual is not None or site.activation != "none"
     )
-    given = (x, weight, None if adds_bias_later else b, norms)
+    given = (x, weight, None if adds_bias_later else b, *more)
     function, args, options = call_of(name, site, w.dtype, given, residual)
 
     def call() -> Any:

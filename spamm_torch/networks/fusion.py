@@ -29,7 +29,7 @@ _NAMES = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "pad", "max_pool2d"),
     *("constant_pad_nd", "alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
-    *("linear", *ACTIVATIONS),
+    *("linear", "prelu", *ACTIVATIONS),
 )
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 
@@ -177,8 +177,8 @@ class Site:
         scales: the maps of channels behind it, in order: (kind, operands).
         nodes: the convolution and what is computed with it, in order. ``folded``: how many of them
             are computed by other weights.
-        residual, activation, pool: as of the ops; ``pool`` is a node. then: the name of what
-            follows, and is a call of its own.
+        residual, activation, slope, pool: as of the ops; ``pool`` is a node, ``slope`` a node or a
+            number. then: the name of what follows, and is a call of its own.
         is_last: whether its result has channels last in memory. packs: whether a weight may be
             replaced by a copy in the layout of oneDNN.
         reason: why it stays as it is; empty if it need not.
@@ -196,6 +196,7 @@ class Site:
     folded: int = 1
     residual: fx.Node | None = None
     activation: str = "none"
+    slope: fx.Node | float | None = None
     pool: fx.Node | None = None
     absorbed: tuple[str, ...] = ()
     then: str = ""
@@ -246,6 +247,8 @@ def _site_of(node: fx.Node, constants: Constants) -> Site | None:
     if name == "spamm":
         known = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         site.setting = {key: value for key, value in given.items() if key not in known}
+        site.activation = site.setting.pop("activation", "none")
+        site.residual = site.setting.pop("residual", None)
     return site
 
 
@@ -305,7 +308,7 @@ class _Finder:
         """Takes what follows the site, as far as its call can compute it."""
         if not site.skips:
             self._take_pad(site)
-        if site.setting.get("activation", "none") != "none" or site.setting.get("residual"):
+        if site.activation != "none" or site.residual is not None:
             return
         while self._pass_over_identity(site) or self._take_scale(site):
             pass
@@ -413,8 +416,10 @@ class _Finder:
         if node is None:
             self._take_gate(site)
         elif (activation := activation_of(node)) is not None:
-            site.activation = activation
-            self._take(site, node, activation)
+            slope = _slope_of(node) if activation == "leaky_relu" else None
+            if slope in self._constants and _fits(slope, value_of(site.weight)):
+                site.activation, site.slope = activation, slope
+                self._take(site, node, activation if slope is None else _label(node))
 
     def _take_gate(self, site: Site) -> None:
         """Takes x * sigmoid(x), which is SiLU, and x * hardsigmoid(x), which is hardswish."""
@@ -441,9 +446,29 @@ def _name_behind(node: fx.Node) -> str:
     if user.op in ("call_module", "output"):
         module = attribute(node.graph.owning_module, str(user.target))
         return "" if user.op == "output" else type(module).__name__
-    name = name_of(user) or str(getattr(user.target, "__name__", user.target))
-    slope = arguments_of(user).get("negative_slope", 0.01) if name == "leaky_relu" else 0.01
-    return name if slope == 0.01 else f"{name} {slope}"
+    return _label(user)
+
+
+def _label(node: fx.Node) -> str:
+    """The name of what a node computes, with the slope of a leaky ReLU."""
+    name = name_of(node) or str(getattr(node.target, "__name__", node.target))
+    slope = _slope_of(node) if name == "leaky_relu" else None
+    return name if slope is None else f"{name} {slope}"
+
+
+def _slope_of(node: fx.Node) -> Any:
+    """The slope of a leaky ReLU or PReLU, a number or a node; None for the default."""
+    given = arguments_of(node)
+    slope = given.get("weight", given.get("negative_slope", 0.01))
+    return None if slope == 0.01 else slope
+
+
+def _fits(slope: Any, weight: Tensor) -> bool:
+    """Tells whether the ops take such a slope: a number, or one or one of each channel."""
+    value = value_of(slope)
+    if value is None or value.dim() > 1 or value.dtype != weight.dtype:
+        return not isinstance(slope, fx.Node)
+    return is_plain(value) and value.numel() in (1, weight.shape[0])
 
 
 _SCALES = {"batch_norm": "bn", "mul": "scale", "add": "shift"}
@@ -485,10 +510,11 @@ def windows_of(node: fx.Node) -> list[list[Any]] | None:
 
 
 def activation_of(node: fx.Node) -> str | None:
-    """The name of the activation that a node computes, if the ops compute it."""
+    """The name of the activation that a node computes, if the ops compute it. PReLU is a leaky ReLU
+    with a tensor of slopes."""
     name = name_of(node)
-    if name in ACTIVATIONS:
-        return name if arguments_of(node).get("negative_slope", 0.01) == 0.01 else None
+    if name in ACTIVATIONS or name == "prelu":
+        return "leaky_relu" if name == "prelu" else name
     if name not in ("hardtanh", "clamp", "clamp_min"):
         return None
     given = arguments_of(node)

@@ -6,7 +6,7 @@ import matrices
 import pytest
 import torch
 import torch.nn.functional as F
-from support import ACTIVATIONS, assert_near, raises_line
+from support import ACTIVATIONS, assert_near, captured, raises_line
 from torch import nn
 
 import spamm_torch
@@ -41,12 +41,13 @@ def case(device, dtype, channels=(40, 48), images=5, groups=1, size=(6, 7), seed
     return [x.to(dtype) for x in (input, weight, bias, residual)]
 
 
-def reference(input, weight, bias, residual=None, activation="none", **geometry):
+def reference(input, weight, bias, residual=None, activation="none", slope=None, **geometry):
     """The same in float64 by torch."""
     sums = F.conv2d(
         input.double(), weight.double(), None if bias is None else bias.double(), **geometry
     )
-    return ACTIVATIONS[activation](sums if residual is None else sums + residual.double())
+    sums = sums if residual is None else sums + residual.double()
+    return ACTIVATIONS[activation](sums) if slope is None else F.prelu(sums, slope.double())
 
 
 def test_relu_is_a_name_of_an_activation(device, dtype):
@@ -88,6 +89,39 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     expected = reference(input, weight, bias, addend, activation, padding=1, groups=groups)
     assert_near(actual, expected, 2e-3 if tf32 else None)
     assert actual.is_contiguous(memory_format=torch.channels_last)
+
+
+# One for all channels or one for each: below zero and above one, too.
+SLOPES = {"a number": lambda out: torch.tensor(0.2), "one": lambda out: torch.full((1,), -0.5)}
+SLOPES |= {"channels": lambda out: torch.linspace(-1, 2, out)}
+SLOPES |= {"a view": lambda out: torch.linspace(-1, 2, 2 * out)[::2]}
+
+
+@each_call
+@pytest.mark.parametrize("slope", SLOPES)
+@pytest.mark.parametrize("own_type", [False, True])
+@pytest.mark.parametrize("channels", [(40, 136), (3, 72), (33, 31)])
+@pytest.mark.parametrize("tau", [0.0, 1e-30, None])
+def test_slopes(device, dtype, call, slope, own_type, channels, tau):
+    input, weight, bias, residual = case(device, dtype, channels)
+    slope = SLOPES[slope](channels[1]).to(device, dtype if own_type else torch.float32)
+    options = {"activation": "leaky_relu", "padding": 1, "slope": slope}
+    knob = {} if call is ops.dense_conv2d else {"max_error": 0.0} if tau is None else {"tau": tau}
+    call = call if call is ops.dense_conv2d else spamm_torch.conv2d
+    for addend in (None, residual):
+        actual = call(input, weight, bias, residual=addend, **knob, **options)
+        assert_near(actual, reference(input, weight, bias, addend, **options))
+
+
+@pytest.mark.cuda
+def test_captured_calls_follow_their_slopes():
+    input, weight, bias, residual = case("cuda", torch.float16, (64, 64))
+    slope = torch.linspace(-1, 2, 64, device="cuda")
+    options = {"activation": "leaky_relu", "padding": 1, "slope": slope, "residual": residual}
+    graph, found = captured(lambda: spamm_torch.conv2d(input, weight, bias, tau=0.0, **options))
+    slope.mul_(-2)
+    graph.replay()
+    assert_near(found, reference(input, weight, bias, **options))
 
 
 @each_call
@@ -151,6 +185,20 @@ WRONG = [
         lambda: ops.dense_conv2d(*FEW, activation="gelu"),
         lambda: SpAMMConv2d(4, 4, 3, tau=1.0, activation="gelu"),
     )),
+    (lambda: CONV(activation="leaky_relu", slope=0.2), TypeError, r"slope must be a tensor; got "),
+    *((call, ValueError, r"slope must be given with activation 'leaky_relu' alone; got .* 'relu'")
+      for call in (
+        lambda: CONV(activation="relu", slope=torch.ones(4)),
+        lambda: CONV(bias=torch.ones(4).requires_grad_(), activation="relu", slope=torch.ones(4)),
+        lambda: ops.dense_conv2d(*FEW, activation="relu", slope=torch.ones(4)),
+    )),
+    *((lambda slope=slope: CONV(activation="leaky_relu", slope=slope), error, message)
+      for slope, error, message in (
+        (torch.ones(5), RuntimeError, r"slope must have .* shape \[4\] .*; got shape \[5\]"),
+        (torch.ones(1, 4), RuntimeError, r"slope must have one entry, .*; got shape \[1, 4\]"),
+        (torch.ones(4).half(), TypeError, r"slope must have the weight's dtype .*; got float16"),
+        (torch.ones(4, device="meta"), RuntimeError, r"slope .*device.*; got .*meta"),
+    )),
     (lambda: CONV(activation=3), TypeError, r"activation must be a string or None; got 3"),
     *((call, ValueError, r"must not be given with relu=True.*; got 'relu'") for call in (
         lambda: CONV(activation="relu", relu=True),
@@ -190,6 +238,26 @@ def test_gradients(device, call, activation, with_bias):
     torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
 
 
+@each_call
+@pytest.mark.parametrize("shape", [(), (1,), (4,)])
+@pytest.mark.parametrize("single", [False, True])
+def test_gradients_of_slopes(device, call, shape, single):
+    input, weight, bias, residual = case(device, torch.float64, (3, 4), images=2, size=(4, 3))
+    if single:
+        input, residual = input[0], residual[0]
+    slope = torch.full(shape, -0.7, dtype=torch.float64, device=device)
+
+    def convolve(input, slope, residual):
+        options = {"residual": residual, "activation": "leaky_relu", "slope": slope}
+        return call(input, weight, bias, padding=1, **options)
+
+    for wanted in ((True, False, False), (False, True, False), (True, True, True)):
+        operands = (input, slope, residual)
+        operands = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
+        torch.autograd.gradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
+        torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
+
+
 # ---- torch.compile, autocast, the ops' own tests ------------------------------------------------
 
 
@@ -224,7 +292,8 @@ def test_no_host_tensor_in_a_compiled_graph(device):
 @each_call
 def test_autocast_casts_the_residual(device, call):
     input, weight, bias, residual = case(device, torch.float32)
-    options = {"padding": 1, "activation": "relu"}
+    options = {"padding": 1, "activation": "leaky_relu"}
+    options["slope"] = torch.linspace(-1, 2, 48, device=device)
     with torch.autocast(device.type, torch.bfloat16):
         actual = call(input, weight, bias, residual=residual, **options)
     lower = [x.bfloat16() for x in (input, weight, bias)]

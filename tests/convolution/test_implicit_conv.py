@@ -54,6 +54,29 @@ def test_tf32_on_the_documented_matrices(block, pixel_block, channels, groups, s
     assert_near(got, reference.product(valid, bias).relu(), 1e-3)
 
 
+@pytest.mark.parametrize("pixel_block", [(64, 1, 1), (16, 2, 2), (1, 8, 8)])
+@pytest.mark.parametrize(
+    ("images", "channels", "groups"),
+    [(1, 3, 1), (70, 3, 1), (2, 100, 1), (3, 1, 24), (70, 1, 24), (5, 33, 2), (9, 4, 8)],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_blocks_that_are_mostly_empty(dtype, images, channels, groups, pixel_block):
+    input = uneven(images, groups * channels, 7, 5, seed=1, dtype=torch.bfloat16).double()
+    weight = uneven(groups * 3, channels, 3, 2, seed=2, dtype=torch.bfloat16).double()
+    bias = uneven(groups * 3, seed=3, dtype=torch.bfloat16)
+    setting = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1), "groups": groups}
+    setting |= {"pixel_block": pixel_block}
+    reference = Im2col(input, weight, **setting)
+    tau, valid = reference.decide(0.5)
+    expected = reference.product(valid, bias).relu()
+    operands = [x.to("cuda", dtype) for x in (input, weight, bias)]
+    for norms in ({}, {"norm_weight": ops.conv2d_weight_norm(operands[1], groups)}):
+        got = spamm_torch.conv2d(*operands, **setting, tau=tau, relu=True, **norms)
+        assert_near(got, expected)
+    share = valid.double().mean().item()  # which the search reaches by the same products
+    assert_near(spamm_torch.conv2d(*operands, **setting, valid_ratio=share, relu=True), expected)
+
+
 @pytest.mark.parametrize("images", [65, 100, 128, 256])
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride"),
@@ -88,12 +111,13 @@ def test_more_output_channels_change_no_bit_of_the_others(
     ],
 )
 @pytest.mark.parametrize("tf32", [False, True])
-def test_extreme_numbers_are_tested_and_multiplied_right(dtype, size, tf32, set_tf32):
+@pytest.mark.parametrize("images", [64, 2])
+def test_extreme_numbers_are_tested_and_multiplied_right(images, dtype, size, tf32, set_tf32):
     set_tf32(tf32)
     weight = torch.eye(64, dtype=dtype, device="cuda").view(64, 64, 1, 1)
-    input = torch.full((64, 64, 2, 2), size, dtype=dtype, device="cuda")
+    input = torch.full((images, 64, 2, 2), size, dtype=dtype, device="cuda")
     input[:, :, 1] = 0
-    norm = input[:, :, 0, 0].double().norm().item() * 8  # times the weight's norm
+    norm = input[:1, :, 0, 0].double().norm().item() * 8 * 8  # of 64, times the weight's norm
     if norm < 3e38:
         skipped = spamm_torch.conv2d(input, weight, tau=norm * 1.001)
         assert torch.equal(skipped, torch.zeros_like(input))

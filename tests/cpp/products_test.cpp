@@ -96,8 +96,9 @@ TEST_P(Conv2d, TakesEveryOption) {
   ConvOptions options = {.stride = {2, 1}, .padding = {2, 0}, .dilation = {1, 2}, .groups = 2};
   const Tensor sums = at::conv2d(input, weight, bias, {2, 1}, {2, 0}, {1, 2}, 2);
   options.residual = random(sums.sizes());
-  options.activation = "silu";
-  const Tensor expected = at::silu(sums + *options.residual);
+  options.activation = "leaky_relu";
+  options.slope = random({10});
+  const Tensor expected = at::prelu(sums + *options.residual, *options.slope);
   const Tensor dense = dense_conv2d(input, weight, bias, options);
   EXPECT_LE(relative_error(dense, expected), tolerance(at::kFloat));
   options.knob = kDense;

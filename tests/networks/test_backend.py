@@ -1,6 +1,7 @@
 """The backend of torch.compile: results, engines, late changes, and what a model goes through."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.ops import FrozenBatchNorm2d
 
+import spamm_torch
 import spamm_torch.networks.backend as backend_room
 import spamm_torch.networks.choice as choice_room
 from spamm_torch import SpAMMConfig, convert_, explain, fuse, record_stats, refresh_, revert_
@@ -125,8 +127,10 @@ ABSORBED = {
     "hardswish": (conv(nn.Hardswish()), "hardswish"),
     "silu": (conv(NORM, nn.SiLU(inplace=True)), "bn silu"),
     "leaky relu": (conv(nn.LeakyReLU()), "leaky_relu"),
-    "leaky relu of another slope": (conv(nn.LeakyReLU(0.1)), ""),
-    "prelu": (conv(NORM, nn.PReLU(32)), "bn"),
+    "leaky relu of another slope": (conv(nn.LeakyReLU(-0.2)), "leaky_relu -0.2"),
+    "prelu": (conv(NORM, nn.PReLU(32)), "bn prelu"),
+    "prelu of one slope": (conv(nn.PReLU()), "prelu"),
+    "prelu of computed slopes": (function(lambda y, x: F.prelu(y, x.mean((0, 2, 3)))), ""),
     "gelu": (conv(NORM, nn.GELU()), "bn"),
     "relu before batch norm": (conv(nn.ReLU(), NORM), "relu"),
     "two batch norms": (conv(NORM, nn.BatchNorm2d(32, affine=False)), "bn bn"),
@@ -198,8 +202,8 @@ def test_layers_of_one_name_have_a_row_each():
         for block in model:
             block.compile(backend="spamm_torch", options={"inner": "eager", "measure": False})
             block(images)
-    rows = [(row.name, row.then) for row in explain(model)]
-    assert rows == [("0.conv", "leaky_relu 0.2"), ("1.conv", "leaky_relu 0.2")]
+    rows = [(row.name, row.absorbed) for row in explain(model)]
+    assert rows == [("0.conv", ("leaky_relu 0.2",)), ("1.conv", ("leaky_relu 0.2",))]
 
 
 def test_arguments_are_refused():
@@ -285,6 +289,24 @@ def test_exported_layers_that_skip_are_fused():
     fused = fuse(torch.export.export(model, (images,)).module())
     assert relative_error(fused(images), expected) < 1e-5
     assert [(row.action, row.absorbed) for row in explain(fused)] == [("spamm", ("bn", "relu"))]
+
+
+@torch.no_grad()
+def test_layers_that_skip_keep_their_own_epilogue():
+    torch.manual_seed(0)
+    slope = nn.Parameter(torch.randn(32))
+
+    def forward(m, x):
+        y = m.first(x)
+        more = {"residual": y, "activation": "leaky_relu", "slope": m.slope}
+        return F.relu6(spamm_torch.conv2d(m.last(y), m.first.weight, padding=1, tau=20.0, **more))
+
+    make = functools.partial(spamm_torch.SpAMMConv2d, 32, 32, 3, padding=1, tau=20.0)
+    layers = {"first": make(activation="silu"), "last": nn.Sequential(make(), nn.PReLU())}
+    model = Made(forward, **layers, slope=slope)
+    images = torch.randn(64, 32, 6, 6)
+    assert relative_error(compiled(model)(images), model(images)) < 1e-5
+    assert [row.absorbed for row in explain(model)] == [(), ("prelu",), ()]
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ class Net(nn.Module):
             *(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.LeakyReLU()),
             *(nn.Conv2d(32, 32, 1), nn.ReLU6()),
         )
-        self.pool = nn.MaxPool2d(2)
+        self.prelu, self.pool = nn.PReLU(32), nn.MaxPool2d(2)
         self.head, self.last = nn.Linear(32, 8), nn.Linear(8, 4)
         self.scale, self.mode, self.shifts = 1.5, "sum", (0.5, 0.25)
         self.order = [0, 1]
@@ -78,7 +78,7 @@ class Net(nn.Module):
     def _forward_impl(self, x):
         x = self.relu(self.bn1(self.conv1(x)))
         for place in self.order:
-            x = x + self.blocks[place](x)
+            x = x + self.prelu(self.blocks[place](x))
         x = (
             self.pool(self.body(x)) * (self.factor * self.scale)
             + self.shifts[1]
@@ -142,6 +142,9 @@ m.conv1.weight = nn.Parameter(random(32, 8, 3, 3))
 m.conv1._parameters.update(weight=nn.Parameter(random(32, 8, 3, 3)))
 m.conv1.bias = nn.Parameter(random(32))
 m.blocks[0].bias = None
+m.prelu.weight.mul_(-2)
+m.prelu.weight = nn.Parameter(random(1))
+m.prelu.weight.data = random(32)
 m.body[0].weight.copy_(random(32, 32, 3, 3))
 torch._foreach_mul_(list(m.parameters()), 1.5)
 m.conv1._apply(lambda tensor: tensor * 2)
@@ -214,7 +217,7 @@ m.bn1.eps = 0.5
 m.bn1.weight = None
 m.bn1.running_mean = torch.ones(32)
 m.bn1.running_mean = m.bn1.running_var = None; m.bn1.track_running_stats = False
-m.body[2].negative_slope = 0.5
+m.body[2].negative_slope = -0.5
 m.body[4].max_val = 0.5
 m.relu.inplace = False; m.bn1.weight.mul_(2)
 m.pool.kernel_size = m.pool.stride = 4
@@ -433,6 +436,7 @@ values = m.conv1.weight.detach().numpy(); values *= 2
 torch.from_dlpack(m.conv1.weight.detach()).mul_(2)
 step(m, False, fused=True)
 m.body[1].running_var.data.add_(1)
+m.prelu.weight.data.mul_(-2)
 """)
 
 

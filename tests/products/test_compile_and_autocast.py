@@ -237,6 +237,8 @@ def calls_beside_cases(device):
     residual = {"residual": make(16, 3, 4), "activation": "silu"}
     yield "dense_conv2d", (input, weight), residual
     yield "conv2d", (input, weight), {"threshold": 0.5, **residual}
+    leaky = {"activation": "leaky_relu", "slope": make(16)}
+    yield "conv2d_max_pool", (input[None], weight), leaky
     for into, out in ((0, 3), (4, 0)):
         yield "conv2d", (make(2, into, 5, 5), make(out, into, 3, 3)), {"threshold": 0.5}
 

@@ -14,7 +14,6 @@ from support import refuses
 from torch import nn
 
 import spamm_torch
-from common import journal as runs
 from common import results
 from density import sources
 from models import data, training
@@ -190,14 +189,13 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_json(tmp_path, text):
-    """Settings, journals and results: Python's readers of JSON raise more than ValueError."""
-    path = tmp_path / "file.partial.json"
+    """Settings and results: Python's readers of JSON raise more than ValueError."""
+    path = tmp_path / "file.json"
     content = TEXTS[text]
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     model = nn.Sequential(nn.Conv2d(3, 8, 3))
     refuses(ValueError, lambda: spamm_torch.convert_(model, path), str(path))
     assert type(model[0]) is nn.Conv2d
-    refuses(UserError, lambda: runs.Journal(tmp_path, "file", {}), str(path), "anew with --fresh")
     refuses(UserError, lambda: results.load(path), str(path))
     as_text = content if isinstance(content, str) else "\ufffd"
     refuses(ValueError, lambda: spamm_torch.SpAMMConfig.from_json(as_text))

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 import spamm_torch
-from common.journal import Journal
 from models.files import UserError, read_arrays, write_atomically
 from models.training import load_checkpoint, save_checkpoint
 from spamm_torch import _output
@@ -73,21 +72,7 @@ def settings(path):
     )
 
 
-def results(path):
-    """The groups of a long measurement: none that was finished is measured again."""
-    journal = Journal(path.parent, path.name, {})
-
-    def last():
-        again, step = Journal(path.parent, path.name, {}), 0
-        while str(step) in again:
-            assert again.measured(str(step), pytest.fail) == [step] * 500
-            step += 1
-        return step - 1
-
-    return lambda step: journal.measured(str(step), lambda: [step] * 500), last
-
-
-KINDS = [checkpoint, arrays, settings, results]
+KINDS = [checkpoint, arrays, settings]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,12 +2,10 @@
 
 import functools
 import json
-import os
 import random
 
 import pytest
 import torch
-from processes import FORKS
 from study_tools import (
     assert_consistent,
     assert_golden,
@@ -16,15 +14,16 @@ from study_tools import (
     run_bench,
     run_script,
     same_parameters,
+    tables_of,
 )
 from torch import nn
 
 import bench
 import spamm_torch
 from cases import mm, multi_gpu, networks, shapes
-from cases.multi_gpu import LAYOUTS, PEERS
+from cases.multi_gpu import LAYOUTS
 from cases.networks import CANDIDATES
-from common.machine import TOLERANCE
+from common.measuring import TOLERANCE
 from common.operands import DATA, operands
 from models.files import UserError
 
@@ -47,59 +46,32 @@ TINY = networks.Network(tiny_network, size=8, batches=(1,))
 
 @pytest.fixture(autouse=True, scope="module")
 def fast():
-    """Ranks would import torch anew."""
-    start = functools.partial(
-        torch.multiprocessing.start_processes, start_method=FORKS.get_start_method()
-    )
     quiet = torch._inductor.config.patch(autotune_num_choices_displayed=0)
     with pytest.MonkeyPatch.context() as patch, quiet:
         patch.setitem(networks.NETWORKS, "tiny", TINY)
-        patch.setattr(torch.multiprocessing, "spawn", start)
         yield
 
 
 # ---- All benchmarks -----------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
-    """Stopped in its second cell it leaves the first; the same command measures the others."""
-    given = ("mm", "--device", "cpu", "--sizes", 64, 100, 128, "--precisions", "float32")
-    given += ("--out", tmp_path, "--name", "small")
-    whole, calls, journal = mm.bench_operands, [], tmp_path / "small.partial.json"
+def test_an_interrupted_run_writes_what_it_has(tmp_path, capsys, monkeypatch):
+    """Stopped in its second cell it leaves the rows of the first."""
+    given = ("mm", "--device", "cpu", "--sizes", 64, 100, "--precisions", "float32")
+    given += ("--repeats", 1, "--out", tmp_path, "--name", "small")
+    whole = mm.bench_operands
 
-    def run(interrupted_at, *more):
-        def measure(*of_cell, **rest):
-            if len(calls) == interrupted_at:
-                raise KeyboardInterrupt
-            calls.append(of_cell)
-            return whole(*of_cell, **rest)
+    def measure(case, *rest):
+        if case[3] == 100:
+            raise KeyboardInterrupt
+        return whole(case, *rest)
 
-        calls.clear()
-        monkeypatch.setattr(mm, "bench_operands", measure)
-        return run_script(bench.main, capsys, *given, *more)
-
-    code, _, lines = run(1, "--repeats", 1)
-    assert code == 130
-    assert lines == [
-        f"interrupted: finished groups are in {journal}; the same command goes on from there"
-    ]
-    assert list(tmp_path.iterdir()) == [journal]
-    first = json.loads(journal.read_text())["groups"]
-
-    code, _, lines = run(None, "--repeats", 9)
-    assert code == 1
-    assert lines[0].startswith("error: expected repeats")
-    assert json.loads(journal.read_text())["groups"] == first
-
-    code, printed, _ = run(None, "--repeats", 1)
-    assert (code, len(calls)) == (0, 2)
-    assert f"resumed from {journal} at 1 of 3" in printed.replace("\n", "")
+    monkeypatch.setattr(mm, "bench_operands", measure)
+    code, _, lines = run_script(bench.main, capsys, *given)
+    assert (code, lines) == (130, ["interrupted: files that are written are whole"])
     assert_three_files(tmp_path)
-
-    run(1, "--repeats", 1)
-    assert run(None, "--repeats", 1, "--fresh")[0] == 0
-    assert len(calls) == 3
-    assert_three_files(tmp_path)
+    rows = tables_of(tmp_path / "small.json")["products"]
+    assert [(row["n"], row["ratio"]) for row in rows] == [(64, ratio) for ratio in mm.RATIOS]
 
 
 def test_shapes_that_nobody_chose(tmp_path):
@@ -110,11 +82,14 @@ def test_shapes_that_nobody_chose(tmp_path):
     rows = tables["shapes"]
     assert [row["op"] for row in rows] == ["mm", "mm", "conv2d", "conv2d"]
     draw = shapes.products(random.Random("3 products"), 100)
-    assert [row["shape"] for row in rows[:2]] == [next(draw)["name"] for _ in range(2)]
+    assert [row["shape"] for row in rows[:2]] == [next(draw)[0] for _ in range(2)]
     for share in tables["shapes, shares"]:
-        of = [row[share["kept"]] for row in rows if row["op"] == share["op"]]
-        assert share["below 0.8"] == sum(ratio < 0.8 for ratio in of) / 2
-        assert share["speedup"] == pytest.approx(sum(of) / 2)
+        of_op = [row for row in rows if row["op"] == share["op"]]
+        of = [row[share["kept"]] for row in of_op if row["torch_ms"] >= 0.015]
+        assert (share["shapes"], share["short"]) == (len(of), 2 - len(of))
+        if of:
+            assert share["below 0.8"] == sum(ratio < 0.8 for ratio in of) / len(of)
+            assert share["speedup"] == pytest.approx(sum(of) / len(of))
 
 
 def test_block_sparse_products_and_density_matrices(tmp_path):
@@ -125,7 +100,6 @@ def test_block_sparse_products_and_density_matrices(tmp_path):
     for row in tables["stored products"]:
         assert row["products"] == pytest.approx(4, abs=0.5)
         assert row["share_before"] == 1 - row["multiply_ms"] / row["mm_ms"]
-        assert (row["over_entries"] is None) == (row["precision"] == "float16")
     for row in tables["block-sparse density"]:
         assert abs(row["energy_error"]) < 1e-7
         assert row["stored_x"] <= -(-row["n"] // 64)
@@ -211,32 +185,13 @@ run = functools.partial(run_bench, "multi_gpu")
 
 
 def test_cells(tmp_path):
-    """R and S everywhere; the other layouts at the largest size with the first data set."""
     given = "--repeats 1 --sizes 300 256 --data decay heavy --ratios 0.3 1.0"
     tables = run(tmp_path, *given.split())
     assert_golden("bench multi_gpu", outline(tables))
     assert_consistent(tables["several devices"], speedup="one_ms/all_ms")
-    assert_consistent(tables["several devices, overheads"])
     for row in tables["several devices"]:
         if not row["absent"]:
             assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.1)
-
-
-def test_equal_cuts():
-    assert multi_gpu.equal_cuts(300, 2) == [0, 128, 300]
-    assert multi_gpu.equal_cuts(64, 2) == [0, 0, 64]
-
-
-def test_ranks_with_block_sparse_matrices(tmp_path, monkeypatch):
-    """Half of the waters on each of two ranks; each type takes two processes more."""
-    monkeypatch.setattr(multi_gpu, "STORED_PRECISIONS", ("float32",))
-    given = "--repeats 1 --layouts --sizes 64 --data decay --waters 128 --density 128"
-    tables = run(tmp_path, *given.split())
-    [row] = tables["several devices"]
-    assert row["precision"] == "float32"
-    assert row["valid_ratio"] == pytest.approx(min(multi_gpu.RATIOS), abs=0.01)
-    [density] = tables["block-sparse density, ranks"]
-    assert abs(density["energy_error"]) < 1e-7
 
 
 def run_changed(change, monkeypatch, folder, arguments):
@@ -269,28 +224,13 @@ def test_a_result_that_differs_ends_the_run(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_ranks_that_fail_and_that_end_say_which():
-    wrong = {"data": "nothing of the kind", "precision": "float32", "n": 256}
-    with pytest.raises(RuntimeError, match=r"^rank 0: ValueError: data must be one of "):
-        multi_gpu.run_ranks(multi_gpu.multiply, [CPU], wrong, (0.3,), 1)
-    with pytest.raises(RuntimeError, match=r"^rank 0: process 0 terminated with exit code 3$"):
-        multi_gpu.run_ranks(end_the_first, [CPU] * 2)
-
-
-def end_the_first(place):
-    if place.rank == 0:
-        os._exit(3)
-    place.slowest([0.0])
-
-
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
 def test_two_gpus_measure_every_cell(tmp_path):
-    given = ("--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
+    given = ("--sizes", 2304, 3072, "--precisions", "float16", "float64", "--repeats", 1)
     tables = run_bench("multi_gpu", tmp_path, *given, device="cuda")
     assert not any(row.get("absent") for rows in tables.values() for row in rows)
     assert {row["layout"] for row in tables["several devices"]} == set(LAYOUTS)
-    assert {row["peer"] for row in tables["several devices, peers"]} == set(PEERS.values())
 
 
 # ---- Whole networks -----------------------------------------------------------------------------
@@ -362,7 +302,6 @@ def test_freezing_folds_batch_norms():
     [
         ("resnet18", 64),
         ("vgg13_32", 32),
-        pytest.param("unet", 32, marks=pytest.mark.thorough),
         pytest.param("densenet121", 64, marks=pytest.mark.thorough),
     ],
 )

@@ -1,11 +1,10 @@
-"""The study's data; VGG13, its training, its fine-tuning and bench.py vgg13; U-Net."""
+"""The study's data; VGG13, its training and bench.py vgg13."""
 
 import gzip
 import hashlib
 import itertools
 import json
 import shutil
-import signal
 from dataclasses import replace
 
 import pytest
@@ -18,23 +17,13 @@ import bench
 import train_vgg13
 from cases import vgg13
 from common.console import exit_code
-from common.journal import model_digest
 from common.results import load
 from models import data as mnist
 from models import training
 from models.data import ROOT_VARIABLE, Digits, to_pictures
 from models.files import UserError
-from models.training import (
-    SKIPPING,
-    FineTuneConfig,
-    TrainConfig,
-    fine_tune,
-    train,
-    with_skipping,
-)
-from models.unet import UNet
+from models.training import TrainConfig, train
 from models.vgg13 import CONVOLUTIONS, VGG13
-from spamm_torch import SpAMMConv2d
 
 TINY = TrainConfig(width=2, epochs=2, batch=10)
 CPU = torch.device("cpu")
@@ -129,44 +118,16 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     assert same_parameters(resumed, whole)
 
 
-def test_ctrl_c_saves_the_step_at_hand(uninterrupted, tmp_path, data):
-    """Between checkpoints, which an epoch of 4 steps and a minute make."""
-    (config, whole), path = uninterrupted, tmp_path / "cut.pt"
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupt(step, steps, message):
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        training.train(config, data, path, CPU, interrupt)
-    assert str(caught.value) == (
-        f"step 3 of 8 is saved in {path}; the same command goes on from there"
-    )
-    assert signal.getsignal(signal.SIGINT) is before
-    assert training.load_checkpoint(path)["step"] == 3
-    assert same_parameters(training.train(config, data, path, CPU, silent), whole)
+def test_a_finished_training_returns_at_once(uninterrupted, tmp_path, data):
+    (config, whole), path = uninterrupted, tmp_path / "c.pt"
+    training.train(config, data, path, CPU, silent)
     content, reports = path.read_bytes(), []
     again = training.train(config, data, path, CPU, lambda *report: reports.append(report))
-    assert [step for step, _, _ in reports] == [8]  # a finished one returns at once
+    assert [step for step, _, _ in reports] == [8]
     assert "already trained" in reports[0][2]
     assert not again.training
     assert same_parameters(again, whole)
     assert path.read_bytes() == content
-
-
-def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
-    """Also where the tests run in the background, and a shell has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def interrupt(step, steps, message):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        training.train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
-    signal.signal(signal.SIGINT, before)
-    assert not (tmp_path / "c.pt").exists()
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
@@ -210,111 +171,15 @@ def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, wo
     assert path.read_bytes() == content
 
 
-# ---- U-Net ---------------------------------------------------------------------------------------
-
-
-def test_shapes_at_every_level():
-    model = UNet(in_channels=2, classes=5, width=4, depth=3).eval()
-    shapes = {}
-
-    def note(name):
-        return lambda module, inputs, output: shapes.update({name: tuple(output.shape[1:])})
-
-    for name, module in model.named_modules():
-        module.register_forward_hook(note(name))
-    output = model(torch.randn(2, 2, 16, 24))
-    assert output.shape == (2, 5, 16, 24)
-    sides = [(4, 16, 24), (8, 8, 12), (16, 4, 6)]
-    for level, side in enumerate(sides):
-        assert shapes[f"encoder.{level}"] == side
-        assert shapes[f"up.{2 - level}"] == side
-        assert shapes[f"decoder.{2 - level}"] == side
-    assert shapes["bottom"] == (32, 2, 3)
-    output.square().sum().backward()  # a level whose output is lost on the way has no gradient
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.abs().max() > 0, name
-    assert UNet().head.weight.shape == (11, 64, 1, 1)
-
-
-# ---- Fine-tuning with skipping on ----------------------------------------------------------------
-
-
-ONE_EPOCH = TrainConfig(width=2, epochs=1, batch=10)
-
-
-def skip_all(ratio):
-    return {name: {"valid_ratio": ratio} for name in SKIPPING}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """A trained network, and the configuration of a fine-tuning of it."""
-    path = tmp_path_factory.mktemp("start") / "c.pt"
-    model = training.train(ONE_EPOCH, Digits(*digits(50), "50 bars"), path, CPU, silent)
-    return model, FineTuneConfig(skip_all(0.5), model_digest(model), ONE_EPOCH)
-
-
-def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, data, start):
-    model, config = start
-    before = model_digest(model)
-    given = replace(config, steps=3), model, data, tmp_path / "t.pt", CPU
-    tuned = fine_tune(*given, silent)
-    assert model_digest(model) == before
-    assert model_digest(tuned) != before
-    assert not tuned.training
-    for name in SKIPPING:
-        assert type(getattr(tuned, name)) is SpAMMConv2d
-        assert getattr(tuned, name).valid_ratio == 0.5
-    assert type(tuned.conv11) is torch.nn.Conv2d
-    found, reports = training.load_checkpoint(tmp_path / "t.pt"), []
-    ONE_EPOCH.build().load_state_dict(found["model"])
-    fine_tune(*given, lambda *report: reports.append(report))
-    assert [found["step"], *(step for step, _, _ in reports)] == [3, 3]  # fewer than an epoch has
-
-
-def test_the_loss_depends_on_what_is_skipped_and_on_the_teacher(tmp_path, data, start):
-    model, config = start
-
-    def tuned(settings):
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pt"
-        return fine_tune(replace(config, settings=settings), model, data, path, CPU, silent)
-
-    whole = tuned(skip_all(1.0))
-    assert same_parameters(whole, tuned({name: {"tau": 1e-30} for name in SKIPPING}))
-    assert not same_parameters(whole, tuned(config.settings))
-    begin = with_skipping(model, skip_all(1.0))
-    alone = training.train(config, data, tmp_path / "alone.pt", CPU, silent, begin)
-    assert not same_parameters(whole, alone)
-
-
-def test_the_distillation_loss_is_the_divergence_of_softened_answers():
-    generator = torch.Generator().manual_seed(0)
-    answers, taught = (torch.randn(5, 10, generator=generator) * 3 for _ in range(2))
-    own, other = ((x / 2).softmax(1) for x in (answers, taught))
-    expected = 4 * (other * (other / own).log()).sum() / 5
-    torch.testing.assert_close(training.distillation_loss(answers, taught, temperature=2), expected)
-    assert training.distillation_loss(taught, taught, temperature=4).abs() < 1e-6
-
-
-def test_the_share_kept_is_that_of_the_layers(start):
-    nothing = {name: {"tau": 1e9} for name in SKIPPING}
-    for settings, share in ((skip_all(1.0), 1), (nothing, 0)):
-        model = with_skipping(start[0], settings)
-        assert train_vgg13.share_kept(model, torch.rand(10, 3, 32, 32)) == share
-
-
 # ---- The command --------------------------------------------------------------------------------
 
 
-def test_the_command_trains_and_fine_tunes(capsys, tmp_path):
-    """Another ratio is no continuation, nor is what is fine-tuned a training. Without data nothing
-    is left behind.
-    """
-    path = tmp_path / "c.spamm.pt"
+def test_the_command_trains_and_goes_on(capsys, tmp_path):
+    """Without data nothing is left behind."""
 
-    def run(ratio="0.5", checkpoint="c.pt"):
-        given = f"--width 2 --epochs 1 --batch 10 --device cpu --spamm {ratio}".split()
-        given += ["--data", tmp_path, "--checkpoint", tmp_path / checkpoint]
+    def run():
+        given = ["--width", 2, "--epochs", 1, "--batch", 10, "--device", "cpu"]
+        given += ["--data", tmp_path, "--checkpoint", tmp_path / "c.pt"]
         return run_script(train_vgg13.main, capsys, *given)
 
     code, _, [line] = run()
@@ -323,23 +188,13 @@ def test_the_command_trains_and_fine_tunes(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
     write_part(tmp_path, "t10k", *digits(50))
+    assert run()[0] == 0
+    assert training.load_checkpoint(tmp_path / "c.pt")["step"] == 4
+    content = (tmp_path / "c.pt").read_bytes()
     code, output, _ = run()
     assert code == 0
-    assert "before and" in output
-    assert training.load_checkpoint(path)["step"] == 4
-    content = path.read_bytes()
-    code, output, _ = run()
-    assert code == 0
-    assert output.count("already trained") == 2
-    for given, words in (
-        ({"ratio": "0.4"}, "same network with the same options"),
-        ({"checkpoint": path.name}, "expected a checkpoint with the options"),
-    ):
-        code, _, [line] = run(**given)
-        assert code == 1
-        assert words in line
-        assert path.name in line
-        assert path.read_bytes() == content
+    assert "already trained" in output
+    assert (tmp_path / "c.pt").read_bytes() == content
 
 
 # ---- Data: reading, checking, splitting and placing MNIST ----------------------------------------

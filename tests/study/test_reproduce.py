@@ -209,9 +209,9 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch, error, why):
         return [0.5 * a.to_sparse_csr()]
 
     monkeypatch.setattr(table_3, "_product", fails)
-    found, absent = table_3.calls(a, a.double(), a.device)
-    assert not found
-    assert absent[table_3.PEERS["cpu"]].startswith(why)
+    peer = table_3.sparse_product(a, a.double(), a.device)
+    assert (peer.name, peer.ms) == (table_3.PEERS["cpu"], None)
+    assert peer.absent.startswith(why)
 
 
 def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
@@ -222,16 +222,16 @@ def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
     a, peer = a.to(device), table_3.PEERS[torch.device(device).type]
     nonzero = (a != 0).double()
     assert table_3.count_products(table_3.to_csr(a)) == (nonzero @ nonzero).sum()
-    assert list(table_3.calls(a, a.double() @ a.double(), a.device)[0]) == [peer]
+    assert table_3.sparse_product(a, a.double() @ a.double(), a.device).name == peer
     monkeypatch.setattr(table_3, "_MOST_PRODUCTS", 100)
     monkeypatch.setattr(table_3, "_SLICE", (nonzero @ nonzero).sum().item() / 4)
-    [(name, (call, ms))] = table_3.calls(a, a.double() @ a.double(), a.device)[0].items()
-    assert (name, ms > 0) == (f"{peer}, A in 4 slices of rows", True)
-    whole = torch.cat([part.to_dense() for part in call()])
+    found = table_3.sparse_product(a, a.double() @ a.double(), a.device)
+    assert (found.name, found.ms > 0) == (f"{peer}, A in 4 slices of rows", True)
+    whole = torch.cat([part.to_dense() for part in found.call()])
     torch.testing.assert_close(whole, a @ a)
 
 
-# ---- Going on -----------------------------------------------------------------------------------
+# ---- Interrupts ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -250,32 +250,19 @@ def calls(monkeypatch):
     return calls, errors
 
 
-def test_an_interrupted_run_goes_on(tmp_path, capsys, calls, arguments):
-    """Stopped in the second cell of the second table: neither the first table is measured again."""
+def test_an_interrupted_run_keeps_whole_tables(tmp_path, capsys, calls, arguments):
+    """Stopped in the second table; what measures that leaves the first one in its place."""
     calls, errors = calls
-    command = ("1", "3", *arguments, "--out", tmp_path)
     errors[3] = KeyboardInterrupt()
-    code, _, said = run(capsys, *command)
-    assert code == 130
-    journal = tmp_path / "tables_cpu.partial.json"
-    assert said == [
-        f"interrupted: finished groups are in {journal}; the same command goes on from there"
-    ]
+    code, _, said = run(capsys, "1", "3", *arguments, "--out", tmp_path)
+    assert (code, said) == (130, ["interrupted: files that are written are whole"])
     page = results.load(tmp_path / "tables.json")
     assert [run["name"] for run in page["runs"]] == ["table_1_cpu"]
 
     calls.clear()
-    code, printed, _ = run(capsys, *command)
-    assert code == 0
-    assert f"resumed from {journal} at 2 of 2" in printed
-    assert f"resumed from {journal} at 1 of 6" in printed
-    assert calls == [(3, 128)] * 2 + [(3, 100)] * 3
-    assert not list(tmp_path.glob("*.partial.json"))
-
-    calls.clear()
-    assert run(capsys, "1", "--fresh", *command[2:])[0] == 0
-    assert calls == [(1, 128), (1, 100)]
-    assert "- table_3_cpu: " in (tmp_path / "tables.md").read_text()
+    assert run(capsys, "3", *arguments, "--out", tmp_path)[0] == 0
+    assert calls == [(3, 128)] * 3 + [(3, 100)] * 3
+    assert "- **table_1_cpu**: " in (tmp_path / "tables.md").read_text()
 
 
 def test_a_cell_that_fails_is_a_row(tmp_path, capsys, calls, arguments):
@@ -285,7 +272,6 @@ def test_a_cell_that_fails_is_a_row(tmp_path, capsys, calls, arguments):
     assert run(capsys, "1", *arguments, "--out", tmp_path)[0] == 0
     reasons = [row["absent"] for row in tables_of(tmp_path, 1)["thresholds"]]
     assert reasons == ["MemoryError", *[None] * len(paper.RATIOS)]
-    assert not list(tmp_path.glob("*.partial.json"))
 
 
 # ---- Table 5, layer by layer ---------------------------------------------------------------------

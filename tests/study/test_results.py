@@ -12,7 +12,6 @@ from study_tools import assert_golden
 import plot_results
 from common import results
 from common.console import exit_code
-from common.journal import Journal, run_settings
 from common.results import KINDS
 from models.files import UserError, write_atomically
 
@@ -137,58 +136,6 @@ def test_what_is_found_is_said_in_a_line():
     said = [results.said({"products": some}) for some in (rows, rows[4:])]
     said += [results.said_of({"products": some}) for some in (rows[:2], rows[4:])]
     assert_golden("said", said)
-
-
-# ---- Journals of unfinished runs -----------------------------------------------------------------
-
-
-SETTINGS = {"device": "a machine", "repeats": 3}
-
-
-def never():
-    raise AssertionError("measured again")
-
-
-def test_a_group_is_on_disk_at_once_and_not_measured_again(tmp_path):
-    first, group = Journal(tmp_path, "mm", SETTINGS), {"block": [64, 32], "0.5": 1.25}
-    assert first.measured("a", lambda: {"block": (64, 32), 0.5: 1.25}) == group
-    second = Journal(tmp_path, "mm", SETTINGS)
-    assert "a" in second
-    assert "b" not in second
-    assert second.measured("a", never) == group
-    assert second.measured("b", lambda: (3,)) == [3]
-    assert Journal(tmp_path, "mm", SETTINGS).measured("b", never) == [3]
-    assert Journal(tmp_path, "mm", SETTINGS, fresh=True).measured("a", lambda: 2) == 2
-    assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 2
-
-
-def test_other_settings_are_refused(tmp_path):
-    Journal(tmp_path, "mm", SETTINGS).measured("a", lambda: 1)
-    for settings, words in (
-        (SETTINGS | {"repeats": 4}, "expected repeats 3, as in .*; got 4: give the same options"),
-        (SETTINGS | {"cold": True}, "expected cold null, .*; got true"),
-        ({"device": "a machine"}, "expected repeats 3, .*; got null"),
-    ):
-        with pytest.raises(UserError, match=words):
-            Journal(tmp_path, "mm", settings)
-    assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 1
-
-
-def test_an_interrupt_before_a_group_is_finished_says_so(tmp_path):
-    line = "^no group of measurements was finished; the same command"
-    with pytest.raises(KeyboardInterrupt, match=line), Journal(tmp_path, "mm", SETTINGS):
-        raise KeyboardInterrupt
-
-
-def test_settings_tell_machines_libraries_and_forced_kernels_apart(monkeypatch):
-    header = {"device": "d", "torch": "t", "spamm_torch": "s", "command": "c", "date": "today"}
-    monkeypatch.delenv("SPAMM_TORCH_FORCE_SM80", raising=False)
-    plain = run_settings(header, repeats=3)
-    assert plain == run_settings(header | {"command": "e", "date": "tomorrow"}, repeats=3)
-    assert plain != run_settings(header | {"torch": "u"}, repeats=3)
-    assert plain != run_settings(header, repeats=4)
-    monkeypatch.setenv("SPAMM_TORCH_FORCE_SM80", "1")
-    assert plain != run_settings(header, repeats=3)
 
 
 # ---- Files, whatever interrupts their writing ----------------------------------------------------

@@ -267,8 +267,8 @@ Tensor run_dense(const DenseConvolution& conv) {
   const Tensor output = find_pointwise()->typed<Pointwise>().call(
       conv.input, conv.weight, conv.bias, shape.padding.pair(), shape.stride.pair(),
       shape.dilation.pair(), shape.groups, attribute ? attribute : "none", Scalars(), "");
-  apply_epilogue_(output, conv.residual, attribute ? Activation::kNone : conv.activation);
-  return output;
+  return apply_epilogue(output, conv.residual, attribute ? Activation::kNone : conv.activation,
+                        conv.slope);
 }
 
 const Backends<DenseBackend> of_dense(at::kCPU, Rank::kPortable,

@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -38,28 +39,29 @@ namespace spamm::cpu {
 
 // ---- Output ------------------------------------------------------------------------------------
 
-// Calls fill(activate), for an activation that vectorises. Always inlined: `fill` is to be compiled
-// for the instructions of its caller.
+// Calls fill(activate), for an activation that vectorises, of a sum and its channel. Always
+// inlined: `fill` is to be compiled for the instructions of its caller. slopes: of leaky_relu.
 template <class Sum, class Fill>
-[[gnu::always_inline]] inline void with_activation(Activation activation, const Fill& fill) {
+[[gnu::always_inline]] inline void with_activation(Activation activation, const Sum* slopes,
+                                                   const Fill& fill) {
   // NaN stays NaN in all of them.
-  const auto at_least_0 = [](Sum x) { return x < 0 ? Sum(0) : x; };
+  const auto at_least_0 = [](Sum x, int64_t) { return x < 0 ? Sum(0) : x; };
   const auto from_0_to_6 = [](Sum x) { return x < 0 ? Sum(0) : x > 6 ? Sum(6) : x; };
   switch (activation) {
     case Activation::kNone:
-      fill([](Sum x) { return x; });
+      fill([](Sum x, int64_t) { return x; });
       return;
     case Activation::kRelu:
       fill(at_least_0);
       return;
     case Activation::kRelu6:
-      fill(from_0_to_6);
+      fill([&](Sum x, int64_t) { return from_0_to_6(x); });
       return;
     case Activation::kHardswish:
-      fill([&](Sum x) { return x * from_0_to_6(x + 3) / 6; });
+      fill([&](Sum x, int64_t) { return x * from_0_to_6(x + 3) / 6; });
       return;
     case Activation::kLeakyRelu:
-      fill([](Sum x) { return x < 0 ? x * static_cast<Sum>(kLeakySlope) : x; });
+      fill([=](Sum x, int64_t c) { return x < 0 ? x * slopes[c] : x; });
       return;
     case Activation::kSilu:
       break;
@@ -73,7 +75,7 @@ template <class T, class Sum>
 struct PixelSums {
   const Sum* sums;
   int64_t ld_sums;
-  const Sum* bias;
+  const Sum *bias, *slopes;
   const T* residual;  // null if there is none
   int64_t ld_residual, rows, columns;
 };
@@ -82,7 +84,7 @@ struct PixelSums {
 template <class Out, class T, class Sum>
 SPAMM_CPU_CLONES static void write_pixels(const PixelSums<T, Sum>& pixels, Activation activation,
                                           Out* __restrict out, int64_t ld_out) {
-  const auto [sums, ld_sums, bias, residual, ld_residual, rows, columns] = pixels;
+  const auto [sums, ld_sums, bias, slopes, residual, ld_residual, rows, columns] = pixels;
   const auto fill = [&](const auto& activate) {
     for (int64_t r = 0; r < rows; ++r) {
       const Sum* __restrict sum = sums + r * ld_sums;
@@ -90,13 +92,13 @@ SPAMM_CPU_CLONES static void write_pixels(const PixelSums<T, Sum>& pixels, Activ
       if (residual) {
         const T* __restrict add = residual + r * ld_residual;
         for (int64_t c = 0; c < columns; ++c)
-          to[c] = narrow<Out>(activate(sum[c] + bias[c] + static_cast<Sum>(widen(add[c]))));
+          to[c] = narrow<Out>(activate(sum[c] + bias[c] + static_cast<Sum>(widen(add[c])), c));
       } else {
-        for (int64_t c = 0; c < columns; ++c) to[c] = narrow<Out>(activate(sum[c] + bias[c]));
+        for (int64_t c = 0; c < columns; ++c) to[c] = narrow<Out>(activate(sum[c] + bias[c], c));
       }
     }
   };
-  with_activation<Sum>(activation, fill);
+  with_activation<Sum>(activation, slopes, fill);
 }
 
 // Norms that decide what is valid: everything if the weight's norms are undefined.
@@ -151,8 +153,8 @@ class ImplicitProduct {
         tau_(static_cast<N>(norms.tau)),
         zeros_(at::zeros({Microkernel<P>::kVnni ? block_images_ : 1, kRunDepth},
                          c10::CppTypeToScalarType<P>::value)),
-        bias_(conv.bias ? conv.bias->to(c10::CppTypeToScalarType<Sum>::value).contiguous()
-                        : at::zeros({shape_.out_channels}, c10::CppTypeToScalarType<Sum>::value)),
+        bias_(of_channels(conv.bias, 0)),
+        slopes_(of_channels(conv.slope, kLeakySlope)),
         activation_(conv.activation),
         residual_(conv.residual ? conv.residual->const_data_ptr<T>() : nullptr),
         output_(output.mutable_data_ptr<T>()) {
@@ -237,6 +239,13 @@ class ImplicitProduct {
     const T* residual_rows[kMostRows];
     PanelsOnDemand<T, P> panels;
   };
+
+  // A number of each output channel, in the sums' type.
+  at::Tensor of_channels(const std::optional<at::Tensor>& given, double otherwise) const {
+    constexpr auto kType = c10::CppTypeToScalarType<Sum>::value;
+    if (!given) return at::full({shape_.out_channels}, otherwise, kType);
+    return given->to(kType).expand({shape_.out_channels}).contiguous();
+  }
 
   // ---- Tiles -----------------------------------------------------------------------------------
 
@@ -618,12 +627,14 @@ class ImplicitProduct {
     const int64_t channel = tile.group * shape_.group_out_channels() + j * block_.m;
     const int64_t channels = std::min(block_.m, shape_.group_out_channels() - j * block_.m);
     const Sum* const bias = bias_.template const_data_ptr<Sum>() + channel;
+    const Sum* const slopes = slopes_.template const_data_ptr<Sum>() + channel;
     const T* const residual = residual_ ? residual_ + channel : nullptr;
     T* const output = output_ + channel;
     const auto pixels_at = [&](const PixelRun& run) {
       return PixelSums<T, Sum>{workspace.sums + run.from * block_.m,
                                run.ld_from * block_.m,
                                bias,
+                               slopes,
                                residual ? residual + run.to : nullptr,
                                run.ld_to,
                                run.count,
@@ -643,10 +654,10 @@ class ImplicitProduct {
       write_pixels<Sum>(pixels_at(run), Activation::kNone, first + run.from * block_.m,
                         run.ld_from * block_.m);
     });
-    apply_epilogue_(finished, std::nullopt, activation_);
+    apply_epilogue(finished, std::nullopt, activation_, std::nullopt);
     each_pixel_run(tile, workspace, [&](const PixelRun& run) {
       write_pixels<T>(PixelSums<T, Sum>{first + run.from * block_.m, run.ld_from * block_.m,
-                                        workspace.zeros, nullptr, 0, run.count, channels},
+                                        workspace.zeros, slopes, nullptr, 0, run.count, channels},
                       Activation::kNone, output + run.to, run.ld_to);
     });
   }
@@ -708,8 +719,8 @@ class ImplicitProduct {
   const N *norm_a_, *norm_b_;         // null if everything is valid
   const PixelNorms<N>* pixel_norms_;  // in place of norm_b_
   N tau_;
-  at::Tensor zeros_;  // stands in for pixels in the padding
-  at::Tensor bias_;   // in the sums' type
+  at::Tensor zeros_;          // stands in for pixels in the padding
+  at::Tensor bias_, slopes_;  // of_channels()
   Activation activation_;
   const T* residual_;  // channels last; null if there is none
   T* output_;

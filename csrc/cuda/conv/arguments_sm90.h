@@ -29,6 +29,12 @@ constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
 
 inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
+// Half types, and float32 where TF32's precision is allowed.
+inline bool is_of_hopper_type(const Convolution& conv) {
+  const at::ScalarType dtype = conv.input.scalar_type();
+  return is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32);
+}
+
 template <class Launch>
 Launch* of_type(at::ScalarType dtype, Launch* f16, Launch* bf16, Launch* f32) {
   return dtype == at::kHalf ? f16 : dtype == at::kBFloat16 ? bf16 : f32;
@@ -92,6 +98,11 @@ inline UnskippedConv unskipped_size(const Convolution& conv) {
           .positions = shape.kernel_positions(),
           .in_pixels = shape.input.height * shape.input.width,
           .out_pixels = shape.output.height * shape.output.width};
+}
+
+inline kernels::conv::sm90::Slopes slopes_of(const Convolution& conv) {
+  if (!conv.slope) return {};
+  return {conv.slope->const_data_ptr<float>(), conv.slope->numel() > 1};
 }
 
 // ---- Max pooling by single pixels ---------------------------------------------------------------

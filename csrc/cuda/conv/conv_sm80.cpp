@@ -1,4 +1,4 @@
-// The portable convolution without an im2col matrix: turns tensors into kernel parameters. Dense
+// The portable convolutions without an im2col matrix: turns tensors into kernel parameters. Dense
 // ones by cuDNN.
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAException.h>
@@ -22,7 +22,7 @@ namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-using kernels::Im2colMatrix;
+using kernels::Im2colMatrix, kernels::ThinParams;
 
 // Channels of a group in the result of readable_pixels().
 int64_t group_channels(const Convolution& conv) {
@@ -30,8 +30,9 @@ int64_t group_channels(const Convolution& conv) {
   return blocks_of(conv.shape.group_in_channels(), unit) * unit;
 }
 
-// The im2col matrix of `input`, a result of readable_pixels().
-Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
+// The im2col matrix of `input`, a result of readable_pixels(). Where it is thin, it is one matrix,
+// whose blocks of channels are those of all groups.
+Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input, bool thin) {
   const ConvShape& shape = conv.shape;
   const Box blocks = conv.blocks.count();
   Im2colMatrix m{};
@@ -51,6 +52,11 @@ Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
   m.blocks = {static_cast<int>(blocks[1]), static_cast<int>(blocks[2])};
   const int64_t depth = blocks_of(shape.group_in_channels(), conv.block.k) * conv.block.k;
   m.position_depth = static_cast<int>(depth);
+  if (thin) {
+    m.position_depth *= m.groups;
+    m.groups = 1;
+    m.channels = static_cast<int>(shape.in_channels);
+  }
   m.set_divisors();
   return m;
 }
@@ -64,10 +70,37 @@ Im2colMatrix pixel_matrix(Im2colMatrix m) {
   return m;
 }
 
+// The parameters of the kernels for thin blocks.
+template <class Norm>
+ThinParams<Norm> thin_params(const Convolution& conv, const kernels::ConvSm80Params<Norm>& p,
+                             const Im2colMatrix& matrix) {
+  ThinParams<Norm> thin{};
+  thin.conv = p;
+  thin.conv.pixels = matrix;
+  thin.conv.log2_block_k = log2_of(conv.block.k);
+  thin.groups = static_cast<int>(conv.shape.groups);
+  thin.channels = static_cast<int>(conv.shape.group_in_channels());
+  thin.depth_blocks = static_cast<int>(blocks_of(thin.channels, conv.block.k));
+  const bool are_images = matrix.log2_rows + matrix.log2_columns == 0;
+  const int edge = 1 << matrix.log2_block();
+  thin.pixels = are_images ? std::min(edge, matrix.images) : edge;
+  return thin;
+}
+
+template <class Norm>
+void launch_stage(const ThinParams<Norm>& params, at::ScalarType dtype, ThinStage stage,
+                  const OnDevice& device) {
+  with_element(dtype, [&]<class Element>(Element) {
+    if constexpr (std::is_same_v<Element, double> == std::is_same_v<Norm, double>) {
+      C10_CUDA_CHECK(launch_thin<Element>(params, stage, device.stream()));
+    }
+  });
+}
+
 // The norms (groups, pixel blocks, K / k) of an im2col matrix. Ones do where nothing is skipped.
 template <class Norm>
 Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const Knob& knob,
-                    const OnDevice& device) {
+                    bool thin, const OnDevice& device) {
   const StageRange stage(kNormMapStage);
   const at::ScalarType dtype = conv.input.scalar_type();
   const std::array sizes = {int64_t{matrix.groups}, int64_t{matrix.block_count()},
@@ -75,8 +108,14 @@ Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const K
   const auto options = conv.input.options().dtype(norm_dtype(dtype));
   if (skips_nothing(knob)) return at::ones(sizes, options);
   const Tensor norms = at::empty(sizes, options);
-  launch_im2col_norms<Norm>({matrix, log2_of(conv.block.k), norms.mutable_data_ptr<Norm>()}, dtype,
-                            device.stream());
+  if (thin) {
+    ThinParams<Norm> params = thin_params<Norm>(conv, {}, matrix);
+    params.norms = norms.mutable_data_ptr<Norm>();
+    launch_stage(params, dtype, ThinStage::kNorms, device);
+  } else {
+    launch_im2col_norms<Norm>({matrix, log2_of(conv.block.k), norms.mutable_data_ptr<Norm>()},
+                              dtype, device.stream());
+  }
   return norms;
 }
 
@@ -90,39 +129,50 @@ bool can_use_layer_norms(const Convolution& conv) {
 }
 
 template <class Norm>
-Tensor convolve(const Convolution& conv, const Knob& knob) {
+Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
   const OnDevice device(conv.input);
   const ConvShape& shape = conv.shape;
-  const Tensor weights = weight_matrix(conv.weight, shape.groups, conv.block.k);
-  const Tensor norm_weight =
-      conv.norm_weight ? *conv.norm_weight : norm_map(weights, {conv.block.m, conv.block.k});
-  const Tensor input = readable_pixels(conv.input);
-  const Tensor weight = reads_along(weights, 2, 1) ? weights : aligned_copy(weights);
-  const Tensor norm_a = norm_weight.contiguous();
+  Tensor input, weight, norm_a;
   kernels::ConvSm80Params<Norm> p{};
-  p.pixels = im2col_matrix(conv, input);
+  if (thin) {
+    input = readable_pixels(conv.input, 1);
+    weight = conv.weight.permute({2, 3, 1, 0}).contiguous();
+    norm_a = weight_norms(conv).contiguous();
+    p.weight.data = weight.const_data_ptr();
+  } else {
+    input = readable_pixels(conv.input);
+    weight = weight_matrix(conv.weight, shape.groups, conv.block.k);
+    norm_a = conv.norm_weight ? conv.norm_weight->contiguous()
+                              : norm_map(weight, {conv.block.m, conv.block.k});
+    if (!reads_along(weight, 2, 1)) weight = aligned_copy(weight);
+    p.weight = operand(weight, 2);
+  }
+  p.pixels = im2col_matrix(conv, input, thin);
 
   // A search needs the norms of all blocks. Otherwise, if a block is one pixel of several images,
   // the kernel looks its norms up by pixel.
   p.norm_pixels.per_pixel = knob.tau && conv.blocks.edge[1] * conv.blocks.edge[2] == 1;
   Tensor norms;
   if (!p.norm_pixels.per_pixel) {
-    norms = im2col_norms<Norm>(p.pixels, conv, knob, device);
+    norms = im2col_norms<Norm>(p.pixels, conv, knob, thin, device);
   } else if (can_use_layer_norms(conv)) {
     norms = conv.norm_input->contiguous();
   } else {
-    norms = im2col_norms<Norm>(pixel_matrix(p.pixels), conv, knob, device);
+    norms = im2col_norms<Norm>(pixel_matrix(p.pixels), conv, knob, thin, device);
   }
   p.norm_pixels.norms = norms.const_data_ptr<Norm>();
   const auto find_threshold = [&] {
-    const Tensor norm_b = norms.mT();
+    const int64_t blocks = volume(conv.blocks.count());
+    const Tensor norm_b = thin ? norms.view({blocks, shape.kernel_positions(), shape.groups, -1})
+                                     .permute({2, 1, 3, 0})
+                                     .reshape({shape.groups, -1, blocks})
+                               : norms.mT();
     return threshold_from_knob(norm_a, norm_b, knob,
                                PartialBlockScale(conv.blocks, norm_a.options())(norm_b, 0));
   };
   const Threshold tau(knob.tau ? *knob.tau : find_threshold(), norm_a.scalar_type());
   p.tau = tau.argument<Norm>();
 
-  p.weight = operand(weight, 2);
   p.norm_weight = norm_a.const_data_ptr<Norm>();
   p.out_channels = static_cast<int>(shape.group_out_channels());
   p.log2_block_m = log2_of(conv.block.m);
@@ -134,6 +184,12 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
       at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
   p.output = output.mutable_data_ptr();
 
+  const StageRange stage(kMultiplyStage);
+  if (thin) {
+    launch_stage(thin_params(conv, p, p.pixels), conv.input.scalar_type(), ThinStage::kMultiply,
+                 device);
+    return output;
+  }
   const Kernel kernel =
       choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
@@ -152,31 +208,25 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
                                     device.multiprocessors(), forced_tile()),
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream()};
-  const StageRange stage(kMultiplyStage);
   C10_CUDA_CHECK(convolve(p, how));
   return output;
 }
 
-bool supports(const Convolution& conv, const Knob&) {
+// Tells whether numbers of 32 bits count everything. `thin`: an output has a thread.
+bool sizes_fit(const Convolution& conv, bool thin) {
   const ConvShape& shape = conv.shape;
-  const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
-  const Kernel of_matrix =
-      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
-  if (im2col_matrix_pays(of_matrix, conv.block, shape.group_in_channels())) return false;
   const auto window = shape.window();
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const int64_t depth_blocks = blocks_of(shape.group_in_channels(), conv.block.k);
-  return shape.group_in_channels() > 0 &&
-         // The channels of each group start at a multiple of 16 bytes.
-         (shape.groups == 1 || group_channels(conv) == shape.group_in_channels()) &&
-         std::max({shape.images, shape.in_channels, shape.out_channels, shape.input.height,
+  return std::max({shape.images, shape.in_channels, shape.out_channels, shape.input.height,
                    shape.input.width, shape.padding.height, shape.padding.width}) < (1 << 19) &&
          std::max({window.height, window.width, shape.stride.height, shape.stride.width}) <
              (1 << 19) &&
          shape.images * (shape.input.height + 2 * shape.padding.height) *
                  (shape.input.width + 2 * shape.padding.width) <
              kMost &&
-         pixels < kMost && shape.kernel_positions() * depth_blocks * conv.block.k < kMost &&
+         (thin ? shape.out_channels : 1) * pixels < kMost &&
+         shape.kernel_positions() * depth_blocks * conv.block.k < kMost &&
          std::max(shape.kernel_positions() * volume(conv.blocks.count()),
                   blocks_of(shape.images, conv.blocks.edge[0]) * shape.input.height *
                       shape.input.width) *
@@ -184,13 +234,50 @@ bool supports(const Convolution& conv, const Knob&) {
              kMost;
 }
 
+// The channels of each group start at a multiple of 16 bytes.
+bool are_groups_aligned(const Convolution& conv) {
+  return conv.shape.groups == 1 || group_channels(conv) == conv.shape.group_in_channels();
+}
+
+bool supports(const Convolution& conv, const Knob&) {
+  const int64_t channels = conv.shape.group_in_channels();
+  const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
+  const Kernel of_matrix =
+      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
+  return channels > 0 && !im2col_matrix_pays(of_matrix, conv.block, channels) &&
+         are_groups_aligned(conv) && sizes_fit(conv, /*thin=*/false);
+}
+
+// A block of one image promises that an image does not depend on its batch.
+bool supports_thin(const Convolution& conv, const Knob& knob) {
+  const ConvShape& shape = conv.shape;
+  if (shape.group_in_channels() == 0 || skips_nothing(knob) || !sizes_fit(conv, /*thin=*/true)) {
+    return false;
+  }
+  const Box blocks = conv.blocks.count();
+  const bool of_one = conv.blocks.edge[0] == 1;
+  const ThinConv x = {
+      .pixels = (of_one ? 1 : shape.images) * shape.output.height * shape.output.width,
+      .pixels_of_blocks = (of_one ? 1 : blocks[0]) * blocks[1] * blocks[2] * conv.block.n,
+      .groups = shape.groups,
+      .in_channels = shape.group_in_channels(),
+      .out_channels = shape.group_out_channels()};
+  return (!are_groups_aligned(conv) && x.in_channels <= conv.block.k) ||
+         thin_conv_pays(conv.input.scalar_type(), conv.allow_tf32, x);
+}
+
+template <bool kThin>
 ConvolutionResult run(const Convolution& given, const Knob& knob) {
   const Convolution conv = skips_nothing(knob) ? in_full_blocks(given) : given;
   const bool is_double = conv.input.scalar_type() == at::kDouble;
-  return {is_double ? convolve<double>(conv, knob) : convolve<float>(conv, knob), Tensor()};
+  return {is_double ? convolve<double>(conv, knob, kThin) : convolve<float>(conv, knob, kThin),
+          Tensor()};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable, {.convolve = {&supports, &run}});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
+                                       {.convolve = {&supports, &run<false>}});
+const Backends<ConvBackend> of_thin(at::kCUDA, Rank::kSpecial,
+                                    {.convolve = {&supports_thin, &run<true>}});
 
 // ---- Dense convolutions with ReLU ---------------------------------------------------------------
 //

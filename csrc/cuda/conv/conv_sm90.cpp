@@ -62,8 +62,7 @@ ConvolutionResult convolve_boxes(const Convolution& conv, const Knob& knob) {
 }
 
 bool supports(const Convolution& conv, const Knob& knob) {
-  const at::ScalarType dtype = conv.input.scalar_type();
-  return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) &&
+  return is_of_hopper_type(conv) &&
          conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          (skips_nothing(knob) ? sizes_fit_hopper(conv) : fits_boxes(conv));
 }

@@ -17,6 +17,12 @@ using Convolve = cudaError_t(const kernels::ConvSm80Params<Norm>& params,
 Convolve<float> conv_sm80_f16, conv_sm80_bf16, conv_sm80_tf32, conv_sm80_f32;
 Convolve<double> conv_sm80_f64;
 
+// The two stages for blocks that are mostly empty (kernels/conv/thin.cuh).
+enum class ThinStage { kNorms, kMultiply };
+template <class Element, class Norm>
+cudaError_t launch_thin(const kernels::ThinParams<Norm>& params, ThinStage stage,
+                        cudaStream_t stream);
+
 // Hopper's. The caller sets all of `params` but the maps; next_tile, if not null, points to zero.
 template <class Element>
 cudaError_t launch_conv(const kernels::conv::sm90::ConvParams& params, const void* input,

@@ -88,6 +88,7 @@ ConvolutionResult run_few_channels(const Convolution& conv, const Knob&) {
       .norms = along_images ? norms.mutable_data_ptr<float>() : nullptr,
       .shape = sizes,
       .activation = conv.activation,
+      .slopes = slopes_of(conv),
       .together = entries_together(input),
       .plan = *plan_few_channels(sizes, along_images, device.multiprocessors()),
   };
@@ -132,11 +133,9 @@ bool runs_unskipped(const Convolution& conv, const Knob& knob) {
   const auto aligned = [&](int64_t channels) {
     return channels * conv.input.element_size() % kAlignment == 0;
   };
-  const at::ScalarType dtype = conv.input.scalar_type();
-  return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) && skips_nothing(knob) &&
-         !conv.wants_output_norms && aligned(shape.in_channels) && aligned(shape.out_channels) &&
-         sizes_fit_hopper(conv) && takes_unskipped(kernel_shape(shape, shape.in_channels)) &&
-         unskipped_pays(conv);
+  return is_of_hopper_type(conv) && skips_nothing(knob) && !conv.wants_output_norms &&
+         aligned(shape.in_channels) && aligned(shape.out_channels) && sizes_fit_hopper(conv) &&
+         takes_unskipped(kernel_shape(shape, shape.in_channels)) && unskipped_pays(conv);
 }
 
 ConvolutionResult run_unskipped(const Convolution& conv, const Knob&) {

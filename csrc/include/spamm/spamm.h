@@ -152,10 +152,13 @@ struct ConvOptions {
   std::optional<DimVector> block = {}, pixel_block = {};
   OptTensor norm_weight = {}, norm_input = {};  // precomputed norms
   OptTensor residual = {};                      // of the result's shape and type
-  // "none", "relu", "relu6", "hardswish", "silu" or "leaky_relu" (slope 0.01); another name is a
+  // "none", "relu", "relu6", "hardswish", "silu" or "leaky_relu"; another name is a
   // c10::ValueError. It and the residual are computed in the same kernel if the device has one for
   // them.
   std::string activation = "none";
+  // The slope of leaky_relu below zero, instead of 0.01: one, or (out_channels), which makes it
+  // PReLU; in the weight's type or float32.
+  OptTensor slope = {};
   // The caller promises that the weight was complete before this call, or before each replay of a
   // captured graph. Kernels may then read it while earlier kernels on the stream still run.
   bool weight_is_ready = false;

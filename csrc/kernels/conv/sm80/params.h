@@ -75,4 +75,15 @@ struct ConvSm80Params {
   void* output;  // (images, rows, columns, groups x out_channels), contiguous
 };
 
+// For blocks that are mostly empty (thin.cuh). To `conv` all groups are one matrix, whose blocks of
+// channels are those of all groups; but norms of the weight are by group.
+template <class Norm>
+struct ThinParams {
+  ConvSm80Params<Norm> conv;  // weight: (kernel positions, channels of a group, output channels)
+  Norm* norms;                // what the norm pass writes; null elsewhere
+  int groups, channels;       // channels: of a group
+  int depth_blocks;           // blocks of channels of a group
+  int pixels;  // of a pixel block: those before this number may exist, the others do not
+};
+
 }  // namespace spamm::kernels

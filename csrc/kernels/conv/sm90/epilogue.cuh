@@ -30,34 +30,36 @@ __device__ __forceinline__ float hardswish(float x) {
   return x * clamped(x + 3, 0, 6) * (1.0f / 6);
 }
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
-__device__ __forceinline__ float leaky_relu(float x) { return x < 0 ? x * 0.01f : x; }
+__device__ __forceinline__ float leaky_relu(float x, float slope) { return x < 0 ? x * slope : x; }
 
 static_assert(kActivations.size() == 6, "with_activation has a case for each");
 
-// Calls use() with the activation as a function, or not at all for kNone. So it is chosen outside
-// of unrolled loops.
+// Calls use() with the activation as a function of a value and the slope of leaky_relu, or not at
+// all for kNone. So it is chosen outside of unrolled loops.
 template <class Use>
 __device__ __forceinline__ void with_activation(Activation activation, const Use& use) {
   switch (activation) {
     case Activation::kNone:
       return;
     case Activation::kRelu:
-      return use([](float x) { return rectified(x); });
+      return use([](float x, float) { return rectified(x); });
     case Activation::kRelu6:
-      return use([](float x) { return clamped(x, 0, 6); });
+      return use([](float x, float) { return clamped(x, 0, 6); });
     case Activation::kHardswish:
-      return use([](float x) { return hardswish(x); });
+      return use([](float x, float) { return hardswish(x); });
     case Activation::kSilu:
-      return use([](float x) { return silu(x); });
+      return use([](float x, float) { return silu(x); });
     case Activation::kLeakyRelu:
-      return use([](float x) { return leaky_relu(x); });
+      return use([](float x, float slope) { return leaky_relu(x, slope); });
   }
 }
 
 // Applies an activation to all values, and asks for each group which one. If it were asked once,
 // the compiler would compute all values side by side, in registers that other thread blocks need.
-template <int kSize>
-__device__ __forceinline__ void activate(Activation activation, float (&values)[kSize]) {
+// slope_of(i): the slope of value i.
+template <int kSize, class SlopeOf>
+__device__ __forceinline__ void activate(Activation activation, float (&values)[kSize],
+                                         const SlopeOf& slope_of) {
   constexpr int kGroup = std::gcd(kSize, 8);
   auto chosen = static_cast<int>(activation);
 #pragma unroll
@@ -65,7 +67,7 @@ __device__ __forceinline__ void activate(Activation activation, float (&values)[
     asm volatile("" : "+r"(chosen));  // hides that it is the same for all groups
     with_activation(static_cast<Activation>(chosen), [&](auto function) {
 #pragma unroll
-      for (int i = first; i < first + kGroup; ++i) values[i] = function(values[i]);
+      for (int i = first; i < first + kGroup; ++i) values[i] = function(values[i], slope_of(i));
     });
   }
 }
@@ -97,14 +99,19 @@ struct ChannelBias {
 // Adds the bias and applies an activation that does not commute with rounding. What is left for the
 // rounded values is told by the result: whether to apply ReLU.
 template <int kSize>
-__device__ __forceinline__ bool activate_sums(Activation activation, ChannelBias& bias,
-                                              float (&acc)[kSize]) {
-  if (activation == Activation::kNone || activation == Activation::kRelu) {
-    return activation == Activation::kRelu;
+__device__ __forceinline__ bool activate_sums(const ConvOperands& p, int first_channel,
+                                              ChannelBias& bias, float (&acc)[kSize]) {
+  if (p.activation == Activation::kNone || p.activation == Activation::kRelu) {
+    return p.activation == Activation::kRelu;
+  }
+  float slopes[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    slopes[i] = p.slopes.of(channel_of_thread(first_channel, i), p.shape.out_channels);
   }
 #pragma unroll
   for (int i = 0; i < kSize; ++i) acc[i] += bias.values[i / 2 % 2];
-  activate(activation, acc);
+  activate(p.activation, acc, [&](int i) { return slopes[i / 2 % 2]; });
   bias = {};
   return false;
 }
@@ -365,7 +372,7 @@ requires(Config::kParts == 1) __device__ __forceinline__
   using Element = typename Config::Element;
   auto* const stagings = reinterpret_cast<OperandBlock*>(&staging);
   uint32_t first[kBlock / 4], second[Config::kLastWidth / 4];
-  const bool relu = activate_sums(p.activation, bias, acc);
+  const bool relu = activate_sums(p, channel, bias, acc);
   finish_pairs<Element, 0>(acc, bias, relu, first);
   finish_pairs<Element, kBlock / 2>(acc, bias, relu, second);
   if constexpr (Config::kStagings == 2) {
@@ -388,7 +395,7 @@ __device__ __forceinline__ void store_one(const ConvParams& p, int channel, cons
                                           ChannelBias bias, float (&sums)[kBlock / 2]) {
   using Element = typename Config::Element;
   uint32_t pairs[kBlock / 4];
-  const bool relu = activate_sums(p.activation, bias, sums);
+  const bool relu = activate_sums(p, channel, bias, sums);
   store_box<Config, 0>(p, channel, box, staging, bias, relu, sums, pairs);
   if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[1] = {sum_of_squares<Element>(pairs, PixelCounts(p, channel, box))};
@@ -534,7 +541,7 @@ __device__ __forceinline__ void store(const typename Config::Params& p, int chan
                                       BoxSquares<float>& shared, ChannelBias bias,
                                       float (&acc)[Config::kValues]) {
   constexpr int kSecond = kBlock / 2;  // values of the first box
-  const bool relu = activate_sums(p.activation, bias, acc);
+  const bool relu = activate_sums(p, channel, bias, acc);
   store_box<Output, kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
   store_box<Output, Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
   if (p.norm_output == nullptr) return;

@@ -44,7 +44,8 @@ class FewChannels {
       : p_(p),
         weights_(reinterpret_cast<OperandBlock*>(shared)),
         bias_(reinterpret_cast<float*>(weights_ + p.plan.window.parities * p.plan.weight_blocks())),
-        places_(reinterpret_cast<PairPlace*>(bias_ + 64)),
+        slopes_(bias_ + 64),
+        places_(reinterpret_cast<PairPlace*>(slopes_ + 64)),
         patches_(
             reinterpret_cast<uint16_t*>(places_ + p.plan.window.parities * p.plan.all_steps() * 8)),
         warpgroup_(__shfl_sync(~0u, threadIdx.x / 128, 0)),
@@ -68,7 +69,10 @@ class FewChannels {
         const Element bias = load_bias();  // on its way with the weights
         stage_weights(p_, first_channel_, weights_);
         stage_places(p_, places_);
-        if (threadIdx.x < 64) bias_[threadIdx.x] = widen(bias);
+        if (threadIdx.x < 64) {
+          bias_[threadIdx.x] = widen(bias);
+          slopes_[threadIdx.x] = p_.slopes.of(first_channel_ + threadIdx.x, p_.shape.out_channels);
+        }
         cutlass::arch::fence_view_async_shared();  // wgmma reads the weights
       } else {
         multiply_tile(FewChannelsTile(p_, number), shared_address(patch(buffer ^ 1)));
@@ -230,7 +234,9 @@ class FewChannels {
         for (int j = 0; j < 8; ++j)
           values[j] = acc[(half * 4 + j / 2) * 4 + 2 * i + j % 2] + bias[j];
         if (p_.residual != nullptr) add_residual(at, exists, values);
-        if (!relu) activate(p_.activation, values);
+        if (!relu) {
+          activate(p_.activation, values, [&](int j) { return slopes_[of_group + j]; });
+        }
         uint32_t pairs[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -269,7 +275,7 @@ class FewChannels {
 
   const FewChannelsParams& p_;
   OperandBlock* weights_;
-  float* bias_;
+  float *bias_, *slopes_;
   PairPlace* places_;  // of all steps
   uint16_t* patches_;
   int warpgroup_, parity_, first_channel_;

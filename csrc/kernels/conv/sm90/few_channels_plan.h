@@ -14,7 +14,7 @@
 namespace spamm::kernels::conv::sm90 {
 
 constexpr int kFewChannelsThreads = 256, kFewChannelsWarpgroups = 2;
-constexpr int kFewChannelsSharedBytes = 225 * 1024;    // of a multiprocessor
+constexpr int kFewChannelsSharedBytes = 451 * 512;     // of a multiprocessor
 constexpr int kStripPixels = 16;                       // rows of a warp's products
 constexpr int kStripsOfProduct = 4;                    // a warpgroup's: one for each of its warps
 constexpr int kImageTileColumns = 8, kImageTile = 64;  // of a tile along images
@@ -59,6 +59,7 @@ struct FewChannelsParams {
   float* norms;  // output norms, like ConvParams::norm_output; may be null. They need along_images
   ConvShape shape;
   Activation activation;
+  Slopes slopes;
   int together;  // entries of the input that are copied at a time: 8, 2 or 1
   FewChannelsPlan plan;
   // Set by the launch.
@@ -86,11 +87,11 @@ inline void set_steps(FewChannelsPlan& plan, int kernel_rows) {
   plan.passes = ceil_div(steps, plan.steps);
 }
 
-// Weights, places of pairs, biases and two patches.
+// Weights, places of pairs, biases, slopes and two patches.
 inline int few_channels_shared_bytes(const FewChannelsPlan& plan) {
-  constexpr int kBlockBytes = 64 * 128, kStepBytes = 8 * 4, kBiasBytes = 64 * 4;
+  constexpr int kBlockBytes = 64 * 128, kStepBytes = 8 * 4, kChannelBytes = 64 * 8;
   const int of_parity = plan.weight_blocks() * kBlockBytes + plan.all_steps() * kStepBytes;
-  return plan.window.parities * of_parity + kBiasBytes + 2 * plan.patch() * 2;
+  return plan.window.parities * of_parity + kChannelBytes + 2 * plan.patch() * 2;
 }
 
 // Thread blocks that a multiprocessor runs at once, at most two; 0: the plan does not fit.

@@ -180,6 +180,18 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
+// The slopes of leaky_relu: one for all channels (step 0), or one for each (1); kLeakySlope if
+// there is none.
+struct Slopes {
+  const float* first;
+  int step;
+
+  __device__ float of(int channel, int channels) const {
+    if (first == nullptr || channel >= channels) return static_cast<float>(kLeakySlope);
+    return first[channel * step];
+  }
+};
+
 // Parameters that all Hopper convolutions have.
 struct ConvOperands {
   CUtensorMap map_input, map_weight, map_output, map_residual;
@@ -187,6 +199,7 @@ struct ConvOperands {
   const void* bias;      // may be null
   const void* residual;  // like the output; may be null
   Activation activation;
+  Slopes slopes;
   void* output;
   bool weight_is_ready;  // see overlap.cuh
   int box_groups;        // groups of 64 channels
