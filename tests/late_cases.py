@@ -6,7 +6,7 @@ kernels of this library, of cuBLAS and of Triton may, and touches its memory onl
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from support import float32_precision
@@ -47,28 +47,22 @@ def late_copy(source, target, thread_blocks=4):
     )
 
 
-def twice(x):
-    return x * 2
-
-
-def huge(x):
-    return torch.full_like(x, 1e9)
-
-
 @dataclass
 class Case:
-    """A call, the tensors it reads, and how each is changed so that the result changes."""
+    """A call, and the tensors it reads."""
 
     name: str
     tensors: dict
     call: Callable
-    change: dict = field(default_factory=dict)
     unread: tuple = ()  # operands that some kernels need not read
 
     def changed(self, operand):
+        """Another value of the operand, with which the result is another."""
         old = self.tensors[operand]
         new = torch.empty_like(old)  # keeps the layout
-        return new.copy_(self.change.get(operand, twice)(old))
+        if operand.startswith("norm"):
+            return new.zero_()
+        return new.copy_(2 * old) if operand != "tau" else new.fill_(1e9)
 
     def run(self, **other):
         results = self.call(**{**self.tensors, **other})
@@ -80,11 +74,6 @@ def tf32(allowed):
     return float32_precision("high" if allowed else "highest")
 
 
-def layer_norms(x):
-    """Norms of every (64 images, pixel, 64 channels), as one layer passes them on to the next."""
-    return spamm_torch.norm_map(x.permute(2, 3, 0, 1), 64).permute(2, 0, 1, 3).contiguous()
-
-
 def number(value, device="cpu"):
     return torch.tensor(value, dtype=torch.float64, device=device)
 
@@ -92,13 +81,14 @@ def number(value, device="cpu"):
 class Values:
     """Random tensors on a device, the same ones every time."""
 
-    def __init__(self, device):
-        self.device = device
-        self.generator = torch.Generator(device).manual_seed(0)
+    def __init__(self, device, seed=0):
+        self._given = {"device": device, "generator": torch.Generator(device).manual_seed(seed)}
 
     def normal(self, *shape, dtype=torch.float16, scale=1.0):
-        values = torch.randn(*shape, device=self.device, generator=self.generator)
-        return (values * scale).to(dtype)
+        return (torch.randn(*shape, **self._given) * scale).to(dtype)
+
+    def uniform(self, *shape):
+        return torch.rand(*shape, **self._given)
 
     def pictures(self, *shape, dtype=torch.float16, scale=1.0):
         return self.normal(*shape, dtype=dtype, scale=scale).to(memory_format=torch.channels_last)
@@ -131,45 +121,35 @@ def search_cases(device):
         return OPS.row_work(**tensors)[0]
 
     for edge in (1, 8, 40, 150, 200, 600):
-        maps = {
-            name: torch.rand(edge, edge, device=device, generator=values.generator) + 0.1
-            for name in ("norm_a", "norm_b")
-        }
+        maps = {name: values.uniform(edge, edge) + 0.1 for name in ("norm_a", "norm_b")}
         if edge > 1:  # a single product is kept, whatever its norms
             ratio = call_of(OPS.find_tau, valid_ratio=0.3)
             yield Case(f"search {edge}", maps, ratio)
-            fading = torch.rand(edge, edge, device=device, generator=values.generator) ** 8
-            faded = {**maps, "norm_a": maps["norm_a"] * fading}
-            by_error = call_of(OPS.find_tau, max_error=0.3)
-            yield Case(f"error search {edge}", faded, by_error, {"norm_a": torch.sqrt})
-        change = dict.fromkeys(maps, torch.zeros_like) | {"tau": huge}
+            faded = {**maps, "norm_a": maps["norm_a"] * values.uniform(edge, edge) ** 8}
+            yield Case(f"error search {edge}", faded, call_of(OPS.find_tau, max_error=0.3))
         at_tau = {**maps, "tau": number(0.3 if edge > 1 else 0.005, device)}
-        yield Case(f"valid_counts {edge}", at_tau, OPS.valid_counts, change)
-        yield Case(f"row_work {edge}", at_tau, work, change)
+        yield Case(f"valid_counts {edge}", at_tau, OPS.valid_counts)
+        yield Case(f"row_work {edge}", at_tau, work)
         if edge > 1:
-            yield Case(f"error_bound {edge}", at_tau, OPS.error_bound, change)
+            yield Case(f"error_bound {edge}", at_tau, OPS.error_bound)
         at_tau = {**maps, "tau": number(10.0, device)}
         unread = ("tau",)  # whatever is above all products
-        yield Case(f"error_bound of all {edge}", at_tau, OPS.error_bound, change, unread)
+        yield Case(f"error_bound of all {edge}", at_tau, OPS.error_bound, unread)
 
 
 def product_cases(device, dtype, allow_tf32=False):
     values = Values(device)
     product = functools.partial(call_of, OPS.spamm, allow_tf32)
     for side in (300, 2560):  # 2560: thread blocks claim tiles
-        both = {
-            "a": values.normal(side, 256, dtype=dtype),
-            "b": values.normal(256, side, dtype=dtype),
-        }
+        shapes = {"a": (side, 256), "b": (256, side)}
+        both = {name: values.normal(*shape, dtype=dtype) for name, shape in shapes.items()}
         added = {**both, "input": values.normal(side, dtype=dtype)}
         yield Case(f"product {side}", added, product(threshold=200.0))
         given = {**both, "tau": number(200.0, device)}
-        yield Case(f"product {side}, tau on the device", given, product(), {"tau": huge})
+        yield Case(f"product {side}, tau on the device", given, product())
         yield Case(f"product {side}, ratio", both, product(valid_ratio=0.4))
         maps = {f"norm_{name}": spamm_torch.norm_map(x) for name, x in both.items()}
-        change = dict.fromkeys("ab", torch.neg) | dict.fromkeys(maps, torch.zeros_like)
-        given = {**both, **maps}
-        yield Case(f"product {side}, norms given", given, product(threshold=200.0), change)
+        yield Case(f"product {side}, norms given", both | maps, product(threshold=200.0))
 
 
 # Images, channels, size, kernel, stride, padding, and output channels: weights for 64 are resident.
@@ -188,7 +168,6 @@ def convolution_cases(device, dtype, names=tuple(GEOMETRIES), allow_tf32=False):
     """Layers of networks: with what is skipped and nothing, with a residual, with a pool."""
     values = Values(device)
     pictures = functools.partial(values.pictures, dtype=dtype)
-    of_weight = {"weight": torch.neg, "norm_weight": torch.zeros_like}
     for name in names:
         images, channels, size, kernel, stride, padding, out_channels = GEOMETRIES[name]
         both = {
@@ -201,35 +180,31 @@ def convolution_cases(device, dtype, names=tuple(GEOMETRIES), allow_tf32=False):
         norms = {"norm_weight": OPS.conv2d_weight_norm(both["weight"])}
         geometry = {"stride": (stride, stride), "padding": (padding, padding)}
         call = functools.partial(call_of, allow_tf32=allow_tf32, **geometry)
+        boxes = call(OPS.conv2d, threshold=4.0, pixel_block=(1, 8, 8), activation="silu")
+        residual = call(OPS.conv2d_with_norms, threshold=4.0, activation="relu")
         leaky = {**every, "slope": values.normal(out_channels, dtype=torch.float32)}
-        calls = {
-            "slope": (leaky, call(OPS.conv2d, threshold=4.0, activation="leaky_relu")),
-            "residual": (every, call(OPS.conv2d_with_norms, threshold=4.0, activation="relu")),
-            "boxes": (
-                every,
-                call(OPS.conv2d, threshold=4.0, pixel_block=(1, 8, 8), activation="silu"),
-            ),
-        }
+        slope = call(OPS.conv2d, threshold=4.0, activation="leaky_relu")
+        calls = {"slope": (leaky, slope), "residual": (every, residual), "boxes": (every, boxes)}
         if dtype in HALF_TYPES:  # of others torch's convolution serves
             unskipped = call(OPS.conv2d, threshold=0.0, activation="leaky_relu")
             calls["nothing skipped"] = (leaky, unskipped)
             pinned = call(OPS.conv2d, threshold=0.0, **norms)
-            calls["nothing skipped, weight's norms"] = (both, pinned, {"weight": torch.neg})
+            calls["nothing skipped, weight's norms"] = (both, pinned)
         if images == 128:
             skipping = functools.partial(call, OPS.conv2d_with_norms)
             calls["ratio"] = (both, skipping(valid_ratio=0.4))
             on_device = {**both, "tau": number(4.0, device)}
-            calls["tau on the device"] = (on_device, skipping(), {"tau": huge})
-            calls["weight's norms"] = ({**both, **norms}, skipping(threshold=4.0), of_weight)
-            all_norms = {**both, **norms, "norm_input": layer_norms(both["input"])}
-            change = of_weight | {"input": torch.neg, "norm_input": torch.zeros_like}
-            calls["all norms given"] = (all_norms, skipping(threshold=4.0), change)
+            calls["tau on the device"] = (on_device, skipping())
+            calls["weight's norms"] = (both | norms, skipping(threshold=4.0))
+            # Norms of every (64 images, pixel, 64 channels), as one layer leaves them for the next.
+            of_input = spamm_torch.norm_map(both["input"].permute(2, 3, 0, 1), 64)
+            all_norms = both | norms | {"norm_input": of_input.permute(2, 0, 1, 3).contiguous()}
+            calls["all norms given"] = (all_norms, skipping(threshold=4.0))
         if (kernel == 3 and images > 2) and dtype in HALF_TYPES:
             tensors = {**both, "bias": every["bias"], "input": pictures(64, channels, 8, 8)}
             pooled = call_of(OPS.conv2d_max_pool, padding=(1, 1), activation="relu")
             calls["conv and pool"] = (tensors, pooled)
-        for what, case in calls.items():
-            yield Case(f"{name}, {what}", *case)
+        yield from (Case(f"{name}, {what}", *case) for what, case in calls.items())
 
 
 def layer_cases(device):

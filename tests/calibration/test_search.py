@@ -284,17 +284,6 @@ def test_layers_that_are_hardly_faster_are_left(monkeypatch, spread, most):
         assert len(times_of_b(monkeypatch, time_of, (0.5,))[1]) == count
 
 
-def test_conv2d_with_nothing_skipped_is_the_first_option_where_it_is_faster(monkeypatch):
-    times = {"dense": 100.0, "None": 50.0}
-    time_of = lambda trial: times.get(trial.what, 100 * trial.valid_ratio)  # noqa: E731
-    dense, found = times_of_b(monkeypatch, time_of, FOUR_RATIOS)
-    assert dense == 100
-    assert [(each.valid_ratio, each.time) for each in found] == [
-        *((1.0, 50.0), (0.4, pytest.approx(40.0)), (0.2, pytest.approx(20.0)))
-    ]
-    assert found[0].searching == found[0].setting == NOTHING_SKIPPED
-
-
 def test_all_calls_of_a_layer_count_and_others_do_not(monkeypatch):
     twice = lambda m, x: m.conv_b(m.conv_b(x.repeat(1, 11, 1, 1)[:, :32]))  # noqa: E731
     model = Made(twice, conv_b=nn.Conv2d(32, 32, 1), unused=nn.Conv2d(32, 32, 1)).eval()

@@ -1,14 +1,12 @@
 """Batches that do not fill their blocks of images, and what a held tau means for every batch."""
 
 import functools
-import itertools
 
 import matrices
 import pytest
 import torch
-import torch.nn.functional as F
 from reference import Im2col, default_pixel_block
-from support import ACTIVATIONS, assert_near, float32_precision, is_torchs, uneven
+from support import ACTIVATIONS, float32_precision, uneven
 
 import spamm_torch
 
@@ -98,30 +96,6 @@ def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segment
         alone[window] = input[window]
         got = spamm_torch.conv2d(alone, weight, padding=1, tau=tau)
         assert torch.equal(got[:, :, row, column], whole[:, :, row, column])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_an_image_has_the_same_bits_in_every_batch(dtype):
-    # Nothing is skipped, and one kernel multiplies all batches: on the CPU.
-    input = uneven(70, 72, 7, 5, seed=3, dtype=dtype)
-    weight = uneven(72, 72, 3, 3, seed=4, dtype=dtype)
-    setting = {"padding": 1, "stride": (1, 2), "tau": 0.0}
-    together = spamm_torch.conv2d(input, weight, **setting)
-    for images, last in itertools.product((1, 2, 5, 8, 31, 64), (False, True)):
-        own = slice(70 - images, 70) if last else slice(images)
-        assert torch.equal(spamm_torch.conv2d(input[own], weight, **setting), together[own])
-
-
-@pytest.mark.parametrize("images", [1, 5])
-def test_few_images_fill_the_blocks_of_a_tau_of_zero(device, images):
-    input = uneven(images, 256, 24, 22, seed=3, dtype=torch.float32).to(device)
-    weight = uneven(256, 256, 3, 3, seed=4, dtype=torch.float32).to(device)
-    pixel_block = default_pixel_block("valid_ratio", images, 64)
-    got = spamm_torch.conv2d(input, weight, padding=1, tau=0.0)
-    full = spamm_torch.conv2d(input, weight, padding=1, tau=0.0, pixel_block=pixel_block)
-    if not is_torchs(input, weight, padding=1, tau=0.0):
-        assert torch.equal(got, full)
-    assert_near(got, F.conv2d(input.double(), weight.double(), padding=1))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import matrices
 import pytest
 import torch
 from support import captured, flops_of, raises_line
@@ -51,20 +52,14 @@ def test_off_the_grid_of_16_bytes(device):
     assert_is_torchs(memory.view(3, 6, 6, 8).permute(0, 3, 1, 2), kernel_size=2)
 
 
-def operands(
-    *sizes, device="cuda", dtype=torch.float16, layout=torch.channels_last, seed=0, bias=True
-):
-    """Input and weight of (images, channels, rows, columns), (out channels, kernel edge)."""
+def operands(*sizes, device="cuda", dtype=torch.float16, layout=torch.channels_last, seed=0):
+    """Operands of (images, channels, rows, columns), (out channels, kernel edge)."""
     (images, channels, *pixels), (out_channels, kernel) = sizes
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(images, channels, *pixels), (out_channels, channels, kernel, kernel)]
-    input, weight = (
-        torch.randn(shape, generator=generator).to(device, dtype, memory_format=layout)
-        for shape in shapes
-    )
-    scale = (channels * kernel * kernel) ** -0.5
-    offsets = torch.randn(out_channels, generator=generator).to(device, dtype)
-    return input, weight * scale, offsets if bias else None
+    shapes = (images, channels, *pixels), (out_channels, channels, kernel, kernel), (out_channels,)
+    made = [matrices.normal(*shape, seed=seed + i) for i, shape in enumerate(shapes)]
+    made[1] *= (channels * kernel * kernel) ** -0.5
+    input, weight, bias = (x.to(device, dtype) for x in made)
+    return input.to(memory_format=layout), weight.to(memory_format=layout), bias
 
 
 def separate(input, weight, bias, *geometry, **options):

@@ -4,16 +4,17 @@ The number of segments follows from the sizes; SPAMM_TORCH_SEGMENTS forces it.
 """
 
 import itertools
+import json
 
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import Im2col, gap_near, norm_products
-from support import ACTIVATIONS, assert_near, captured, hopper_kernels_run
+from reference import Im2col
+from support import assert_near, captured, hopper_kernels_run
 from support import uneven as plain_uneven
 
+import fuzz
 import spamm_torch
-from fuzzing import convolutions, space
 
 pytestmark = pytest.mark.cuda
 
@@ -75,43 +76,29 @@ def test_the_number_changes_the_order_of_sums_alone(force):
 
 
 @pytest.mark.parametrize("segments", FORCED)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-def test_the_epilogue_follows_the_whole_sum(segments, dtype, activation, force):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.usefixtures("set_tf32")  # which cases change
+def test_drawn_convolutions(segments, dtype, force):
+    """Cases of the fuzzer: epilogues follow the whole sum, and segments skip nothing more."""
     force(segments)
-    for layer in (LAYERS[3], LAYERS[4]):
-        input, weight, geometry = operands(layer, dtype)
-        bias = uneven(1, weight.size(0), 1, 1, seed=3, dtype=dtype).flatten()
-        # So that sums are near the bends of activations.
-        weight = weight / (exact(input, weight, **geometry).abs().max() / 10).to(dtype)
-        expected = exact(input, weight, **geometry)
-        residual = uneven(*expected.shape, seed=4, dtype=dtype)
-        expected += bias.double().view(1, -1, 1, 1) + residual.double()
-        for tau in (0.0, 1e-30):
-            options = {"residual": residual, "activation": activation, "return_norms": True}
-            got, norms = spamm_torch.conv2d(input, weight, bias, **geometry, tau=tau, **options)
-            assert_near(got, ACTIVATIONS[activation](expected))
-            space.expect_norms(norms, convolutions.norms_of(got, 64))
+    for number in range(150):
+        case = fuzz.drawn(7, number, "convolution") | {"dtype": dtype}
+        assert fuzz.problem(case, "cuda") is None, json.dumps(case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("share", [0.4, 0.95])
 @pytest.mark.parametrize("images", [8, 70, 128])  # 8: each pixel of a box is judged by itself
-def test_what_is_skipped_does_not_depend_on_segments(images, dtype, force):
+def test_what_is_skipped_does_not_depend_on_segments(images, share, dtype, force):
     input = uneven(images, 200, 4, 5, seed=5, dtype=dtype)
     weight = uneven(136, 200, 3, 3, seed=6, dtype=dtype)
     reference = Im2col(input.cpu(), weight.cpu(), padding=1)
-    norm_a, _, skip_norm = reference.norms()
-    products = norm_products(norm_a, skip_norm)
-    for share in (0.4, 0.95):
-        tau = gap_near(products, share)
-        expected = reference.product(~(products < tau)).cuda()
-        for segments in (None, 1, *FORCED):
-            force(segments)
-            assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=tau), expected)
-    tau = 2 * products.max().item()  # no product is left
-    for segments in FORCED:
+    tau, valid = reference.decide(share)
+    expected = reference.product(valid).cuda()
+    for segments in (None, 1, *FORCED):
         force(segments)
-        assert not spamm_torch.conv2d(input, weight, padding=1, tau=tau).any()
+        assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=tau), expected)
+        assert not spamm_torch.conv2d(input, weight, padding=1, tau=1e30).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -130,20 +117,6 @@ def test_repeated_runs_and_replays_give_the_same_bits(segments, tau, dtype, forc
             result.fill_(float("nan"))
         graph.replay()
         assert all(torch.equal(result, expected) for result in results)
-
-
-@pytest.mark.parametrize("tau", [0.0, 60.0])
-def test_blocks_of_one_image_have_no_segments(tau, force):
-    input = uneven(20, 264, 7, 7, seed=11, dtype=torch.float16)
-    weight = uneven(128, 264, 3, 3, seed=12, dtype=torch.float16)
-    setting = {"padding": 1, "tau": tau, "pixel_block": (1, 8, 8)}
-    together = spamm_torch.conv2d(input, weight, **setting)
-    for segments in (None, 4):
-        force(segments)
-        for i in (0, 19):
-            assert torch.equal(
-                spamm_torch.conv2d(input[i : i + 1], weight, **setting)[0], together[i]
-            )
 
 
 @pytest.mark.parametrize("value", ["0", "3", "16", "two"])

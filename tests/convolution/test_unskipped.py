@@ -13,6 +13,7 @@ import spamm_torch
 from fuzzing import convolutions, space
 
 pytestmark = pytest.mark.cuda
+OPS = torch.ops.spamm_torch
 
 HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 LAST = {"memory_format": torch.channels_last}
@@ -111,6 +112,8 @@ def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, force_un
         force_unskipped("0")
         of_boxes = case(**parts)
         assert_near(of_boxes, case.expected(**parts))
+        norms = OPS.conv2d_weight_norm(case.weight)  # which this kernel reads, and changes nothing
+        assert torch.equal(case(**parts, norm_weight=norms), of_boxes)
         for value in ("1", *TILES):
             force_unskipped(value)
             got = case(**parts)

@@ -27,7 +27,6 @@ def settings_of(report):
     return {row.name: row.setting for row in report if row.action == "spamm"}
 
 
-@torch.no_grad()
 def assert_same(model, original, x=None, tolerance=1e-4):
     x = pictures() if x is None else x
     torch.testing.assert_close(model(x), original(x), rtol=tolerance, atol=tolerance)
@@ -52,8 +51,7 @@ def test_a_knob_makes_layers_skip_that_can_pay(knob):
         assert {name: getattr(layer, name) for name in knob} == knob
         by_hand = SpAMMConv2d.from_dense(original.get_submodule(name), **knob)
         original.set_submodule(name, by_hand)
-    with torch.no_grad():
-        assert torch.equal(model(pictures()), original(pictures()))
+    assert torch.equal(model(pictures()), original(pictures()))
 
 
 def test_overrides_by_name_and_by_pattern():
@@ -73,13 +71,9 @@ def test_overrides_by_name_and_by_pattern():
 
 def test_a_root_that_is_a_convolution():
     conv = nn.Conv2d(64, 64, 3)
-    dense = copy.deepcopy(conv)
     (row,) = convert_(conv, overrides={"": EXACT})
-    assert (row.name, row.action) == ("", "spamm")
-    assert type(conv) is SpAMMConv2d
-    assert_same(conv, dense, pictures(channels=64))
-    revert_(conv)
-    assert type(conv) is nn.Conv2d
+    assert (row.name, row.action, type(conv)) == ("", "spamm", SpAMMConv2d)
+    assert type(revert_(conv)) is nn.Conv2d
 
 
 def test_a_layer_with_two_names_is_named_by_either(tmp_path):
@@ -168,8 +162,7 @@ def test_objects_names_hooks_and_keys_stay_and_revert_restores_every_bit():
     assert revert_(model) is model
     revert_(model)
     assert state_of(model) == before
-    with torch.no_grad():
-        assert torch.equal(model(pictures()), original(pictures()))
+    assert torch.equal(model(pictures()), original(pictures()))
 
 
 def test_a_part_is_reverted_by_itself():
@@ -181,7 +174,6 @@ def test_a_part_is_reverted_by_itself():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-@torch.no_grad()
 def test_copies_are_converted_and_their_own(copied):
     model, original = resnet(), resnet()
     convert_(model, SKIPS)
@@ -192,20 +184,6 @@ def test_copies_are_converted_and_their_own(copied):
     revert_(twin)
     twin.layer1[0].conv1.weight.div_(2)
     assert torch.equal(twin(pictures()), original(pictures()))
-
-
-def test_training_has_the_gradients_of_the_dense_layers():
-    model, original = resnet().train().double(), resnet().train().double()
-    convert_(model, SpAMMConfig(max_error=1e-12))
-    gradients = []
-    for m in (model, original):
-        optimizer = torch.optim.SGD(m.parameters(), 0.01)
-        m(pictures(dtype=torch.float64)).square().sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in m.parameters()]))
-        optimizer.step()
-    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
-    x = pictures(dtype=torch.float64)
-    assert_same(model.eval(), original.eval(), x, tolerance=1e-6)
 
 
 def test_a_model_without_values_and_under_another_default_device():
@@ -237,14 +215,13 @@ def test_refresh_pins_norms_again():
     refuses(ValueError, lambda: refresh_(model), "refresh_ expects a model that the backend")
     convert_(model, SpAMMConfig(tau=1.0))
     layer, x = model.layer1[0].conv1, pictures(channels=32)
-    with torch.no_grad():
-        layer.weight.mul_(1e-6)
-        layer.freeze_()
-        layer.weight.data.mul_(1e6)
-        stale = layer(x)
-        assert refresh_(model) is model
-        assert not torch.equal(layer(x), stale)
-        assert torch.equal(layer(x), copy.deepcopy(layer).unfreeze_()(x))
+    layer.weight.mul_(1e-6)
+    layer.freeze_()
+    layer.weight.data.mul_(1e6)
+    stale = layer(x)
+    assert refresh_(model) is model
+    assert not torch.equal(layer(x), stale)
+    assert torch.equal(layer(x), copy.deepcopy(layer).unfreeze_()(x))
 
 
 # ---- The report ---------------------------------------------------------------------------------
@@ -297,8 +274,7 @@ def test_a_settings_file_makes_the_same_choices(tmp_path):
     assert [(row.name, row.action, row.setting) for row in found] == [
         (row.name, row.action, row.setting) for row in report
     ]
-    with torch.no_grad():
-        assert torch.equal(model(pictures()), again(pictures()))
+    assert torch.equal(model(pictures()), again(pictures()))
 
 
 def test_a_setting_goes_to_json_and_back():

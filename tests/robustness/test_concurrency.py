@@ -3,75 +3,33 @@
 import concurrent.futures
 import contextlib
 import hashlib
+import itertools
 import os
 import threading
 
 import pytest
 import torch
+from pipelines import BY_MEMORY, FAMILIES, bits
 from support import threads
-from torch import nn
 
 import fuzz
-import spamm_torch
-from spamm_torch import sparse
-
-OPS = torch.ops.spamm_torch
 
 
 def calls(device="cpu"):
-    """One call of each pipeline, by name: sizes at which every loop has parts for threads."""
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape):
-        return torch.randn(shape, generator=generator).to(device)
-
-    a, b = randn(300, 260), randn(260, 330)
-    square = torch.exp(-(torch.arange(320)[:, None] - torch.arange(320)).abs() / 20.0)
-    square = square.double().to(device)
-    blocks = sparse.from_dense(square, 32, drop=1e-9)
-    x, weight = randn(5, 40, 12, 11), randn(72, 40, 3, 3)
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(40, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 8, 3)]
-    model = nn.Sequential(*layers).eval().to(device)
-    spamm_torch.convert_(model, spamm_torch.SpAMMConfig(tau=1e-3))
-
-    def network():
-        with torch.no_grad():
-            return model(x)
-
+    """The library's own pipelines, at sizes at which every loop has parts for threads."""
     return {
-        "tau": lambda: spamm_torch.mm(a, b, tau=250.0, block=32),
-        "valid_ratio": lambda: spamm_torch.mm(a, b, valid_ratio=0.5, return_norms=True),
-        "max_error": lambda: spamm_torch.mm(a.half(), b.half(), max_error=0.1, block=(32, 64, 128)),
-        "float64": lambda: spamm_torch.mm(a.double(), b.double(), valid_ratio=0.3),
-        "bfloat16": lambda: spamm_torch.mm(a.bfloat16(), b.bfloat16(), max_error=0.1),
-        "counts": lambda: spamm_torch.valid_counts(
-            spamm_torch.norm_map(a, 32), spamm_torch.norm_map(b, 32), 200.0
-        ),
-        "symmetric": lambda: spamm_torch.mm(square, square, tau=0.1, symmetric=True),
-        "bmm": lambda: spamm_torch.bmm(a.reshape(5, 60, 260), b.expand(5, 260, 330), tau=100.0),
-        "blocks": lambda: [
-            c.values()
-            for c in spamm_torch.mm(blocks, blocks, max_error=1e-3, drop=1e-4, return_norms=True)
-        ],
-        "bound": lambda: spamm_torch.error_bound(
-            spamm_torch.norm_map(a, 32), spamm_torch.norm_map(b, 32), 200.0
-        ),
-        "conv2d": lambda: spamm_torch.conv2d(x, weight, padding=1, tau=60.0, return_norms=True),
-        "images": lambda: spamm_torch.conv2d(
-            x.bfloat16(), weight.bfloat16(), pixel_block=(1, 8, 8), valid_ratio=0.6
-        ),
-        "pool": lambda: OPS.max_pool2d(x, 2, norms=True),
-        "network": network,
+        (family.__name__, name, dtype): call
+        for dtype, family in itertools.product((torch.float32, torch.bfloat16), FAMILIES)
+        for name, call in family(device, dtype, is_large=False).items()
+        if name not in BY_MEMORY
     }
 
 
 def digest(result):
     """The hash of all bits of a result."""
-    tensors = result if isinstance(result, (list, tuple)) else [result]
     found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.reshape(-1).contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    for tensor in bits(result):
+        found.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -93,7 +51,9 @@ def own_stream():
     ids=["cpu", "one stream", "streams"],
 )
 def test_sixteen_threads_at_once(device, place):
-    """Calls of other threads, in whatever order and on whatever stream, change no bit."""
+    """Calls of other threads, in whatever order and on whatever stream, change no bit; nor do their
+    first calls, which make buffers, in threads that end, again and again.
+    """
     made = calls(device)
     expected, start = digests(made), threading.Barrier(16)
 
@@ -101,20 +61,11 @@ def test_sixteen_threads_at_once(device, place):
         start.wait()
         names = list(made)[number % len(made) :] + list(made)[: number % len(made)]
         with place():
-            return {name: digest(made[name]()) for _ in range(3) for name in names}
+            return {(name, digest(made[name]())) for name in names}
 
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for found in pool.map(work, range(16)):
-            assert found == expected
-
-
-def test_first_calls_of_threads():
-    """Buffers that a thread makes at its first call, in threads that end, again and again."""
-    made = calls()
-    expected = digests(made)
-    for _ in range(6):
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # whose threads end with it
-            assert list(pool.map(digests, [made] * 4)) == [expected] * 4
+    for _ in range(3):
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:  # whose threads end with it
+            assert list(pool.map(work, range(16))) == [{*expected.items()}] * 16
 
 
 def test_any_number_of_threads_gives_the_same_bits():
@@ -124,14 +75,6 @@ def test_any_number_of_threads_gives_the_same_bits():
     for count in (2, 3, 5, 8, 16, 31, 64):
         with threads(count):
             assert digests(made) == expected
-
-
-@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", calls())
-def test_repeated_calls_give_the_same_bits(name, rounds):
-    call = calls()[name]
-    expected = digest(call())
-    assert {digest(call()) for _ in range(rounds)} == {expected}
 
 
 def in_a_fork(work):

@@ -54,19 +54,20 @@ def spoiled(path):
     path.write_bytes(content)
 
 
+HEADERS = {  # of an array that lies about itself
+    "more than memory": npy((2**40,)),
+    "more than 64 bits": npy((2**70, 2**70)),
+    "negative": npy((-5, 7)),
+    "less than it says": npy((100, 100)),
+    "code": npy("__import__('os').abort()"),
+    "too deep": npy((4,)).replace(b"(4,)", b"(" * 90),
+}
+
+
 def archives(path, attack):
     """.npz files that are none: name -> what writes it."""
-    return {
-        "more than memory": lambda: zipped({"fock.npy": npy((2**40,))}, path),
-        "more than 64 bits": lambda: zipped({"fock.npy": npy((2**70, 2**70))}, path),
-        "negative": lambda: zipped({"fock.npy": npy((-5, 7))}, path),
-        "less than it says": lambda: zipped({"fock.npy": npy((100, 100))}, path),
-        "a header that is code": lambda: zipped(
-            {"fock.npy": npy("__import__('os').abort()")}, path
-        ),
-        "a header too deep": lambda: zipped(
-            {"fock.npy": npy((4,)).replace(b"(4,)", b"(" * 90)}, path
-        ),
+    kinds = {name: lambda of=of: zipped({"fock.npy": of}, path) for name, of in HEADERS.items()}
+    return kinds | {
         "a pickle": lambda: zipped({"fock.npy": npy((1,), "|O", pickle.dumps([attack]))}, path),
         "a bare pickle": lambda: path.write_bytes(pickle.dumps(attack)),
         "a damaged stream": lambda: (
@@ -75,11 +76,7 @@ def archives(path, attack):
         ),
         "an unknown method": lambda: (
             zipped({"fock.npy": npy((8,))}, path),
-            path.write_bytes(
-                path.read_bytes().replace(
-                    b"PK\1\2\x14\3\x14\0\0\0\x08\0", b"PK\1\2\x14\3\x14\0\0\0\x63\0"
-                )
-            ),
+            path.write_bytes(path.read_bytes().replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x63\0")),
         ),
         "an array": lambda: np.save(open(path, "wb"), np.eye(4)),
         "nothing": lambda: path.write_bytes(b""),
@@ -126,42 +123,38 @@ def test_a_packed_file_is_not_unpacked_beyond_its_header(tmp_path):
 
 def checkpoints(path, attack):
     """Checkpoints that are none."""
-    good = {
-        "format": "spamm_torch training 1",
-        "config": {},
-        "data": "",
-        "step": 0,
-        "model": {},
-        "optimizer": {},
-    }
+    good = {"format": "spamm_torch training 1", "config": {}, "data": "", "step": 0}
+    good |= {"model": {}, "optimizer": {}}
 
     def with_data(change):
         torch.save({**good, "model": {"w": torch.ones(8)}}, path)
         with zipfile.ZipFile(path) as archive:
-            content = {name: archive.read(name) for name in archive.namelist()}
-        zipped(
-            {name: change(name, text) for name, text in content.items()}, path, zipfile.ZIP_STORED
-        )
+            content = {name: change(name, archive.read(name)) for name in archive.namelist()}
+        zipped(content, path, zipfile.ZIP_STORED)
 
-    return {
-        "a pickle": lambda: torch.save(attack, path),
-        "a pickle inside": lambda: torch.save({**good, "model": {"w": attack}}, path),
+    def spoil():
+        torch.save({**good, "model": {"w": torch.ones(999)}}, path)
+        spoiled(path)
+
+    contents = {  # that torch.save writes
+        "a pickle": attack,
+        "a pickle inside": {**good, "model": {"w": attack}},
+        "other keys": {**good, "more": 1},
+        "a list": [1],
+        "a list as config": {**good, "config": []},
+        "other content": {"model": {}},
+    }
+    kinds = {name: lambda of=of: torch.save(of, path) for name, of in contents.items()}
+    return kinds | {
         "a bare pickle": lambda: path.write_bytes(pickle.dumps(attack)),
         "no weights": lambda: with_data(lambda name, text: b"" if "/data/" in name else text),
         "a size that lies": lambda: with_data(
             lambda name, text: text.replace(b"K\x08\x85", b"J\xff\xff\xff\x7f\x85")
         ),
         "other names": lambda: zipped({"../../made/data.pkl": b"1"}, path),
-        "other keys": lambda: torch.save({**good, "more": 1}, path),
-        "a list": lambda: torch.save([1], path),
-        "a list as config": lambda: torch.save({**good, "config": []}, path),
-        "other content": lambda: torch.save({"model": {}}, path),
         "a text": lambda: path.write_text("hello\n"),
         "nothing": lambda: path.write_bytes(b""),
-        "flipped": lambda: (
-            torch.save({**good, "model": {"w": torch.ones(999)}}, path),
-            spoiled(path),
-        ),
+        "flipped": spoil,
     }
 
 

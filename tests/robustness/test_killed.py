@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import signal
 import stat
@@ -133,22 +134,34 @@ def test_a_file_takes_the_place_of_the_old_one_and_its_mode(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["link", "net.json"]
 
 
-@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
-def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, failure):
-    """A file that a kill leaves says what it is."""
-    path = tmp_path / "net.json"
-    write_text(path, "old")
+def write_bytes(path, text):
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+both_writers = pytest.mark.parametrize("write", [write_text, write_bytes])
+SAID = (OSError(28, "first"), RuntimeError("first\nsecond"))  # by scripts, in a line
+
+
+@both_writers
+@pytest.mark.parametrize("error", [*SAID, KeyboardInterrupt(), SystemExit(), ValueError()], ids=str)
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, write, error):
+    """A file that a kill leaves says what it is; scripts make folders."""
+    path = (tmp_path if write is write_text else tmp_path / "new") / "net.json"
+    for text in ("older", "old"):
+        write(path, text)
 
     def fail(_):
-        (other,) = set(os.listdir(tmp_path)) - {path.name}
-        assert other.startswith(".spamm_torch_unfinished_")
-        raise failure("no space")
+        (other,) = set(os.listdir(path.parent)) - {path.name}
+        assert re.fullmatch(r"\.spamm_torch_unfinished_\w+|net\.json\.\w+\.tmp", other)
+        raise error
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(failure, match="no space"):
-        write_text(path, "new")
+    is_line = write is write_bytes and error in SAID
+    with pytest.raises(UserError if is_line else type(error)) as caught:
+        write(path, "new")
+    assert not is_line or str(caught.value) == f"cannot write {path}: first"
     assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["net.json"]
+    assert os.listdir(path.parent) == ["net.json"]
 
 
 @pytest.mark.parametrize("name", ["é" * 120, "日" * 85, "n" * 255])
@@ -176,11 +189,7 @@ def test_what_is_no_file_is_written_to(tmp_path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def write_bytes(path, text):
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-@pytest.mark.parametrize("write", [write_text, write_bytes])
+@both_writers
 def test_writers_do_not_share_their_unfinished_files(tmp_path, write):
     path, texts = tmp_path / "journal", [str(number) * 100_000 for number in range(4)]
     write(path, texts[0])

@@ -7,10 +7,9 @@ feature (programmatic dependent launch, from sm_90 on) the late kernels cannot b
 
 import functools
 
-import late_cases
 import pytest
 import torch
-from late_cases import FAMILIES, OPS, late_copy, number
+from late_cases import FAMILIES, OPS, Values, late_copy, number
 from support import captured, norm_maps
 
 import spamm_torch
@@ -76,12 +75,6 @@ def test_no_operand_is_read_and_no_memory_is_written_too_early(overlaps, family)
         assert early == [], case.name
 
 
-def normal_pictures(*shape, dtype, seed=0):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    values = torch.randn(*shape, device="cuda", generator=generator)
-    return values.to(dtype).to(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", TYPES[:2])
 def test_a_ready_weight_changes_no_bit(device, dtype, memory_format):
@@ -103,93 +96,24 @@ def test_a_ready_weight_changes_no_bit(device, dtype, memory_format):
                 assert torch.equal(output, expected)
 
 
-def small_network(dtype):
-    """Layers of a few thread blocks each: (kind, weight, its norms or None, knob)."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    sizes = [(64, 3), (64, 3), (128, 3), (64, 3), (64, 3), (96, 1), (64, 3), (64, 3)] * 2
-    layers, channels = [], 3
-    for i, (out_channels, kernel) in enumerate(sizes):
-        shape = out_channels, channels, kernel, kernel
-        values = torch.randn(*shape, device="cuda", generator=generator)
-        scaled = values / (channels * kernel * kernel) ** 0.5
-        weight = scaled.to(dtype).to(memory_format=torch.channels_last)
-        pinned = OPS.conv2d_weight_norm(weight) if i % 3 else None
-        knob = {"valid_ratio": 0.6} if i % 5 == 4 else {"tau": number(0.0 if i == 0 else 1.0)}
-        layers.append(("convolution", weight, pinned, knob))
-        if i in (3, 9) and dtype != torch.float32:
-            layers.append(("pool",))
-        channels = out_channels
-    return layers
-
-
-def run_network(layers, x, after_each):
-    norms = None
-    for kind, *rest in layers:
-        if kind == "pool":
-            x, norms = OPS.max_pool2d(x, 3, 1, 1, norms=True)
-        else:
-            weight, pinned, knob = rest
-            x, norms = OPS.conv2d_with_norms(
-                *(x, weight, None, 1, weight.shape[-1] // 2),
-                **knob,
-                norm_weight=pinned,
-                norm_input=norms,
-            )
-        after_each()
-    return x, norms
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(("images", "side"), [(128, 4), (100, 3), (64, 2)])
-@pytest.mark.parametrize(
-    ("dtype", "allow_tf32"), [*((of, False) for of in TYPES), (TYPES[2], True)]
-)
-def test_many_small_kernels_in_flight(dtype, allow_tf32, images, side):
-    """A dozen are on the device together; outputs lie where inputs of earlier layers were."""
-    with late_cases.tf32(allow_tf32):
-        layers = small_network(dtype)
-        inputs = [normal_pictures(images, 3, side, side, dtype=dtype, seed=i) for i in range(4)]
-        x = inputs[0].clone(memory_format=torch.channels_last)
-        expected = []
-        for values in inputs:
-            x.copy_(values)
-            expected.append(run_network(layers, x, torch.cuda.synchronize))
-        for i in range(8):
-            torch.cuda._sleep(4_000_000)  # the host gets ahead
-            x.copy_(inputs[i % 4])
-            results = [run_network(layers, x, lambda: None) for _ in range(2)]
-            x.zero_()  # after all of it
-            for result in results:
-                assert all(map(torch.equal, result, expected[i % 4]))
-
-
 @pytest.fixture(scope="module")
 def calls():
     """Searches for a threshold, which are cooperative launches, and what surrounds them."""
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(*shape, device="cuda", generator=generator)
-
-    calls = []
+    values, partial, calls = Values("cuda"), functools.partial, []
     for edge in (8, 40, 200, 600):
-        maps = normal(edge, edge).abs(), normal(edge, edge).abs()
-        for ratio in (0.05, 0.5):
-            calls.append(lambda maps=maps, ratio=ratio: spamm_torch.find_tau(*maps, ratio))
+        maps = [values.normal(edge, edge, dtype=torch.float32).abs() for _ in range(2)]
+        calls += [partial(spamm_torch.find_tau, *maps, ratio) for ratio in (0.05, 0.5)]
     for dtype in (*TYPES[::2], torch.float64):
-        operands = normal(2560, 256).to(dtype), normal(256, 2560).to(dtype)
-        calls.append(lambda operands=operands: spamm_torch.mm(*operands, valid_ratio=0.3))
-        calls.append(lambda operands=operands: spamm_torch.mm(*operands, tau=250.0))
+        shapes = (2560, 256), (256, 2560)
+        mm = partial(spamm_torch.mm, *(values.normal(*shape, dtype=dtype) for shape in shapes))
         # Thread blocks claim tiles by a counter, which another kernel clears where maps are given.
-        maps = dict(zip(("norm_a", "norm_b"), norm_maps(*operands), strict=True))
-        calls.append(functools.partial(spamm_torch.mm, *operands, tau=250.0, **maps))
-    x = normal_pictures(128, 64, 16, 16, dtype=torch.float16)
-    for channels in (64, 256):
-        weight = normal_pictures(channels, 64, 3, 3, dtype=torch.float16, seed=1)
-        for knob in ({"valid_ratio": 0.4}, {"tau": 1500.0}):
-            calls.append(
-                lambda weight=weight, knob=knob: spamm_torch.conv2d(x, weight, padding=1, **knob)
-            )
+        maps = dict(zip(("norm_a", "norm_b"), norm_maps(*mm.args), strict=True))
+        given = ({"valid_ratio": 0.3}, {"tau": 250.0}, maps | {"tau": 250.0})
+        calls += [partial(mm, **each) for each in given]
+    x = values.pictures(128, 64, 16, 16)
+    for weight in (values.pictures(channels, 64, 3, 3) for channels in (64, 256)):
+        given = ({"valid_ratio": 0.4}, {"tau": 1500.0})
+        calls += [partial(spamm_torch.conv2d, x, weight, padding=1, **knob) for knob in given]
     expected = []
     for call in calls:
         expected.append(call())

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import itertools
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -85,61 +84,45 @@ def test_training_learns(tmp_path, data):
     config = TrainConfig(model="vgg13_bn", width=8, epochs=12, batch=10)
     model = training.train(config, data, tmp_path / "c.pt", CPU, silent)
     images = data.split(config.seed)[0]
-    assert not model.training
     found = model(to_pictures(images.images)).argmax(1)
     assert (found == images.labels).double().mean() > 0.8
 
 
 @pytest.fixture(scope="module", params=training.MODELS)
 def uninterrupted(request, tmp_path_factory):
-    """A training, and the network that it gives."""
+    """A training, the network that it gives, and its checkpoint."""
     config = replace(TINY, model=request.param)
     path = tmp_path_factory.mktemp("whole") / "whole.pt"
-    return config, train(config, Digits(*digits(50), "50 bars"), path, CPU, silent)
+    return config, train(config, Digits(*digits(50), "50 bars"), path, CPU, silent), path
 
 
 @pytest.mark.parametrize("stop", [3, 4])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     uninterrupted, stop, tmp_path, data, monkeypatch
 ):
-    """Stopped within and between epochs of 4 steps, a checkpoint at each step."""
+    """Stopped within and between epochs of 4 steps, a checkpoint at each step. A finished one
+    returns at once.
+    """
     monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", -1)
-    config, whole = uninterrupted
+    config, whole, _ = uninterrupted
 
     def interrupt(step, steps, message):
         if step == stop:
             raise KeyboardInterrupt
 
-    messages = []
+    given, messages = (config, data, tmp_path / "cut.pt", CPU), []
     with pytest.raises(KeyboardInterrupt):
-        training.train(config, data, tmp_path / "cut.pt", CPU, interrupt)
-    resumed = training.train(config, data, tmp_path / "cut.pt", CPU, lambda *r: messages.append(r))
-    assert (messages[0][0], "resumed" in messages[0][2]) == (stop - 1, True)
-    assert same_parameters(resumed, whole)
-
-
-def test_a_finished_training_returns_at_once(uninterrupted, tmp_path, data):
-    (config, whole), path = uninterrupted, tmp_path / "c.pt"
-    training.train(config, data, path, CPU, silent)
-    content, reports = path.read_bytes(), []
-    again = training.train(config, data, path, CPU, lambda *report: reports.append(report))
-    assert [step for step, _, _ in reports] == [8]
-    assert "already trained" in reports[0][2]
-    assert not again.training
-    assert same_parameters(again, whole)
-    assert path.read_bytes() == content
+        training.train(*given, interrupt)
+    for begin, said in ((stop - 1, "resumed"), (8, "already trained")):
+        messages.clear()
+        found = training.train(*given, lambda *report: messages.append(report))
+        assert (messages[0][0], said in messages[0][2]) == (begin, True)
+        assert same_parameters(found, whole)
+        assert not found.training
+    assert len(messages) == 1
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A checkpoint of a tiny training, and its data as the default."""
-    folder = tmp_path_factory.mktemp("trained")
-    write_part(folder, "t10k", *digits(50))
-    training.train(TINY, Digits(*digits(50), "50 bars"), folder / "c.pt", CPU, silent)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -154,17 +137,16 @@ def trained(tmp_path_factory):
         ((), None, ("other images",)),
     ],
 )
-def test_a_checkpoint_of_another_training(capsys, trained, arguments, change, words, tmp_path):
+@pytest.mark.parametrize("uninterrupted", ["vgg13"], indirect=True)
+def test_a_checkpoint_of_another_training(
+    capsys, uninterrupted, arguments, change, words, tmp_path
+):
     """tests/robustness/test_hostile_files.py has damaged ones."""
-    root = shutil.copytree(trained, tmp_path / "trained")
-    path = root / "c.pt"
-    if change is None:
-        write_part(root, "t10k", *digits(50, seed=1))
-    elif change:
-        content = torch.load(path)
-        content["config"].update(change)
-        torch.save(content, path)
-    content, given = path.read_bytes(), ("--data", root, "--checkpoint", path, *arguments)
+    path, content = tmp_path / "c.pt", torch.load(uninterrupted[2])
+    content["config"].update(change or {})
+    torch.save(content, path)
+    write_part(tmp_path, "t10k", *digits(50, seed=0 if change is not None else 1))
+    content, given = path.read_bytes(), ("--data", tmp_path, "--checkpoint", path, *arguments)
     code, _, [line] = run_script(train_vgg13.main, capsys, *given)
     assert code == 1
     assert all(word in line for word in (*words, str(path)))
@@ -241,7 +223,6 @@ def test_split_is_a_partition_fixed_by_the_seed(embedded):
 def test_pictures_are_shifted_equal_channels(shift):
     images, _ = digits(7)
     pictures = to_pictures(images, torch.tensor([shift] * 7))
-    assert pictures.dtype == torch.float32
     assert pictures.is_contiguous(memory_format=torch.channels_last)
     wide = nn.functional.pad(images, (8,) * 4).roll(shift, (1, 2))[:, 6:38, 6:38]
     assert torch.equal((255 * pictures).round().byte(), wide[:, None].expand(-1, 3, -1, -1))

@@ -13,7 +13,7 @@ import plot_results
 from common import results
 from common.console import exit_code
 from common.results import KINDS
-from models.files import UserError, write_atomically
+from models.files import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "results"
@@ -136,27 +136,3 @@ def test_what_is_found_is_said_in_a_line():
     said = [results.said({"products": some}) for some in (rows, rows[4:])]
     said += [results.said_of({"products": some}) for some in (rows[:2], rows[4:])]
     assert_golden("said", said)
-
-
-# ---- Files, whatever interrupts their writing ----------------------------------------------------
-
-
-OTHERS = [KeyboardInterrupt, SystemExit, ValueError, MemoryError]
-
-
-@pytest.mark.parametrize("error", [RuntimeError("first\nsecond"), OSError(28, "first"), *OTHERS])
-def test_an_error_of_the_writer_is_one_line_and_whatever_else_passes(tmp_path, error):
-    """tests/robustness/test_killed.py has disks that are full, and several writers."""
-    path = tmp_path / "a" / "b" / "file"  # in folders that are made for it
-    for content in (b"older", b"old"):
-        write_atomically(path, lambda file, content=content: file.write(content))
-
-    def write(file):
-        file.write(b"half")
-        raise error
-
-    with pytest.raises(error if error in OTHERS else UserError) as caught:
-        write_atomically(path, write)
-    assert error in OTHERS or str(caught.value) == f"cannot write {path}: first"
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
