@@ -29,8 +29,7 @@ def main(arguments=None):
     images = torch.rand(options.batch, 3, 224, 224).to(memory_format=torch.channels_last)
     model = model.eval().to(device, dtype, memory_format=torch.channels_last)
     images = images.to(device, dtype)
-    # Without a CUDA graph, Python's launches would take longer than the kernels.
-    how = {"mode": "reduce-overhead"} if device == "cuda" else {}
+    how = {"mode": "reduce-overhead"} if device == "cuda" else {}  # else Python launches kernels
     calls = {"as it is": model, "torch.compile": torch.compile(model, **how)}
     if options.eager:
         del calls["torch.compile"]

@@ -24,7 +24,6 @@ from common.measuring import PRECISIONS, TOLERANCE, attempt, require_near, use_p
 from common.timing import interleaved
 
 TITLE = "Shapes that nobody chose"
-MODE = torch.inference_mode
 _HELD = 1e-30  # a tau that is held, and skips nothing
 _KEPT = {"half": 0.5, "tenth": 0.1}
 _OPS = {"products": "mm", "convolutions": "conv2d"}  # by kind of shape

@@ -31,7 +31,6 @@ from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from train_vgg13 import add_training_options, train_or_load
 
 TITLE = "VGG13 as served against the dense network"
-MODE = torch.no_grad  # not inference mode, in which weights' norms cannot be pinned
 DEFAULTS = {"cpu": {"dtype": "float32"}, "cuda": {"dtype": "float16"}}
 _points = cli.number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
 

@@ -185,7 +185,7 @@ run = functools.partial(run_bench, "multi_gpu")
 
 
 def test_cells(tmp_path):
-    given = "--repeats 1 --sizes 300 256 --data decay heavy --ratios 0.3 1.0"
+    given = "--repeats 1 --sizes 300 256 --data decay normal --ratios 0.3 1.0"
     tables = run(tmp_path, *given.split())
     assert_golden("bench multi_gpu", outline(tables))
     assert_consistent(tables["several devices"], speedup="one_ms/all_ms")
