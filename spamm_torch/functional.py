@@ -52,7 +52,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -842,8 +842,8 @@ def conv2d(
 
     With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
     engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
-    dtype and device alone (:func:`backend_for` names it). A ``pixel_block`` of one image keeps our
-    kernels, for torch's do not promise that an image does not depend on its batch.
+    dtype and device alone (the op ``conv2d_backend`` names it). A ``pixel_block`` of one image
+    keeps our kernels, for torch's do not promise that an image does not depend on its batch.
 
     On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
     are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
@@ -919,8 +919,6 @@ def backend_for(
     device: torch.device | str,
     dtype: torch.dtype,
     block: int | Sequence[int] = 64,
-    *,
-    convolution: Mapping[str, Any] | None = None,
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
 
@@ -930,11 +928,6 @@ def backend_for(
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
-        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
-            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
-            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
-            torch's convolution. Of the arguments, ``stride``, ``padding`` (numbers), ``dilation``,
-            ``groups``, ``tau`` or ``valid_ratio`` and ``pixel_block`` count.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -946,18 +939,4 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    if convolution is None:
-        return _ops.backend_for(place, dtype, check_block(block))
-    counting = (
-        "stride",
-        "padding",
-        "dilation",
-        "groups",
-        "valid_ratio",
-        "max_error",
-        "pixel_block",
-    )
-    given = {name: convolution[name] for name in counting if convolution.get(name) is not None}
-    element = torch.empty(1, dtype=dtype, device=place)
-    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
-    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))
+    return _ops.backend_for(place, dtype, check_block(block))
