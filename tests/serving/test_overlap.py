@@ -129,13 +129,6 @@ def assert_expected(results, expected):
 
 
 @pytest.mark.cuda
-def test_searches_in_a_row(calls):
-    torch.cuda._sleep(10_000_000)
-    searches = [calls[i % 8] for i in range(400)]
-    assert_expected([call() for call, _ in searches], [expected for _, expected in searches])
-
-
-@pytest.mark.cuda
 def test_graphs_beside_calls(calls):
     graphs, captured, wanted = [], [], []
     for first in (0, 5, 10):
