@@ -34,9 +34,6 @@ inline constexpr bool are_in_order() {
 }
 static_assert(are_in_order());
 
-// The slope of leaky_relu below zero where none is given, PyTorch's default.
-inline constexpr double kLeakySlope = 0.01;
-
 inline const ActivationFacts& facts_of(Activation activation) {
   return kActivations[static_cast<size_t>(activation)];
 }

@@ -92,22 +92,22 @@ struct ConvArguments : ConvOptions {
   static auto members(auto& x) {
     return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x), std::tie(x.knob.tau),
                           search(x),
-                          std::tie(x.norm_weight, x.norm_input, x.residual, x.activation, x.slope,
-                                   x.weight_is_ready));
+                          std::tie(x.norm_weight, x.norm_input, x.residual, x.activation,
+                                   x.slope.number, x.slope.tensor, x.weight_is_ready));
   }
 };
 
 struct DenseConvArguments : ConvArguments {
   static auto members(auto& x) {
     return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x),
-                          std::tie(x.residual, x.activation, x.slope));
+                          std::tie(x.residual, x.activation, x.slope.number, x.slope.tensor));
   }
 };
 
 struct ConvPoolArguments : ConvArguments {
   static auto members(auto& x) {
     return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x),
-                          std::tie(x.norm_weight, x.activation, x.slope));
+                          std::tie(x.norm_weight, x.activation, x.slope.number, x.slope.tensor));
   }
 };
 

@@ -130,7 +130,7 @@ void product_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
 // The gradient of what an activation is applied to, of those that tell it from their output. Of the
 // others, and of slopes, a gradient needs their argument: where one is wanted, such an activation
 // is therefore torch's own, after the convolution.
-Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& output) {
+Tensor grad_before(Activation activation, double slope, const Tensor& grad, const Tensor& output) {
   switch (activation) {
     case Activation::kNone:
       return grad;
@@ -139,7 +139,7 @@ Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& outp
     case Activation::kRelu6:
       return at::hardtanh_backward(grad, output, 0, 6);
     case Activation::kLeakyRelu:
-      return at::leaky_relu_backward(grad, output, kLeakySlope, /*self_is_result=*/true);
+      return at::leaky_relu_backward(grad, output, slope, /*self_is_result=*/true);
     case Activation::kHardswish:
     case Activation::kSilu:
       break;
@@ -159,6 +159,7 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
     ctx->saved_data["dilation"] = IntArrayRef(options.dilation);
     ctx->saved_data["groups"] = options.groups;
     ctx->saved_data["activation"] = static_cast<int64_t>(activation);
+    ctx->saved_data["slope"] = options.slope.number;
     ctx->saved_data["has_residual"] = residual.has_value();
     if (bias) ctx->saved_data["bias_shape"] = bias->sym_sizes();
     const Tensor output = op();
@@ -174,7 +175,9 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
     const bool batched = saved[0].dim() == 4;
     const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
     const auto activation = static_cast<Activation>(ctx->saved_data["activation"].toInt());
-    const Tensor grad = saved.size() == 3 ? grad_before(activation, grads[0], saved[2]) : grads[0];
+    const double slope = ctx->saved_data["slope"].toDouble();
+    const Tensor grad =
+        saved.size() == 3 ? grad_before(activation, slope, grads[0], saved[2]) : grads[0];
     auto dilation = ints("dilation");
     dilation.resize(2, dilation.front());
     for (int64_t d = 0; d < 2; ++d) {
@@ -204,11 +207,13 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
 template <class Run>
 Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
   const Activation activation = check_activation(x);
-  const OptTensor slope = x.slope;  // as the caller gave it
+  const Slope slope = x.slope;  // as the caller gave it
   const std::initializer_list<bool> wanted = {needs_grad(x.input), needs_grad(x.weight),
                                               needs_grad(x.bias), needs_grad(x.residual),
-                                              needs_grad(slope)};
-  const bool apart = (facts_of(activation).needs_argument || slope) && at::GradMode::is_enabled() &&
+                                              needs_grad(slope.tensor)};
+  const bool by_argument =
+      facts_of(activation).needs_argument || slope.tensor || !(slope.number >= 0);
+  const bool apart = by_argument && at::GradMode::is_enabled() &&
                      std::find(wanted.begin(), wanted.end(), true) != wanted.end();
   const Activation inside = apart ? Activation::kNone : activation;
   const ConvOptions& options = x;
@@ -226,7 +231,7 @@ void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
     if (const std::string name(facts_of(inside).name); name != x.activation) {
       torch::jit::drop(*stack, size_of(op));
       x.activation = name;
-      x.slope.reset();
+      x.slope = {};
       push_arguments(op, *stack, x);
     }
     return run_below(op, keys, stack)[0];

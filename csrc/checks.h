@@ -254,11 +254,12 @@ inline Activation check_activation(const ConvArguments& x) {
                  [](const ActivationFacts& facts) { return facts.name; });
   TORCH_CHECK_VALUE(activation, "activation must be one of ", c10::Join(", ", names), "; got '",
                     x.activation, "'");
-  if (!x.slope) return *activation;
-  const at::Tensor &slope = *x.slope, &weight = x.weight;
-  TORCH_CHECK_VALUE(activation == Activation::kLeakyRelu,
+  const bool has_slope = x.slope.tensor || x.slope.number != Slope().number;
+  TORCH_CHECK_VALUE(activation == Activation::kLeakyRelu || !has_slope,
                     "slope must be given with activation 'leaky_relu' alone; got activation '",
                     x.activation, "'");
+  if (!x.slope.tensor) return *activation;
+  const at::Tensor &slope = *x.slope.tensor, &weight = x.weight;
   TORCH_CHECK_TYPE(slope.scalar_type() == weight.scalar_type() || slope.scalar_type() == at::kFloat,
                    "slope must have the weight's dtype ", dtype_of(weight), ", or float32; got ",
                    dtype_of(slope));

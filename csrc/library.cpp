@@ -20,10 +20,12 @@ const string product =
     "Scalar beta=1, Scalar alpha=1, int[]? devices=None, bool symmetric=False";
 const string geometry = "int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1";
 const string blocks = "int[3]? block=None, int[3]? pixel_block=None";
-const string convolution =
-    "Tensor input, Tensor weight, Tensor? bias=None, " + geometry + ", " + knob + ", " + blocks +
-    ", Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
-    "str activation=\"none\", Tensor? slope=None, bool weight_is_ready=False";
+const string activation = "str activation=\"none\", float negative_slope=0.01, Tensor? slope=None";
+const string epilogue = "Tensor? residual=None, " + activation;
+const string convolution = "Tensor input, Tensor weight, Tensor? bias=None, " + geometry + ", " +
+                           knob + ", " + blocks +
+                           ", Tensor? norm_weight=None, Tensor? norm_input=None, " + epilogue +
+                           ", bool weight_is_ready=False";
 const string pool =
     "Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, "
     "bool ceil_mode=False";
@@ -92,22 +94,22 @@ TORCH_LIBRARY(spamm_torch, m) {
   // where A's are.
   define("spamm_shards(Tensor[] a, Tensor[] b, *, " + knob + ", int[3] block=64) -> Tensor[]");
   // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
-  // is activation(convolution + bias + residual); activation.h names the activations, and slope is
-  // leaky_relu's, of all channels or of each. A convolution
-  // that the host knows to skip nothing is dense_conv2d's where that is faster. weight_is_ready:
-  // the caller promises that the weight was complete before this call, or before each replay of a
-  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
+  // is activation(convolution + bias + residual); activation.h names the activations, and slope, if
+  // it is given, takes the place of negative_slope. A convolution that the host knows to skip
+  // nothing is dense_conv2d's where that is faster. weight_is_ready: the caller promises that the
+  // weight was complete before this call, or before each replay of a captured graph. Kernels may
+  // then read it while earlier kernels on the stream still run.
   define("conv2d(" + convolution + ") -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
   // activation(convolution + bias + residual) by torch's convolution, or a device's call that fuses
   // the three. Nothing is skipped.
-  define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
-         ", *, Tensor? residual=None, str activation=\"none\", Tensor? slope=None) -> Tensor");
+  define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + geometry + ", *, " +
+         epilogue + ") -> Tensor");
   // conv2d with nothing skipped, then torch's max pooling of 2 x 2 pixels with stride 2. Of a
   // batch; no gradient.
   define("conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
-         ", *, Tensor? norm_weight=None, str activation=\"none\", Tensor? slope=None) -> Tensor");
+         ", *, Tensor? norm_weight=None, " + activation + ") -> Tensor");
   // torch's max pooling of a batch, without indices, and with `norms` the output norms, else None.
   // No gradient.
   define("max_pool2d(" + pool + ", *, bool norms=False) -> (Tensor, Tensor)");

@@ -21,10 +21,10 @@ from common.console import Steps, exit_code, make_console
 from common.measuring import describe_machine, measure_all
 from models.files import require_writable
 
-# A case has TITLE, MODE (inference_mode or no_grad), DEFAULTS by kind of device,
-# add_options(parser) and cells(options), {name: call that measures it}, as of common.measuring. It
-# may have choose(options), which completes options and raises UserError; prepare(options), where
-# something must be made first; header(options). Its docstring is on its pages.
+# A case has TITLE, DEFAULTS by kind of device, add_options(parser) and cells(options), {name: call
+# that measures it}, as of common.measuring. It may have choose(options), which completes options
+# and raises UserError; prepare(options), where something must be made first; header(options). Its
+# docstring is on its pages.
 _CASES = (mm, conv, shapes, block_sparse, networks, vgg13, multi_gpu)
 CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
 
@@ -57,7 +57,7 @@ def main(arguments=None):
     require_writable(options.out)
     _if_it_has(case, "prepare", options)
     torch.backends.cudnn.benchmark = True
-    with case.MODE():
+    with torch.no_grad():  # not inference mode, whose tensors count no versions
         header = results.run_header(describe_machine(options.device), "bench.py", arguments)
         if hasattr(options, "parts"):
             header["parts"] = options.parts

@@ -181,7 +181,7 @@ def conv_made(
     addends: tuple[Tensor | None, Tensor | None],
     activation: str,
     is_torchs: bool,
-    slope: Tensor | None = None,
+    slope: float | Tensor | None = None,
 ) -> Made:
     """The making of a convolution on a device; of ``is_torchs``, torch's own, nothing is proven."""
     dtype, entries = output.dtype, output.numel()
@@ -195,9 +195,9 @@ def conv_made(
         if x is not None and x.numel()
     ]
     largest, own = ACTIVATIONS[activation]
-    # A backend may add the residual, and apply all but clamps, each with a rounding of its own; the
-    # slopes are rounded before the latter.
-    passes = (addends[1] is not None) + (own > 0) + (slope is not None)
+    # A backend may add the residual, and apply all but clamps, each with a rounding of its own; a
+    # tensor of slopes is rounded before the latter.
+    passes = (addends[1] is not None) + (own > 0) + isinstance(slope, Tensor)
     hides = torch.finfo(norm_dtype(dtype)).max / 4
     if activation == "relu6" and passes and dtype == torch.float16:
         hides = 2.0**15
@@ -205,8 +205,9 @@ def conv_made(
         hides = -1.0
     if dtype == torch.float64 and (activation != "hardswish" or device.type == "cpu"):
         own = min(own, 2.0**-48)  # elsewhere torch's hardswish has 1 / 6 in float32
-    if slope is not None and slope.numel():
-        largest = slope.detach().abs().amax().double().clamp(min=1)
+    if slope is not None:
+        slopes = torch.as_tensor(slope, dtype=torch.float64).detach()
+        largest = torch.cat((slopes.flatten().abs(), slopes.new_ones(1))).amax()
         own = own * largest
     hides = hides if activation != "none" or is_torchs else math.inf
     return Made(dtype, sums, entries, 1.0, tuple(added), largest, own, passes, hides, are_near=True)
@@ -233,7 +234,7 @@ def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bound
     if alpha and made.dtype != torch.float16:  # whose products no kernel flushes
         found = found + alpha * maps.flushed(least)
     each = 2 * least * max(alpha, 1.0) * made.entries**0.5
-    anything = (most > 0) | bool(made.added)
+    anything = (most > 0) | (len(made.added) > 0)
     found = found + each * (1 + gamma) * (depth + 8) * anything
     relative, absolute = _STORED[made.dtype]
     before = alpha * (1 + gamma) * size + 1.01 * added  # at least the norm of the argument

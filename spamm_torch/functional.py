@@ -790,7 +790,7 @@ def conv2d(
     norm_input: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
-    slope: Tensor | None = None,
+    slope: float | Tensor | None = None,
     relu: bool = False,
     return_norms: bool = False,
     return_info: bool = False,
@@ -823,8 +823,9 @@ def conv2d(
         activation: what is applied last: "relu", "relu6", "hardswish", "silu", "leaky_relu", or
             "none" as None. NaN stays NaN. Where the device's kernel computes bias, residual and
             activation, they are rounded once; elsewhere each is a pass of its own.
-        slope: what "leaky_relu" multiplies numbers below zero by, instead of 0.01: a tensor of one
-            number, or of (out_channels,) as ``nn.PReLU`` has it; of the weight's dtype or float32.
+        slope: what "leaky_relu" multiplies numbers below zero by, 0.01 by default: a number, or as
+            ``nn.PReLU`` has it a tensor of one or of (out_channels,), of the weight's dtype or
+            float32. Tensors have a gradient.
         relu: True is activation="relu".
         return_norms: add the output's norms as norm_input of the next layer, without a gradient, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)).
@@ -861,8 +862,10 @@ def conv2d(
     if has_torch_function_variadic(input, weight):
         return _overridden(conv2d, (input, weight), locals())
     more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
-    for argument, value in (*more.items(), ("slope", slope)):
+    for argument, value in more.items():
         check_optional_tensor(value, argument)
+    number, slopes = (0.01, slope) if slope is None or isinstance(slope, Tensor) else (slope, None)
+    check_number(number, "slope")
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
@@ -881,7 +884,8 @@ def conv2d(
     else:
         check_integers(padding, "padding")
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
-    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name, slope)
+    epilogue = (*more.values(), name, number, slopes)
+    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *epilogue)
     output = result[0] if return_norms else result
     if valid_ratio is not None:
         grid = conv2d_grid(weight, groups, output.shape, block, pixel_block)

@@ -130,80 +130,17 @@ def multiply(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
 
     beta = 0 ignores the input, NaN included.
     """
-    with np.errstate(all="ignore"):
-        product = alpha * _sum_of_block_products(a, b, kept(norm_a, norm_b, tau), block)
-        return product + beta * to_float64(input) if input is not None and beta != 0 else product
-
-
-def _sum_of_block_products(a, b, chosen, block, product=lambda x, y, _: x @ y):
-    """``product``: of two blocks, by what was chosen for them."""
     m, k, n = edges(block)
     a, b = to_float64(a), to_float64(b)
     result = np.zeros((*a.shape[:-1], b.shape[-1]))
     with np.errstate(all="ignore"):
-        for *batch, i, l, j in np.argwhere(chosen):
+        for *batch, i, l, j in np.argwhere(kept(norm_a, norm_b, tau)):
             rows = (*batch, slice(i * m, (i + 1) * m))
             columns = slice(j * n, (j + 1) * n)
             inner = slice(l * k, (l + 1) * k)
-            blocks = a[(*rows, inner)], b[(*batch, inner, columns)]
-            result[(*rows, columns)] += product(*blocks, chosen[(*batch, i, l, j)])
-    return result
-
-
-# ---- One budget for skipping and precision -------------------------------------------------------
-
-# Proven on docs/error_bound.md ("One budget"). Classes of a block product:
-SKIPPED, ONE_HALF, THREE_HALVES, EXACT = range(4)  # so many products of halves; the operands' type
-
-
-def losses(block):
-    """The loss of a block product of norm product 1, at most, in each class."""
-    sums = 1.01 * ((1 + 2.0**-24) ** edges(block)[1] - 1)  # of float32, within a block
-    return np.array([1, 2.0**-10 * (1 + 2.0**-11) + sums, 2.0**-20 + sums, 0], np.longdouble)
-
-
-def classes(norm_a, norm_b, block, budget):
-    """The class of each block product, (..., MB, KB, NB), and the bound of what all of them lose.
-
-    The cheapest class whose loss is below one threshold, the largest whose bound is in the budget.
-    """
-    lost = np.multiply.outer(losses(block), products(norm_a, norm_b))
-
-    def dealt(threshold):
-        chosen = np.count_nonzero(lost[:EXACT] >= threshold, axis=0)
-        each = np.take_along_axis(lost, chosen[None], axis=0)[0]
-        return chosen, np.sqrt(np.sum(each.sum(axis=-2) ** 2))
-
-    steps = np.append(np.unique(lost), np.inf)
-    low, high = 0, len(steps)  # the bound grows with the threshold, and is 0 at the first
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if dealt(steps[middle])[1] <= budget else (low, middle)
-    return dealt(steps[low])
-
-
-def halves(block):
-    """Two halves and the exponent of their unit: block = (high + low) 2^exponent, nearly."""
-    exponent = int(np.frexp(np.abs(block).max(initial=0.0))[1]) - 15
-    scaled = np.ldexp(block, -exponent)
-    high = scaled.astype(np.float16)
-    return high, (scaled - high).astype(np.float16), exponent
-
-
-def multiply_by_class(a, b, chosen, block):
-    """A @ B, each block product in its class; halves summed in float32, blocks in float64."""
-    own = np.float64 if a.dtype == torch.float64 else np.float32
-
-    def product(x, y, which):
-        of, pairs, unit = own, [(x, y)], 0
-        if which != EXACT:
-            (x, x_low, e), (y, y_low, f) = halves(x), halves(y)
-            of, unit = np.float32, e + f
-            pairs = [(x, y), (x_low, y), (x, y_low)][: 1 if which == ONE_HALF else 3]
-        parts = ((x.astype(of) @ y.astype(of)).astype(np.float64) for x, y in pairs)
-        return np.ldexp(sum(parts), unit)
-
-    return _sum_of_block_products(a, b, chosen, block, product)
+            result[(*rows, columns)] += a[(*rows, inner)] @ b[(*batch, inner, columns)]
+        result *= alpha
+        return result + beta * to_float64(input) if input is not None and beta != 0 else result
 
 
 UNIT_ROUNDOFF = {

@@ -22,7 +22,7 @@ struct DenseConvolution {
   at::Tensor input, weight;  // a batch, and (out_channels, in_channels / groups, height, width)
   std::optional<at::Tensor> bias, residual;  // residual: of the output's shape
   Activation activation;
-  std::optional<at::Tensor> slope;  // of leaky_relu: one, or (out_channels); of the norms' type
+  Slope slope;  // a tensor is of the norms' type
   ConvShape shape;
   bool allow_tf32;                 // for float32 on CUDA; read once per call
   at::MemoryFormat output_format;  // channels last or contiguous
@@ -128,9 +128,9 @@ Tensor dense_convolution(const DenseConvolution& conv);
 DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape, bool allow_tf32);
 
 // The end of a convolution, for backends that do not compute all of it: adds the residual, if there
-// is one, and applies the activation, in place but for leaky_relu with slopes. Each step rounds to
-// the output's type, the slopes too. ReLU keeps NaN, as torch's does.
+// is one, and applies the activation, in place but for slopes in a tensor. Each step rounds to
+// the output's type, these slopes too. ReLU keeps NaN, as torch's does.
 Tensor apply_epilogue(const Tensor& output, const OptTensor& residual, Activation activation,
-                      const OptTensor& slope);
+                      const Slope& slope);
 
 }  // namespace spamm

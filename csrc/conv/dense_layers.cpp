@@ -13,20 +13,17 @@
 namespace spamm {
 namespace {
 
-Tensor leaky_relu(Tensor output, const OptTensor& slope) {
-  if (!slope) return at::leaky_relu_(output, kLeakySlope);
-  const bool has_gradient =
-      at::GradMode::is_enabled() && (output.requires_grad() || slope->requires_grad());
-  // In place, where reading the slope waits for nothing.
-  if (slope->is_cpu() && slope->numel() == 1 && !has_gradient) {
-    return at::leaky_relu_(output, slope->item());
+Tensor leaky_relu(Tensor output, const Slope& slope) {
+  if (!slope.tensor) {
+    return output.requires_grad() ? at::leaky_relu(output, slope.number)
+                                  : at::leaky_relu_(output, slope.number);
   }
-  const Tensor slopes = slope->to(output.scalar_type());
+  const Tensor slopes = slope.tensor->to(output.scalar_type());
   return output.dim() == 4 ? at::prelu(output, slopes)
                            : at::prelu(output.unsqueeze(0), slopes).squeeze(0);
 }
 
-Tensor activated(Tensor output, Activation activation, const OptTensor& slope) {
+Tensor activated(Tensor output, Activation activation, const Slope& slope) {
   switch (activation) {
     case Activation::kNone:
       break;
@@ -112,7 +109,7 @@ Tensor dense_conv2d_op(DenseConvArguments& x) {
 }  // namespace
 
 Tensor apply_epilogue(const Tensor& output, const OptTensor& residual, Activation activation,
-                      const OptTensor& slope) {
+                      const Slope& slope) {
   if (residual) output.add_(*residual);
   return activated(output, activation, slope);
 }
@@ -136,8 +133,10 @@ Tensor dense_convolution(const DenseConvolution& conv) {
 DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape, bool allow_tf32) {
   if (x.residual) check_residual(*x.residual, x.input, shape);
   const auto as_batch = [&](const Tensor& t) { return x.input.dim() == 4 ? t : t.unsqueeze(0); };
-  OptTensor slope;
-  if (x.slope) slope = x.slope->to(norm_dtype(x.weight.scalar_type())).contiguous();
+  Slope slope = x.slope;
+  if (OptTensor& tensor = slope.tensor) {
+    tensor = tensor->to(norm_dtype(x.weight.scalar_type())).contiguous();
+  }
   return {.input = as_batch(x.input),
           .weight = x.weight,
           .bias = x.bias,

@@ -579,7 +579,8 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
-// What a convolution computes, and what its blocks have room for. Channels are those of a group.
+// The pixels that a convolution computes, and those that its blocks have room for. Channels are
+// those of a group.
 struct ThinConv {
   int64_t pixels, pixels_of_blocks;
   int64_t groups, in_channels, out_channels;
@@ -593,7 +594,7 @@ inline bool thin_conv_pays(c10::ScalarType dtype, bool allow_tf32, const ThinCon
              is_double = dtype == c10::ScalarType::Double;
   const bool is_tf32 = dtype == c10::ScalarType::Float && allow_tf32;
   if (x.groups == 1 && (is_half || is_tf32)) return is_tf32 && x.in_channels < 8;
-  const double rate = is_double ? 6 : is_half ? 12 : is_tf32 ? 18 : 7;
+  const double rate = is_double ? 6 : is_half ? 6 : is_tf32 ? 18 : 7;
   const auto filled = [](int64_t size, int64_t unit) {
     return static_cast<double>(size) / static_cast<double>(blocks_of(size, unit) * unit);
   };

@@ -27,7 +27,6 @@ from spamm_torch import linalg, sparse
 from spamm_torch.sparse.blocks import places_of, read
 
 TITLE = "Block-sparse products and density matrices"
-MODE = torch.inference_mode
 BASIS, BLOCK, DROP = "STO-3G", 64, 1e-8
 MAX_ERROR = 5e-8  # of the purification
 DEFAULTS = {

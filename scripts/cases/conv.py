@@ -22,7 +22,6 @@ from models.files import UserError
 from spamm_torch._info import conv2d_norm_maps
 
 TITLE = "conv2d against torch.nn.functional.conv2d"
-MODE = torch.inference_mode
 
 
 # ---- Layers -------------------------------------------------------------------------------------

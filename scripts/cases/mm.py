@@ -18,7 +18,6 @@ from common.operands import DATA, operands
 from common.timing import interleaved
 
 TITLE = "mm against torch.mm"
-MODE = torch.inference_mode
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
 _SIZES = (1024, 2048, 4096, 8192, 16384)
 DEFAULTS = {

@@ -23,7 +23,6 @@ from models.files import UserError
 LAYOUTS = ("R", "S", "0", "H")
 NEED_CUDA = ("0", "H")
 TITLE = "mm on several devices against one"
-MODE = torch.inference_mode
 RATIOS = (0.05, 0.3, 1.0)
 DEFAULTS = {
     "cpu": {"sizes": (256, 512), "data": ("decay", "normal"), "repeats": 3},

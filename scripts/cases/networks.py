@@ -37,7 +37,6 @@ HELD = spamm_torch.SpAMMConfig(tau=1e-30, pixel_block=(64, 1, 1))
 HELD_TAU_IMAGES = 32  # the largest batch at which a held tau is measured
 CANDIDATES = ("dense", "compiled", "max-autotune", "freezing", "ours", "ours-compiled", "held-tau")
 TITLE = "networks by the backend, nothing skipped, against torch.compile"
-MODE = torch.no_grad  # not inference mode, whose tensors count no versions
 MODES = ("CUDA graph", "eager")
 _PEERS = {"CUDA graph": "compiled", "eager": "dense"}  # of each mode's speedups
 _MOST_ERROR = 4  # times the dense network's own error: rounding in another order

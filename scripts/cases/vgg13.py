@@ -2,7 +2,7 @@
 
 Trains VGG13 on MNIST, or uses the checkpoint of train_vgg13.py. spamm_torch.calibrate finds the
 settings that save the most time within an accuracy drop; they go to calibrated_DEVICE.json. Then
-the network so converted is timed beside the dense one. With --shifted digits are not centred.
+the network so converted is timed beside the dense one.
 
 Thresholds are found and chosen on one half of the validation images; the change of accuracy is
 that on the other, the dense accuracy that on all. Valid: the share of block products multiplied,
@@ -25,16 +25,13 @@ from common import options as cli
 from common.console import make_console
 from common.measuring import PRECISIONS, compiled, use_precision
 from common.timing import interleaved
-from models.data import MAX_SHIFT, draw_shifts
 from models.files import UserError, first_line, require_writable
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from train_vgg13 import add_training_options, train_or_load
 
 TITLE = "VGG13 as served against the dense network"
-MODE = torch.no_grad  # not inference mode, in which weights' norms cannot be pinned
 DEFAULTS = {"cpu": {"dtype": "float32"}, "cuda": {"dtype": "float16"}}
-_SHIFT_SEED = 1
 _points = cli.number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
 
 
@@ -46,8 +43,6 @@ def add_options(parser):
     cli.add_choices(parser, "--dtype", "number format of the network", DEFAULTS, dtypes, nargs=None)
     what = "percentage points of accuracy that may be lost"
     cli.add(parser, "--max-drop", what, 0.5, metavar="POINTS", type=_points)
-    what = f"validation images are shifted at random by up to {MAX_SHIFT} pixels"
-    cli.add(parser, "--shifted", what, False, "as they are", action="store_true")
     cli.add_repeats_option(parser, 15)
 
 
@@ -60,9 +55,8 @@ def prepare(options):
 
 
 def header(options):
-    shifted = f", each shifted by up to {MAX_SHIFT} pixels" if options.shifted else ""
     return {
-        "data": options.digits.description + shifted,
+        "data": options.digits.description,
         "model": f"{options.config.model}, {options.config.epochs} epochs",
         "inference": f"{options.dtype}, batch {options.images}, channels last",
     }
@@ -78,10 +72,7 @@ def measure(options):
     dtype = use_precision(options.dtype)
     model = copy.deepcopy(options.trained).to(dtype)
     _, validation = options.digits.split(options.config.seed)
-    shifts = None
-    if options.shifted:
-        shifts = draw_shifts(len(validation), torch.Generator().manual_seed(_SHIFT_SEED))
-    pictures = validation_pictures(validation.to(options.device), options.images, shifts)
+    pictures = validation_pictures(validation.to(options.device), options.images)
     batches = [(batch.to(dtype), labels) for batch, labels in pictures]
     path = options.out / f"calibrated_{options.device.type}.json"
     try:
@@ -97,7 +88,6 @@ def measure(options):
     quality = {"dense_accuracy": dense_accuracy, "accuracy": dense_accuracy - found.drop}
     quality |= {name: getattr(found, name) for name in ("changed", "valid_ratio", "max_drop")}
     case = f"{options.config.model}, {options.dtype}, batch {options.images}"
-    case += ", shifted" if options.shifted else ""
     layers = [{"case": case} | (row.pop("setting") or {}) | row for row in map(asdict, report)]
     networks, served = networks_of(model, batches[0][0], path, options, console), []
     calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}

@@ -127,8 +127,10 @@ KINDS: dict[str, Kind] = {
                         "over cuDNN's dense convolution, norms included; conv: layers of VGG13 on "
                         "32 x 32; res: of ResNet-50, by size of their input")),
     "shapes, shares": Kind("op precision kept",
-        "Median over torch's call, and the share of shapes below three limits, by what is kept:",
-        ">shapes, speedup, below 0.6, below 0.8, below 0.95", "kept"),
+        "Where torch's call takes 15 us and more: the shapes, the median speed over it, and the "
+        "shares of shapes below three limits. Of shorter calls: how many, and what 95% of them add "
+        "at most:",
+        ">shapes, speedup, below 0.6, below 0.8, below 0.95, >short, us over", "kept"),
     "shapes, slowest": Kind("op precision kept shape", "The slowest:", "torch_ms, speedup"),
     "shapes": Kind("op precision shape"),
     "networks": Kind("network batch mode candidate",

@@ -36,7 +36,7 @@ GEOMETRY |= {"stride": (1, 1, 1, 2, (2, 1), (1, 3), 3)}
 GEOMETRY |= {"kernel": ((1, 1), (3, 3), (3, 3), (2, 2), (1, 3), (5, 5), (3, 1), (7, 6))}
 GEOMETRY |= {"padding": (0, 1, 1, (0, 1), 2, (2, 0), (2, 3)), "dilation": (1, 1, 1, 2, (1, 2), 3)}
 GEOMETRY |= {"layout_weight": ("contiguous", "channels last", "strided"), **COMMON}
-GEOMETRY |= {"activation": tuple(support.ACTIVATIONS), "slopes": (None, None, 1, "each")}
+GEOMETRY |= {"activation": tuple(support.ACTIVATIONS)}
 CONVOLUTION = {"images": (1, 2, 3, 5, 17, 63, 64, 65, 70, 129, 300, 0), **GEOMETRY}
 CONVOLUTION |= {"height": (1, 2, 3, 5, 8, 9, 14, 17), "width": (1, 2, 3, 5, 7, 8, 16, 19)}
 CONVOLUTION |= {"pattern_w": ("patchy", "normal", "normal", "zeros", "tiny", "nan", "inf")}
@@ -48,7 +48,7 @@ PIXEL_BLOCKS += ((128, 1, 1), (32, 1, 1), (32, 1, 2), (8, 16, 1), (4, 2, 8), (2,
 CONVOLUTION |= {"pixel_block": (None, None, *PIXEL_BLOCKS)}
 FORMS = ("conv", "norms", "chain", "weight norms", "valid_ratio", "max_error", "dense")
 FORMS += ("info",)
-CONVOLUTION |= {"form": FORMS}
+CONVOLUTION |= {"form": FORMS, "slopes": (None, None, 1, "each")}
 MOST = 80_000  # numbers in the matrices of a case, so that it takes milliseconds
 
 

@@ -1,6 +1,7 @@
 """Cases of whole networks: fused by the backend, converted too, and put back."""
 
 import copy
+import functools
 import random
 
 import torch
@@ -17,6 +18,7 @@ NETWORK |= {"form": ("plain", "tau", "fresh weights")}
 
 
 ACTIVATIONS = (nn.Identity, nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.LeakyReLU, nn.PReLU)
+ACTIVATIONS += (functools.partial(nn.LeakyReLU, -0.3),)
 
 
 class Network(nn.Module):

@@ -143,13 +143,19 @@ def dense(case, device):
         options |= {name: maps[name == "norm_b"] for name in names}
     scaling, again, norms, info = {}, None, None, None  # again: the same in another way
     if form in ("addmm", "in place"):
-        shape = {"matrix": (m, n), "row": (n,), "column": (m, 1), "number": ()}[case["added"]]
-        pattern = "nan" if case["beta"] == 0 else "patchy"
-        scaling = {"beta": case["beta"], "alpha": case["alpha"]}
-        added = space.values(shape or (1,), pattern, dtype, seed + 2).reshape(shape)
+        host_added, added = host_a, a
+        if form == "addmm":
+            shape = {"matrix": (m, n), "row": (n,), "column": (m, 1), "number": ()}[case["added"]]
+            pattern = "nan" if case["beta"] == 0 else "patchy"
+            numbers = space.values(shape or (1,), pattern, dtype, seed + 2).reshape(shape)
+            layout = case["layout_b"] if len(shape) == 2 else "contiguous"
+            host_added, added = space.laid_out(layouts, layout, numbers, device)
+        scaling = {"beta": case["beta"], "alpha": case["alpha"], "input": host_added}
+        of = scaling | {"input": added, "a": a, "b": b}
     if form == "linear":
         scaling = {"input": space.values((n,), "patchy", dtype, seed + 2)}
-        found = spamm_torch.linear(a, b.mT, scaling["input"].to(device), **plain)
+        more = {**plain, "return_info": True}
+        found, info = spamm_torch.linear(a, b.mT, scaling["input"].to(device), **more)
     elif form == "bmm":
         found, info = spamm_torch.bmm(a, b, **plain, return_info=True)
     elif form == "shards":
@@ -157,15 +163,13 @@ def dense(case, device):
         found = torch.cat(spamm_torch.mm_shards(parts, [b, b], **plain))
         again = spamm_torch.mm(a, b, **plain)
     elif form == "addmm":
-        again = spamm_torch.addmm(added.to(device), a, b, **scaling, **plain)
-        options |= scaling | {"return_norms": True, "return_info": True}
-        found, norms, info = spamm_torch.addmm(added.to(device), a, b, **options)
-        scaling["input"] = added
+        again = spamm_torch.addmm(**of, **plain)
+        options |= {"return_norms": True, "return_info": True}
+        found, norms, info = spamm_torch.addmm(**of, **options)
     elif form == "in place":
-        found = spamm_torch.addmm(a, a, b, **scaling, **options)
+        found = spamm_torch.addmm(**of, **options)
         again = a.clone()
-        spamm_torch.addmm(again, again, b, **scaling, **options, out=again)
-        scaling["input"] = host_a
+        spamm_torch.addmm(**of | {"input": again, "a": again}, **options, out=again)
     elif form == "into":
         wide = torch.full((m + 2, n + 3), 7.0, dtype=dtype, device=device)
         out = wide[1 : m + 1, 2 : n + 2]
@@ -195,6 +199,7 @@ def dense(case, device):
     if again is not None and (device.type == "cpu" or form == "shards"):
         expect_bits(again, found, f"the same product in another way than {form}")
     compare(results, host_a, host_b, host, tau, case, device, upper, **scaling)
+    expect_bound(found, host_a, host_b, info, **scaling)
 
 
 # ---- Block-sparse -------------------------------------------------------------------------------
@@ -301,17 +306,19 @@ def sparse(case, device):
         # Else the oracle multiplies a NaN by blocks that are not stored, the library does not.
         more = scaling | drop
         compare([found], host_a, host_b, host, tau, case, device, is_symmetric, **more)
-        if info is not None and bool(found.isfinite().all()):
-            expect_bound(found, host_a, host_b, info.total_bound.item(), case)
+        expect_bound(found, host_a, host_b, info)
 
 
-def expect_bound(found, a, b, bound, case):
-    """The whole error is within ``total_bound``, but for the rounding of the oracle's own sums."""
-    every = (torch.ones(len(a) // case["edge"], a.shape[1] // case["edge"]),)
-    every += (torch.ones(every[0].shape[1], b.shape[1] // case["edge"]), 0.0, case["block"])
-    exact, size = (oracle.multiply(*of, *every) for of in ((a, b), (a.abs(), b.abs())))
+def expect_bound(found, a, b, info, input=None, beta=1, alpha=1):
+    """The error is within ``total_bound``, where known, but for rounding of the oracle's sums."""
+    if info is None or not found.isfinite().all():
+        return
+    a, b, found = map(oracle.to_float64, (a, b, found))
+    added = 0.0 if input is None or beta == 0 else beta * oracle.to_float64(input)
     with np.errstate(all="ignore"):
-        off = found.cpu().double().numpy().astype(np.longdouble) - exact
-        own = (a.shape[1] + 1) * 2.0**-53 * np.sqrt(np.sum(size.astype(np.longdouble) ** 2))
+        off = found.astype(np.longdouble) - (alpha * (a @ b) + added)
+        size = abs(alpha) * (abs(a) @ abs(b)) + abs(added)
+        own = (a.shape[-1] + 4) * 2.0**-53 * np.sqrt(np.sum(size.astype(np.longdouble) ** 2))
         off = np.sqrt(np.sum(off**2))
+    bound = info.total_bound.item()
     expect(not off > bound + own, f"total_bound {bound}, the error {off}")

@@ -33,7 +33,7 @@ def said(tables):
 @torch.inference_mode()
 def _rows(device, n):
     """One row for each ratio of the paper's, of the square of its matrix."""
-    strips = (decay_rows("decay", n, at, min(n, at + _STRIP), device) for at in range(0, n, _STRIP))
+    strips = (decay_rows(n, at, min(n, at + _STRIP), device) for at in range(0, n, _STRIP))
     norms = torch.cat([spamm_torch.norm_map(strip, BLOCK) for strip in strips])
     rows = []
     for ratio in paper.RATIOS:

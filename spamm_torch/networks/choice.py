@@ -69,9 +69,7 @@ def operands(
     setting was chosen: it skips the same products. For "dense" on a CPU the weight may be packed.
     """
     own, groups, dtype = weight, site.geometry[3], norm_dtype(weight.dtype)
-    slope = None if engine == "torch" else slope
-    if slope is not None:  # in the type that kernels read
-        slope = torch.as_tensor(slope, dtype=dtype, device=weight.device)
+    slope = slope.to(dtype) if isinstance(slope, Tensor) and engine != "torch" else None
     if scales:
         scale, shift = torch.ones((), dtype=dtype, device=weight.device), 0.0
         if bias is not None:
@@ -156,7 +154,8 @@ def call_of(
     args = (x, weight, bias, stride, padding, dilation, groups)
     if engine == "torch":
         return F.conv2d, args, {}
-    options = {"activation": site.activation} | ({} if slope is None else {"slope": slope})
+    slopes = {"negative_slope": site.slope} if slope is None else {"slope": slope}
+    options: dict[str, Any] = {"activation": site.activation, **slopes}
     if engine == "spamm, pool":
         return _ops.conv2d_max_pool.default, args, {**options, "norm_weight": norms}
     options |= {} if residual is None else {"residual": residual}
@@ -204,9 +203,8 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
         return _predicted(site, weight, compiles)
     residual = value_of(site.residual) if site.residual is not None else None
     key = (
-        *(_form(value) for value in (images, weight, residual)),
+        *(_form(value) for value in (images, weight, residual, value_of(site.slope))),
         *(str(site.geometry), site.activation, site.pool is not None, site.bias is None),
-        *(site.slope is None, _form(value_of(site.slope))),
         *(bool(site.scales), site.is_last, site.packs, compiles, torch.get_num_threads()),
     )
     known, count = _measured.setdefault(key, {}), sizes[0]
@@ -270,7 +268,7 @@ def _whole_call(
     """The call with what the compiler would do behind it: one pass in place for everything that is
     not a max pool. On CUDA a compiler adds the bias in that pass, too."""
     slope = value_of(site.slope)
-    made = site.slope if slope is None else torch.full(slope.shape, 0.25)
+    made = None if slope is None else torch.full(slope.shape, 0.25, device=w.device)
     weight, b, *more = operands(name, site, tuple(x.shape), w, bias, (), made)
     is_torch = name == "torch"
     adds_bias_later = is_torch and w.is_cuda and b is not None

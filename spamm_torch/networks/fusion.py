@@ -196,7 +196,7 @@ class Site:
     folded: int = 1
     residual: fx.Node | None = None
     activation: str = "none"
-    slope: fx.Node | float | None = None
+    slope: fx.Node | float = 0.01
     pool: fx.Node | None = None
     absorbed: tuple[str, ...] = ()
     then: str = ""
@@ -249,6 +249,7 @@ def _site_of(node: fx.Node, constants: Constants) -> Site | None:
         site.setting = {key: value for key, value in given.items() if key not in known}
         site.activation = site.setting.pop("activation", "none")
         site.residual = site.setting.pop("residual", None)
+        site.slope = site.setting.pop("negative_slope", 0.01)
     return site
 
 
@@ -416,10 +417,10 @@ class _Finder:
         if node is None:
             self._take_gate(site)
         elif (activation := activation_of(node)) is not None:
-            slope = _slope_of(node) if activation == "leaky_relu" else None
+            slope, is_leaky = _slope_of(node), activation == "leaky_relu"
             if slope in self._constants and _fits(slope, value_of(site.weight)):
                 site.activation, site.slope = activation, slope
-                self._take(site, node, activation if slope is None else _label(node))
+                self._take(site, node, _label(node) if is_leaky else activation)
 
     def _take_gate(self, site: Site) -> None:
         """Takes x * sigmoid(x), which is SiLU, and x * hardsigmoid(x), which is hardswish."""
@@ -452,15 +453,14 @@ def _name_behind(node: fx.Node) -> str:
 def _label(node: fx.Node) -> str:
     """The name of what a node computes, with the slope of a leaky ReLU."""
     name = name_of(node) or str(getattr(node.target, "__name__", node.target))
-    slope = _slope_of(node) if name == "leaky_relu" else None
-    return name if slope is None else f"{name} {slope}"
+    slope = _slope_of(node) if name == "leaky_relu" else 0.01
+    return name if slope == 0.01 else f"{name} {slope}"
 
 
 def _slope_of(node: fx.Node) -> Any:
-    """The slope of a leaky ReLU or PReLU, a number or a node; None for the default."""
+    """The slope of a leaky ReLU or PReLU: a number or a node."""
     given = arguments_of(node)
-    slope = given.get("weight", given.get("negative_slope", 0.01))
-    return None if slope == 0.01 else slope
+    return given.get("weight", given.get("negative_slope", 0.01))
 
 
 def _fits(slope: Any, weight: Tensor) -> bool:

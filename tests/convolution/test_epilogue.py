@@ -6,7 +6,7 @@ import matrices
 import pytest
 import torch
 import torch.nn.functional as F
-from support import ACTIVATIONS, assert_near, captured, raises_line
+from support import ACTIVATIONS, assert_near, raises_line
 from torch import nn
 
 import spamm_torch
@@ -47,7 +47,9 @@ def reference(input, weight, bias, residual=None, activation="none", slope=None,
         input.double(), weight.double(), None if bias is None else bias.double(), **geometry
     )
     sums = sums if residual is None else sums + residual.double()
-    return ACTIVATIONS[activation](sums) if slope is None else F.prelu(sums, slope.double())
+    if slope is None:
+        return ACTIVATIONS[activation](sums)
+    return F.prelu(sums, torch.as_tensor(slope, dtype=sums.dtype, device=sums.device))
 
 
 def test_relu_is_a_name_of_an_activation(device, dtype):
@@ -91,37 +93,34 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
-# One number, and one of each channel: below zero and above one, too.
-SLOPES = {"a number": lambda out: torch.tensor(0.2), "one": lambda out: torch.full((1,), -0.5)}
+# One for all channels or one for each: below zero and above one, too.
+SLOPES = {"a number": lambda out: -0.2, "one": lambda out: torch.tensor(-0.5)}
 SLOPES |= {"channels": lambda out: torch.linspace(-1, 2, out)}
 SLOPES |= {"a view": lambda out: torch.linspace(-1, 2, 2 * out)[::2]}
 
 
-@each_call
+def leaky(call, slope):
+    """Arguments of a call; the ops take numbers by another name than tensors."""
+    is_number = call is ops.dense_conv2d and isinstance(slope, float)
+    return {"activation": "leaky_relu", "negative_slope" if is_number else "slope": slope}
+
+
+def skipping(*operands, **options):
+    return spamm_torch.conv2d(*operands, max_error=0.0, **options)
+
+
+@pytest.mark.parametrize("call", [skipping_nothing, skipping, ops.dense_conv2d])
 @pytest.mark.parametrize("slope", SLOPES)
 @pytest.mark.parametrize("own_type", [False, True])
 @pytest.mark.parametrize("channels", [(40, 136), (3, 72), (33, 31)])
-@pytest.mark.parametrize("tau", [0.0, 1e-30, None])
-def test_slopes(device, dtype, call, slope, own_type, channels, tau):
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_slopes(device, dtype, call, slope, own_type, channels, with_residual):
     input, weight, bias, residual = case(device, dtype, channels)
-    slope = SLOPES[slope](channels[1]).to(device, dtype if own_type else torch.float32)
-    options = {"activation": "leaky_relu", "padding": 1, "slope": slope}
-    knob = {} if call is ops.dense_conv2d else {"max_error": 0.0} if tau is None else {"tau": tau}
-    call = call if call is ops.dense_conv2d else spamm_torch.conv2d
-    for addend in (None, residual):
-        actual = call(input, weight, bias, residual=addend, **knob, **options)
-        assert_near(actual, reference(input, weight, bias, addend, **options))
-
-
-@pytest.mark.cuda
-def test_captured_calls_follow_their_slopes():
-    input, weight, bias, residual = case("cuda", torch.float16, (64, 64))
-    slope = torch.linspace(-1, 2, 64, device="cuda")
-    options = {"activation": "leaky_relu", "padding": 1, "slope": slope, "residual": residual}
-    graph, found = captured(lambda: spamm_torch.conv2d(input, weight, bias, tau=0.0, **options))
-    slope.mul_(-2)
-    graph.replay()
-    assert_near(found, reference(input, weight, bias, **options))
+    addend, slope = residual if with_residual else None, SLOPES[slope](channels[1])
+    if isinstance(slope, torch.Tensor):
+        slope = slope.to(device, dtype if own_type else torch.float32)
+    actual = call(input, weight, bias, padding=1, residual=addend, **leaky(call, slope))
+    assert_near(actual, reference(input, weight, bias, addend, slope=slope, padding=1))
 
 
 @pytest.mark.strength(3)
@@ -176,10 +175,10 @@ WRONG = [
         lambda: ops.dense_conv2d(*FEW, activation="gelu"),
         lambda: SpAMMConv2d(4, 4, 3, tau=1.0, activation="gelu"),
     )),
-    (lambda: CONV(activation="leaky_relu", slope=0.2), TypeError, r"slope must be a tensor; got "),
+    (lambda: CONV(activation="leaky_relu", slope="2"), TypeError, r"slope must be a number; got"),
     *((call, ValueError, r"slope must be given with activation 'leaky_relu' alone; got .* 'relu'")
       for call in (
-        lambda: CONV(activation="relu", slope=torch.ones(4)),
+        lambda: CONV(activation="relu", slope=0.2),
         lambda: CONV(bias=torch.ones(4).requires_grad_(), activation="relu", slope=torch.ones(4)),
         lambda: ops.dense_conv2d(*FEW, activation="relu", slope=torch.ones(4)),
     )),
@@ -230,23 +229,22 @@ def test_gradients(device, call, activation, with_bias):
 
 
 @each_call
-@pytest.mark.parametrize("shape", [(), (1,), (4,)])
+@pytest.mark.parametrize("shape", [None, (), (4,)])
 @pytest.mark.parametrize("single", [False, True])
 def test_gradients_of_slopes(device, call, shape, single):
     input, weight, bias, residual = case(device, torch.float64, (3, 4), images=2, size=(4, 3))
-    if single:
-        input, residual = input[0], residual[0]
-    slope = torch.full(shape, -0.7, dtype=torch.float64, device=device)
+    operands = [input[0], residual[0]] if single else [input, residual]
+    if shape is not None:
+        operands.append(torch.full(shape, -0.7, dtype=torch.float64, device=device))
 
-    def convolve(input, slope, residual):
-        options = {"residual": residual, "activation": "leaky_relu", "slope": slope}
-        return call(input, weight, bias, padding=1, **options)
+    def convolve(input, residual, slope=-0.7):
+        options = {"padding": 1, "residual": residual, **leaky(call, slope)}
+        return call(input, weight, bias, **options)
 
-    for wanted in ((True, False, False), (False, True, False), (True, True, True)):
-        operands = (input, slope, residual)
-        operands = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
-        torch.autograd.gradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
-        torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
+    for wanted in ({0}, {len(operands) - 1}, {0, 1, 2}):
+        given = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(operands)]
+        torch.autograd.gradcheck(convolve, given, nondet_tol=1e-12, fast_mode=True)
+        torch.autograd.gradgradcheck(convolve, given, nondet_tol=1e-12, fast_mode=True)
 
 
 # ---- torch.compile, autocast, the ops' own tests ------------------------------------------------

@@ -221,6 +221,19 @@ TEST(Heuristics, Float32ConvolutionsByChannels) {
   EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm80F32, kBlock, 64));
 }
 
+TEST(Heuristics, EntriesAloneWhereBlocksAreMostlyEmpty) {
+  const ThinConv one_image = {3136, 64 * 3136, 1, 64, 64}, many = {3136, 3136, 1, 64, 64};
+  const ThinConv depthwise = {3136, 3136, 96, 1, 1}, wide_groups = {3136, 3136, 32, 32, 32};
+  for (const auto dtype : {at::kHalf, at::kFloat, at::kDouble}) {
+    EXPECT_TRUE(thin_conv_pays(dtype, /*allow_tf32=*/false, depthwise));
+    EXPECT_FALSE(thin_conv_pays(dtype, /*allow_tf32=*/false, wide_groups));
+    EXPECT_FALSE(thin_conv_pays(dtype, /*allow_tf32=*/false, many));
+    EXPECT_EQ(thin_conv_pays(dtype, /*allow_tf32=*/false, one_image), dtype != at::kHalf);
+  }
+  // Else the precision of a call would follow the number of images.
+  EXPECT_FALSE(thin_conv_pays(at::kFloat, /*allow_tf32=*/true, one_image));
+}
+
 TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   const auto sm90 = [](int64_t out_channels, int64_t boxes, bool skips_nothing = false) {
     return choose_conv_tile_sm90(Kernel::kSm90F16, out_channels, boxes, kMultiprocessors,

@@ -133,18 +133,6 @@ def test_purify_on_cuda_takes_the_steps_of_the_cpu(max_error):
     assert torch.linalg.vector_norm(dense(x.matrix) - dense(y.matrix).cpu()) <= 1e3 * max_error
 
 
-def test_block_sparse_and_dense_agree_where_nothing_is_lost():
-    """The same steps; float64 throughout."""
-    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
-    schedule = linalg.constant(linalg.Budget(0.0))
-    x, y = (
-        linalg.purify(a, N, schedule=schedule, **options)
-        for a, options in (given(h, "dense"), given(h, "padded"))
-    )
-    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
-    torch.testing.assert_close(sparse.to_dense(y.matrix, (N, N)), x.matrix, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_gershgorin(form):
     a = decaying()
@@ -396,21 +384,6 @@ def test_asymmetry_by_rounding_is_in_the_bound():
 
 
 # ---- Nothing that is wrong ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "s",
-    [torch.zeros(64, 64), -torch.eye(64), torch.eye(64).index_fill(0, torch.tensor(5), 0)],
-    ids=["zero", "negative", "singular"],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["inverse_sqrt", "inverse_factor"])
-@pytest.mark.parametrize("max_error", [0.0, 1e-4, 1e-10])
-def test_overlaps_that_have_no_inverse(s, dtype, name, max_error):
-    whole, function = torch.block_diag(torch.eye(64), s).to(dtype), getattr(linalg, name)
-    for a, options in ((whole, {}), (sparse.from_dense(whole, 32), {"size": 128})):
-        with pytest.raises(linalg.NotConverged, match="expected a positive definite matrix"):
-            function(a, max_error=max_error, **options)
 
 
 def test_states_that_have_no_gap():

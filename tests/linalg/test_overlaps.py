@@ -106,15 +106,6 @@ def test_a_basis_and_back(storage):
     assert torch.linalg.vector_norm(density - 2 * occupied @ occupied.mT) <= 1e-7
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_float32(function):
-    for name in ("two waters aug-cc-pVDZ", "ten waters 6-31G"):
-        s = OVERLAPS[name]
-        found = getattr(linalg, function)(s.float(), max_error=1e-3, block=32)
-        assert found.matrix.dtype == torch.float32
-        assert off(found.matrix.double(), s) <= min(1e-2, found.total_bound)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("storage", ["dense", "block-sparse"])
 @pytest.mark.parametrize("function", FUNCTIONS)

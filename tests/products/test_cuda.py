@@ -138,13 +138,6 @@ def test_tiles_with_no_few_and_many_valid_steps(dtype, k):
 # ---- Which kernel runs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_hopper_has_kernels_of_its_own(dtype):
-    expected = "sm90-wgmma-" if hopper_kernels_run() else "sm80-mma-"
-    for block in (32, 64, 128, (128, 64, 128), (64, 128, 32)):
-        assert spamm_torch.backend_for("cuda", dtype, block).startswith(expected)
-
-
 FORCES = [
     ({"SPAMM_TORCH_FORCE_SM80": "1"}, "sm80-mma-f16"),
     ({"SPAMM_TORCH_FORCE_SM80": "yes"}, "0 or 1; got yes"),
@@ -190,11 +183,14 @@ def test_a_block_of_c_does_not_depend_on_its_neighbours(dtype, block):
     assert not torch.equal(actual, dense)
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [*HALF, torch.float64])
 @pytest.mark.parametrize("block", [32, 64, (32, 64, 128), (128, 32, 64)])
 @pytest.mark.parametrize("poisoned", ["a", "b"])
-def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
-    """Given maps, entries that are not finite can be skipped; they must not reach any result."""
+def test_what_is_skipped_is_not_even_multiplied_by_zero(force, dtype, block, poisoned):
+    """Given maps, entries that are not finite can be skipped; they must not reach any result, of
+    float64 in whichever of two segments they are.
+    """
+    force(2 if dtype == torch.float64 else None)
     m, k, n = reference.edges(block)
     a = matrices.patchy(300, 520, dtype=dtype, device="cuda")
     b = matrices.patchy(520, 400, dtype=dtype, device="cuda", seed=1)
@@ -393,18 +389,6 @@ def test_drawn_products(force):
     for _ in range(200):
         case = {"family": "dense", **space.draw(drawn.DENSE, rng), "dtype": "float64"}
         assert fuzz.problem(case, "cuda") is None, case
-
-
-def test_what_is_skipped_stays_out(force):
-    """Infinities and NaN of skipped blocks enter no sum, whichever segment they are in."""
-    a, b = doubles(128, 640, 128)
-    norm_a, norm_b = norm_map(a), norm_map(b)
-    norm_a[0, 3] = norm_a[1, 8] = 0
-    clean = a.clone()
-    a[:64, 3 * 64 : 4 * 64], a[64:, 8 * 64 : 9 * 64] = torch.inf, torch.nan
-    force(2)
-    options = {"tau": 1.0, "norm_a": norm_a, "norm_b": norm_b}
-    assert torch.equal(mm(a, b, **options), mm(clean, b, **options))
 
 
 def test_the_same_bits_every_time(force):

@@ -15,9 +15,8 @@ KNOBS = [{"tau": 0.0}, {"valid_ratio": 1.0}, {"max_error": 0.0}]
 SKIP_ALL = {"tau": float("inf")}
 
 
-def leaf(*shape, seed=0, device="cpu", dtype=torch.float64, requires_grad=True):
-    values = matrices.normal(*shape, seed=seed, device=device, dtype=dtype)
-    return values.requires_grad_(requires_grad)
+def leaf(*shape, seed=0, device="cpu"):
+    return matrices.normal(*shape, seed=seed, device=device, dtype=torch.float64).requires_grad_()
 
 
 def square(x, multiply=torch.mm, **options):
@@ -84,24 +83,31 @@ def test_first_and_second_derivatives(device, name, knob):
 @all_functions
 @pytest.mark.parametrize("knob", [SKIP_ALL, {"tau": 30.0}, {"valid_ratio": 0.3}])
 def test_gradients_are_dense_where_products_are_skipped(device, name, knob, dtype):
-    """Integer operands: gradients of the dense product, exactly."""
+    """Integer operands: gradients of the dense product, exactly, of those that require one."""
     approximate, dense, shapes = FUNCTIONS[name]
 
-    def gradients(function):
+    def gradients(function, wanted):
         inputs = [
             torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(i))
             .to(device, dtype)
-            .requires_grad_()
+            .requires_grad_(i in wanted)
             for i, shape in enumerate(shapes)
         ]
         result = function(*inputs)
+        assert result.requires_grad == bool(wanted)
         weights = torch.arange(result.numel(), device=device).remainder(5).reshape(result.shape)
-        return torch.autograd.grad((result * weights.to(dtype)).sum(), inputs)
+        if wanted:
+            result.backward(weights.to(dtype))
+        return [x.grad for x in inputs]
 
-    actual = gradients(lambda *args: approximate(*args, **knob))
-    for ours, torchs in zip(actual, gradients(dense), strict=True):
-        assert ours.dtype == dtype
-        assert torch.equal(ours, torchs)
+    sizes = range(len(shapes) + 1)
+    for wanted in itertools.chain.from_iterable(
+        itertools.combinations(range(len(shapes)), size) for size in sizes
+    ):
+        actual = gradients(lambda *args: approximate(*args, **knob), wanted)
+        for ours, torchs in zip(actual, gradients(dense, wanted), strict=True):
+            assert (ours is None) == (torchs is None)
+            assert ours is None or (ours.dtype == dtype and torch.equal(ours, torchs))
 
 
 @all_functions
@@ -111,26 +117,6 @@ def test_flops_are_those_of_the_dense_product(device, name):
     found = flops_of(lambda: approximate(*inputs, **SKIP_ALL), backward=True)
     vector = len(shapes[0]) == 1 and len(shapes) == 2  # whose dense product torch does not count
     assert found == flops_of(lambda: dense(*inputs), backward=True) or vector
-
-
-@all_functions
-def test_every_choice_of_operands_that_require_gradients(device, name):
-    approximate, dense, shapes = FUNCTIONS[name]
-    for wanted in itertools.product([False, True], repeat=len(shapes)):
-        inputs = [
-            leaf(*shape, seed=i, device=device, requires_grad=want)
-            for i, (shape, want) in enumerate(zip(shapes, wanted, strict=True))
-        ]
-        result = approximate(*inputs, **SKIP_ALL)
-        assert result.requires_grad == any(wanted)
-        if not any(wanted):
-            continue
-        result.sum().backward()
-        expected = torch.autograd.grad(dense(*inputs).sum(), [x for x in inputs if x.requires_grad])
-        actual = [x.grad for x in inputs if x.requires_grad]
-        assert all(x.grad is None for x in inputs if not x.requires_grad)
-        for ours, torchs in zip(actual, expected, strict=True):
-            torch.testing.assert_close(ours, torchs)
 
 
 def test_norms_thresholds_and_bounds_have_no_gradient(device):
@@ -144,13 +130,6 @@ def test_norms_thresholds_and_bounds_have_no_gradient(device):
     watched = norms.clone().requires_grad_()
     assert not spamm_torch.error_bound(watched, watched, 1.0).requires_grad
     assert not spamm_torch.find_tau(watched, watched, 0.5).requires_grad
-
-
-@pytest.mark.parametrize("layout", sorted(matrices.LAYOUTS))
-def test_strided_operands(device, layout):
-    change = matrices.LAYOUTS[layout]
-    a, b = operands([(6, 5), (5, 4)], device=device)
-    assert gradcheck(lambda x, y: spamm_torch.mm(change(x), change(y), tau=0.0), [a, b])
 
 
 def test_without_grad_mode_no_graph_is_built(device):

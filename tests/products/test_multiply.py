@@ -13,7 +13,7 @@ import reference
 import torch
 import torch.utils.checkpoint
 from processes import forked
-from support import norm_maps, relative_error
+from support import hopper_kernels_run, norm_maps, relative_error
 
 import spamm_torch
 
@@ -46,16 +46,6 @@ def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=128), a, b, tau, 128)
 
 
-def test_a_memory_mapped_file(tmp_path):
-    """Copy-on-write pages of a file serve as an operand without being loaded first."""
-    loaded = matrices.exponential_decay(110)
-    np.save(tmp_path / "a.npy", np.asfortranarray(loaded.numpy()))
-    mapped = torch.from_numpy(np.load(tmp_path / "a.npy", mmap_mode="c"))
-    assert mapped.stride() == (1, 110)
-    expected = spamm_torch.mm(mapped.clone(), loaded, tau=0.5, block=32)
-    assert torch.equal(spamm_torch.mm(mapped, loaded, tau=0.5, block=32), expected)
-
-
 def test_results_beyond_the_type_are_inf(device, dtype):
     """As in a dense product: the sum is rounded to the type once, where it may overflow."""
     largest = torch.finfo(dtype).max
@@ -67,26 +57,22 @@ def test_results_beyond_the_type_are_inf(device, dtype):
         assert result[1].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("where", ["number", "cpu", "device"])
-@pytest.mark.parametrize("tau", [-0.0, -3.5, -INF, NAN])
-def test_no_positive_tau_is_the_dense_product(device, dtype, where, tau):
-    if where == "number" and tau != tau:
-        return  # refused: test_errors
+@pytest.mark.parametrize("value", [-0.0, -3.5, -INF, NAN, "middle"])
+@pytest.mark.parametrize("tau_dtype", [None, *matrices.DTYPES], ids=str)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_thresholds_of_any_kind(device, dtype, value, tau_dtype, on_host):
+    """Numbers, and tensors of any floating type. None that is not positive skips anything."""
     a = matrices.patchy(100, 150, dtype=dtype, device=device)
     b = matrices.patchy(150, 70, dtype=dtype, device=device, seed=1)
-    place = device if where == "device" else "cpu"
-    threshold = tau if where == "number" else torch.tensor(tau, device=place)
-    dense = (a.double() @ b.double()).to(dtype)
-    assert torch.equal(spamm_torch.mm(a, b, tau=threshold), dense)
-
-
-@pytest.mark.parametrize("tau_dtype", matrices.DTYPES)
-@pytest.mark.parametrize("on_host", [False, True])
-def test_tau_tensors_of_any_floating_type(device, dtype, tau_dtype, on_host):
-    a = matrices.patchy(100, 100, dtype=dtype, device=device)
-    value = torch.tensor(middle_tau(a, a, 32)).to(tau_dtype).item()
-    tau = torch.tensor(value, dtype=tau_dtype, device="cpu" if on_host else device)
-    assert_exact(spamm_torch.mm(a, a, tau=tau, block=32), a, a, value, 32)
+    tau = torch.tensor(middle_tau(a, b, 32) if value == "middle" else value)
+    if tau_dtype is None:
+        tau = 0.0 if tau.isnan() else tau.item()  # NaN is refused: test_errors
+    else:
+        tau = tau.to("cpu" if on_host else device, tau_dtype)
+    actual, info = spamm_torch.mm(a, b, tau=tau, block=32, return_info=True)
+    assert_exact(actual, a, b, tau, 32)
+    assert info.tau.device == a.device
+    assert info.tau == info.tau.new_tensor(float(tau)) or value != value
 
 
 def test_given_norm_maps_decide(device):
@@ -115,21 +101,7 @@ def test_given_norms_below_zero_decide_by_their_products(device, dtype, tau):
     assert_exact(actual, a, b, tau, 64, maps)
 
 
-# ---- addmm, batches, linear ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0, 2), (-0.25, -0.5), (2, 0)])
-@pytest.mark.parametrize("shape", [(100, 70), (1, 70), (100, 1), (1, 1), (70,), ()], ids=str)
-@pytest.mark.parametrize("layout", matrices.LAYOUTS)
-def test_addmm(device, dtype, beta, alpha, shape, layout):
-    """alpha * product + beta * input, all of it exact until the one rounding to the type."""
-    a = matrices.patchy(100, 150, dtype=dtype, device=device)
-    b = matrices.patchy(150, 70, dtype=dtype, device=device, seed=1)
-    input = matrices.patchy(*(1, 1, *shape)[-2:], dtype=dtype, device=device) + 2.5
-    input = matrices.LAYOUTS[layout](input) if len(shape) == 2 else input.reshape(shape)
-    tau = middle_tau(a, b, 32)
-    actual = spamm_torch.addmm(input, a, b, beta=beta, alpha=alpha, tau=tau, block=32)
-    assert_exact(actual, a, b, tau, 32, input=input, beta=beta, alpha=alpha)
+# ---- Batches, linear -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(3, 70, 90), (70, 90), (1, 90), (90,), (3, 1, 90), (1, 1, 1)])
@@ -147,17 +119,21 @@ def test_batched_product_with_input(device, shape):
 @pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (2, 3, 20), (0,), (2, 0)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("strided", [False, True])
-def test_linear(device, dtype, leading, with_bias, strided):
+@pytest.mark.parametrize("pinned", [False, True])
+def test_linear(device, dtype, leading, with_bias, strided, pinned):
     rows = int(np.prod(leading))
     flat = matrices.patchy(rows, 100, dtype=dtype, device=device)
     input = flat.reshape(*leading, 100)
     input = input.movedim(0, -1).contiguous().movedim(-1, 0) if strided else input
     weight = matrices.patchy(150, 100, dtype=dtype, device=device, seed=1)
     bias = matrices.patchy(1, 150, dtype=dtype, device=device)[0] if with_bias else None
+    maps = norm_maps(flat, weight.t(), 32)
     tau = middle_tau(flat, weight.t(), 32)
-    actual = spamm_torch.linear(input, weight, bias, tau=tau, block=32)
+    options = {"tau": tau, "block": 32, "norm_weight": maps[1] if pinned else None}
+    actual, info = spamm_torch.linear(input, weight, bias, **options, return_info=True)
     assert actual.shape == (*leading, 150)
     assert_exact(actual.reshape(rows, 150), flat, weight.t(), tau, 32, input=bias)
+    assert torch.equal(info.valid_ratio, spamm_torch.valid_ratio(*maps, tau))
 
 
 # ---- Same bits, and what runs -------------------------------------------------------------------
@@ -176,7 +152,7 @@ def test_same_bits_every_time_and_operands_are_left_alone(device, dtype, knob):
 
 
 def kernels_of_this_machine(device, dtype):
-    """The names that backend_for may give, by what the processor or the GPU can do."""
+    """The names that backend_for may give without TF32, by what the processor or GPU can do."""
     if device.type == "cuda":
         everywhere, on_hopper = {
             torch.float16: ("sm80-mma-f16", "sm90-wgmma-f16"),
@@ -184,8 +160,7 @@ def kernels_of_this_machine(device, dtype):
             torch.float32: ("sm80-simt-f32", "sm90-wgmma-f32x3"),
             torch.float64: ("sm80-dmma-f64", "sm90-dmma-f64"),
         }[dtype]
-        hopper = torch.cuda.get_device_capability(device) == (9, 0)
-        return {everywhere} | ({on_hopper} if hopper else set())
+        return {on_hopper if hopper_kernels_run() else everywhere}
     if dtype == torch.float64:
         return {"cpu-plain"}
     generated = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -197,7 +172,7 @@ def kernels_of_this_machine(device, dtype):
     return {f"{single}-float32"} | ({"cpu-brgemm-vnni"} if natively else set())
 
 
-@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (64, 128, 32)])
 def test_backend_for_names_a_kernel(device, dtype, block):
     name = spamm_torch.backend_for(device, dtype, block)
     assert name in kernels_of_this_machine(device, dtype)

@@ -7,10 +7,8 @@ import math
 import matrices
 import pytest
 import torch
-from support import norm_maps
 from torch.profiler import profile
 
-import spamm_torch
 from spamm_torch import addmm, conv2d, mm, norm_map
 
 ops = torch.ops.spamm_torch
@@ -52,13 +50,6 @@ def test_one_matrix_has_one_norm_map(knob, options):
     assert norm_maps_taken(lambda: mm(a, a, tau=0.5, block=(64, 32, 64))) == 2
 
 
-@every_knob
-def test_one_matrix_gives_the_bits_of_two(device, dtype, knob):
-    a = matrices.patchy(200, 200, dtype=dtype, device=device)
-    for block in (32, 64, 128):
-        assert torch.equal(mm(a, a, **knob, block=block), mm(a, a.clone(), **knob, block=block))
-
-
 # ---- out ----------------------------------------------------------------------------------------
 
 
@@ -81,12 +72,12 @@ def test_out_is_every_argument(device, dtype, symmetric, tau):
     """X = 2 X - X X in place."""
     x = matrices.symmetric(200, dtype, device)
     options = {"beta": 2, "alpha": -1, "tau": tau, "block": 32, "symmetric": symmetric}
-    expected = addmm(x, x, x, **options)
+    expected, of_expected = addmm(x, x, x, **options, return_info=True)
     result, norms, info = addmm(x, x, x, **options, out=x, return_norms=True, return_info=True)
     assert result is x
     assert torch.equal(x, expected)
     assert torch.equal(norms, norm_map(x, 32))
-    assert info.tau == torch.tensor(tau, dtype=info.tau.dtype)
+    assert info == of_expected
 
 
 def test_out_shares_memory_with_an_argument(device):
@@ -217,17 +208,23 @@ def test_autocast_leaves_products_with_out_alone(device):
 
 def test_under_compile(device):
     a, b, added = operands(device)
+    options = {"return_norms": True, "return_info": True}
 
     @torch.compile(fullgraph=True, backend="aot_eager")
-    def step(a, b, c):
-        _, norms = addmm(c, a, b, tau=150.0, out=c, return_norms=True)
-        return c * 1, norms
+    def step(a, b, c, tau):
+        _, norms, info = addmm(c, a, b, tau=tau, out=c, **options)
+        return c * 1, norms, info
 
-    expected, out = addmm(added, a, b, tau=150.0), added.clone()
-    result, norms = step(a, b, out)
+    out, tau = added.clone(), torch.tensor(150.0, device=device)
+    expected, of_expected, wanted = addmm(added, a, b, tau=tau, **options)
+    result, norms, info = step(a, b, out, tau)
     assert torch.equal(out, expected)
     assert torch.equal(result, expected)
-    assert torch.equal(norms, norm_map(expected))
+    assert torch.equal(norms, of_expected)
+    assert all(map(torch.equal, info[:3], wanted[:3]))
+    assert info[3:] == wanted[3:] == ((64, 64, 64), None)
+    # A graph outlives the settings that choose a kernel, and is of the worst.
+    assert wanted.total_bound <= info.total_bound < math.inf
 
 
 # ---- What was skipped ---------------------------------------------------------------------------
@@ -240,41 +237,15 @@ def decaying(*shape, seed=0, **options):
     return values * (8 * fade[0][:, None] * fade[1]).to(values.dtype)
 
 
-def check(info, norm_a, norm_b, knob):
-    """Holds it against the stages' own functions."""
-    tau = knob.get("tau")
-    tau = spamm_torch.find_tau(norm_a, norm_b, **knob) if tau is None else norm_a.new_tensor(tau)
-    at_tau = (spamm_torch.valid_ratio, spamm_torch.error_bound)
-    expected = tau, *(function(norm_a, norm_b, tau) for function in at_tau)
-    assert isinstance(info, spamm_torch.functional.SkipInfo)
-    for found, wanted in zip(info[:3], expected, strict=True):
-        assert (found.shape, found.dtype, found.device) == ((), norm_a.dtype, norm_a.device)
-        assert not found.requires_grad
-        assert torch.equal(found, wanted)
-    assert 0 < info.valid_ratio < 1  # a test of all or nothing would show little
-
-
-@every_knob
-@pytest.mark.parametrize("pinned", [False, True])
-@pytest.mark.parametrize("shape", [(4, 50, 300), (300,)])
-def test_what_linear_skips(device, knob, pinned, shape):
-    input = decaying(200, 300, device=device)[: math.prod(shape) // 300].reshape(shape)
-    weight, bias = decaying(150, 300, seed=1, device=device), torch.ones(150, device=device)
-    norm_weight = norm_map(weight.t(), 32) if pinned else None
-    given = {**knob, "block": 32, "norm_weight": norm_weight}
-    result, info = spamm_torch.linear(input, weight, bias, **given, return_info=True)
-    assert torch.equal(result, spamm_torch.linear(input, weight, bias, **given))
-    assert result.shape == (*shape[:-1], 150)
-    check(info, *norm_maps(input.reshape(-1, 300), weight.t(), 32), knob)
-
-
 @every_knob
 def test_under_autocast_the_norms_are_of_what_is_multiplied(device, knob):
     a, b = decaying(200, 300, device=device), decaying(300, 150, seed=1, device=device)
     with torch.autocast(device.type, torch.bfloat16):
         result, info = mm(a, b, **knob, block=32, return_info=True)
         assert torch.equal(result, mm(a, b, **knob, block=32))
-    check(info, *norm_maps(a.bfloat16(), b.bfloat16(), 32), knob)
+    _, expected = mm(a.bfloat16(), b.bfloat16(), **knob, block=32, return_info=True)
+    assert info == expected
+    assert 0 < info.valid_ratio < 1  # a test of all or nothing would show little
 
 
 def test_no_products_at_all(device):
@@ -287,30 +258,6 @@ def test_no_products_at_all(device):
         assert result.shape == shape
         assert info.valid_ratio == 1
         assert info.error_bound == 0
-
-
-def test_a_threshold_on_the_host(device):
-    a = decaying(100, 100, device=device)
-    for tau in (5.0, torch.tensor(5.0), torch.tensor(5.0, dtype=torch.float64)):
-        _, info = mm(a, a, tau=tau, block=32, return_info=True)
-        assert info.tau == 5
-        assert info.tau.device.type == device.type
-
-
-def test_what_a_compiled_product_skips(device):
-    a, b = decaying(200, 300, device=device), decaying(300, 150, seed=1, device=device)
-
-    def product(a, b, tau):
-        return mm(a, b, tau=tau, block=32, return_info=True)
-
-    tau = torch.tensor(30.0, device=device)
-    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
-    (result, info), (expected, wanted) = compiled(a, b, tau), product(a, b, tau)
-    assert torch.equal(result, expected)
-    assert all(map(torch.equal, info[:3], wanted[:3]))
-    assert info[3:] == wanted[3:] == ((32, 32, 32), None)
-    # A graph outlives the settings that choose a kernel, and is of the worst.
-    assert wanted.total_bound <= info.total_bound < math.inf
 
 
 @pytest.mark.cuda

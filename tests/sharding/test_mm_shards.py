@@ -15,7 +15,6 @@ import pytest
 import torch
 from matrices import fading as decay
 from support import TWO_GPUS, check_overwritten, cut, hopper_kernels_run, memory_limit, refuses
-from torch.library import opcheck
 
 import spamm_torch
 
@@ -57,26 +56,21 @@ def check_shards(a, b, cuts_a, cuts_b, places, **options):
         assert torch.equal(torch.cat([c.to(a.device) for c in shards]), expected)
 
 
-@pytest.mark.parametrize(("dtype", "knob"), [*zip(matrices.DTYPES, KNOBS, strict=True)], ids=str)
-def test_shards(places, dtype, knob):
-    """Every type and knob, in several stages; the fuzzer draws both in one.
-
-    On CUDA also of a product of large tiles, of which a part by itself would take small ones, and
-    the two round float32 differently.
-    """
-    shapes = [((640, 512, 5000), (0, 256, 640))]
-    if places[0].type == "cuda":
-        shapes.append(((5120, 1024, 5120), (0, 640, 5120)))
-    for shape, cuts in shapes:
-        a, b = pair(*shape, dtype, places[0])
-        check_shards(a, b, cuts, (0, 192, shape[1]), places, **knob)
-
-
 @pytest.mark.strength(3)
-@pytest.mark.parametrize("block", [*matrices.EDGES, (64, 32, 128)])
+@pytest.mark.parametrize(
+    ("dtype", "knob", "block"),
+    [
+        *zip(matrices.DTYPES, KNOBS, (64, 32, 64, 128), strict=True),
+        (torch.float32, {"valid_ratio": 0.2}, (64, 32, 128)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("n", "cuts_a", "cuts_b"),
     [
+        (5000, (0, 256, 640), (0, 256, 512)),
+        # Large tiles, where a part by itself would take small ones, which round otherwise.
+        pytest.param(5120, (0, 640, 5120), (0, 256, 1024), marks=pytest.mark.cuda),
         (4500, (0, 128, 384, 500), (0, 256, 256, 333)),
         (4500, (0, 0, 500, 500), (0, 128, 128, 333)),
         (64, (0, 0, 0), (0, 0, 128)),
@@ -85,9 +79,10 @@ def test_shards(places, dtype, knob):
         (1, (0, 0, 64), (0, 0, 64)),
     ],
 )
-def test_uneven_and_empty_shards(places, block, n, cuts_a, cuts_b):
-    a, b = pair(cuts_a[-1], cuts_b[-1], n, device=places[0])
-    check_shards(a, b, cuts_a, cuts_b, places, valid_ratio=0.2, block=block)
+def test_shards(places, dtype, knob, block, n, cuts_a, cuts_b):
+    """In several stages, of one or of none, and empty shards; the fuzzer draws one stage."""
+    a, b = pair(cuts_a[-1], cuts_b[-1], n, dtype, places[0])
+    check_shards(a, b, cuts_a, cuts_b, places, **knob, block=block)
 
 
 @pytest.mark.parametrize("block", [32, 64])
@@ -480,15 +475,6 @@ def test_parts_of_a_batch(device, dtype):
             operands = a[:, 64 * first : 64 * last], b, norm_a[:, first:last], norm_b
             parts.append(ops.multiply(*operands, tau, EDGES, **options))
         assert torch.equal(torch.cat(parts, 1), whole)
-
-
-def test_opcheck(device):
-    arguments = product(device, torch.float32, 100, 70, 130)
-    out = torch.zeros(100, 130, device=device)
-    opcheck(ops.multiply_part.default, (*arguments, EDGES, out), {"whole": (200, 130)})
-    arguments = product(device, torch.float32, 100, 70, 130, batch=(2,))
-    options = {"whole": (200, 130), "input": torch.ones(130, device=device)}
-    opcheck(ops.multiply.default, (*arguments, EDGES), options)
 
 
 def test_bad_arguments(device):

@@ -1,6 +1,5 @@
 """Block-sparse matrices that tests share, and what they should give."""
 
-import numpy as np
 import reference
 import torch
 
@@ -79,18 +78,6 @@ def kept(a, b, norm_a, norm_b, tau):
     decided = reference.kept(norm_a.to_dense().cpu(), norm_b.to_dense().cpu(), tau)
     both = stored_in(norm_a)[:, :, None] & stored_in(norm_b)[None]
     return decided & both.numpy()
-
-
-def product(a, b, valid):
-    """The product in float64, over the valid block products alone."""
-    edge = a.values().shape[-1]
-    left, right = (x.to_dense().double().cpu().numpy() for x in (a, b))
-    found = np.zeros((a.shape[0], b.shape[1]))
-    with np.errstate(all="ignore"):
-        for i, k, j in np.argwhere(valid):
-            rows, inner, columns = (slice(x * edge, (x + 1) * edge) for x in (i, k, j))
-            found[rows, columns] += left[rows, inner] @ right[inner, columns]
-    return found
 
 
 def quantile(norm_a, norm_b, share):

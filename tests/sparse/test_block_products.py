@@ -137,17 +137,6 @@ def test_spoilt_blocks_reach_no_others(device, edge, dtype, spoilt):
     assert torch.equal(x[kept], y[kept])
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_no_products(device, dtype, symmetric):
-    a = patterns.symmetric(patterns.matrix("random", 4, 4, 32, dtype, device=device))
-    knob = {"tau": math.inf, "symmetric": symmetric, "return_norms": True}
-    found, norms = spamm_torch.addmm(a, a, a, beta=2.0, **knob)
-    assert torch.equal(found.to_dense(), 2 * a.to_dense())
-    assert norms._nnz() == a._nnz()
-    found, norms = spamm_torch.mm(a, a, **knob)
-    assert found._nnz() == norms._nnz() == 0
-
-
 # ---- Dropping -----------------------------------------------------------------------------------
 
 

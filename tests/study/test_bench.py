@@ -84,9 +84,12 @@ def test_shapes_that_nobody_chose(tmp_path):
     draw = shapes.products(random.Random("3 products"), 100)
     assert [row["shape"] for row in rows[:2]] == [next(draw)[0] for _ in range(2)]
     for share in tables["shapes, shares"]:
-        of = [row[share["kept"]] for row in rows if row["op"] == share["op"]]
-        assert share["below 0.8"] == sum(ratio < 0.8 for ratio in of) / 2
-        assert share["speedup"] == pytest.approx(sum(of) / 2)
+        of_op = [row for row in rows if row["op"] == share["op"]]
+        of = [row[share["kept"]] for row in of_op if row["torch_ms"] >= 0.015]
+        assert (share["shapes"], share["short"]) == (len(of), 2 - len(of))
+        if of:
+            assert share["below 0.8"] == sum(ratio < 0.8 for ratio in of) / len(of)
+            assert share["speedup"] == pytest.approx(sum(of) / len(of))
 
 
 def test_block_sparse_products_and_density_matrices(tmp_path):
@@ -182,7 +185,7 @@ run = functools.partial(run_bench, "multi_gpu")
 
 
 def test_cells(tmp_path):
-    given = "--repeats 1 --sizes 300 256 --data decay heavy --ratios 0.3 1.0"
+    given = "--repeats 1 --sizes 300 256 --data decay normal --ratios 0.3 1.0"
     tables = run(tmp_path, *given.split())
     assert_golden("bench multi_gpu", outline(tables))
     assert_consistent(tables["several devices"], speedup="one_ms/all_ms")

@@ -154,7 +154,7 @@ class ImplicitProduct {
         zeros_(at::zeros({Microkernel<P>::kVnni ? block_images_ : 1, kRunDepth},
                          c10::CppTypeToScalarType<P>::value)),
         bias_(of_channels(conv.bias, 0)),
-        slopes_(of_channels(conv.slope, kLeakySlope)),
+        slopes_(of_channels(conv.slope.tensor, conv.slope.number)),
         activation_(conv.activation),
         residual_(conv.residual ? conv.residual->const_data_ptr<T>() : nullptr),
         output_(output.mutable_data_ptr<T>()) {
@@ -654,7 +654,7 @@ class ImplicitProduct {
       write_pixels<Sum>(pixels_at(run), Activation::kNone, first + run.from * block_.m,
                         run.ld_from * block_.m);
     });
-    apply_epilogue(finished, std::nullopt, activation_, std::nullopt);
+    apply_epilogue(finished, std::nullopt, activation_, {});
     each_pixel_run(tile, workspace, [&](const PixelRun& run) {
       write_pixels<T>(PixelSums<T, Sum>{first + run.from * block_.m, run.ld_from * block_.m,
                                         workspace.zeros, slopes, nullptr, 0, run.count, channels},

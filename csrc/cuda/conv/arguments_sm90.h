@@ -101,8 +101,10 @@ inline UnskippedConv unskipped_size(const Convolution& conv) {
 }
 
 inline kernels::conv::sm90::Slopes slopes_of(const Convolution& conv) {
-  if (!conv.slope) return {};
-  return {conv.slope->const_data_ptr<float>(), conv.slope->numel() > 1};
+  const auto& [number, tensor] = conv.slope;
+  return {.first = tensor ? tensor->const_data_ptr<float>() : nullptr,
+          .step = tensor && tensor->numel() > 1,
+          .number = static_cast<float>(number)};
 }
 
 // ---- Max pooling by single pixels ---------------------------------------------------------------

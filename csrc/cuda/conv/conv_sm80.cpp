@@ -70,7 +70,7 @@ Im2colMatrix pixel_matrix(Im2colMatrix m) {
   return m;
 }
 
-// What the kernels for thin blocks read of `matrix`.
+// The parameters of the kernels for thin blocks.
 template <class Norm>
 ThinParams<Norm> thin_params(const Convolution& conv, const kernels::ConvSm80Params<Norm>& p,
                              const Im2colMatrix& matrix) {

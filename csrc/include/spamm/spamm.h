@@ -143,6 +143,13 @@ std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const 
 
 // ---- Convolution --------------------------------------------------------------------------------
 
+// The slope of leaky_relu below zero: `tensor`, if it is given, of one number or of (out_channels),
+// which makes it PReLU, of the weight's type or float32; else `number`.
+struct Slope {
+  double number = 0.01;
+  OptTensor tensor = {};
+};
+
 struct ConvOptions {
   DimVector stride = {1, 1}, padding = {0, 0}, dilation = {1, 1};
   int64_t groups = 1;  // they share one knob
@@ -156,9 +163,7 @@ struct ConvOptions {
   // c10::ValueError. It and the residual are computed in the same kernel if the device has one for
   // them.
   std::string activation = "none";
-  // Of leaky_relu below zero, instead of 0.01: one, or (out_channels), which makes it PReLU; of the
-  // weight's type or float32.
-  OptTensor slope = {};
+  Slope slope = {};
   // The caller promises that the weight was complete before this call, or before each replay of a
   // captured graph. Kernels may then read it while earlier kernels on the stream still run.
   bool weight_is_ready = false;

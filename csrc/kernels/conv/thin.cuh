@@ -147,6 +147,13 @@ __global__ void __launch_bounds__(kThinThreads, 2)
                                      min(1 << m.log2_columns, m.output.columns - block.column))));
   }
 
+  // The first pixel of a block exists if any does.
+  const bool share_block = p.pixels % kThinPixels == 0;
+  uint32_t existing = 0;
+#pragma unroll
+  for (int i = 0; i < kThinPixels; ++i) {
+    existing |= static_cast<uint32_t>(pixels[i].output_pixel >= 0) << i;
+  }
   const Norm tau = conv.tau.value();
   const int weight_blocks = ((conv.out_channels - 1) >> conv.log2_block_m) + 1;
   const Norm* norm_weight =
@@ -176,14 +183,20 @@ __global__ void __launch_bounds__(kThinThreads, 2)
     }
     for (int d = 0; d < depth_blocks; ++d) {
       const Norm of_weight = *norm_weight++;
-      uint32_t valid = 0;
-#pragma unroll
-      for (int i = 0; i < kThinPixels; ++i) {
-        const bool exists = pixels[i].output_pixel >= 0;
+      const auto is_valid = [&](int i) {
         // 0 if the whole block lies in the padding.
-        const bool reads = exists && (!conv.norm_pixels.per_pixel || (inside >> i & 1));
+        const bool reads = !conv.norm_pixels.per_pixel || (inside >> i & 1);
         const Norm skip_norm = reads ? norm_product(norm[i][d], scales[i]) : Norm{0};
-        valid |= static_cast<uint32_t>(exists && is_valid_im2col(of_weight, skip_norm, tau)) << i;
+        return is_valid_im2col(of_weight, skip_norm, tau);
+      };
+      uint32_t valid = 0;
+      if (share_block) {
+        if (existing != 0 && is_valid(0)) valid = existing;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kThinPixels; ++i) {
+          if (existing >> i & 1) valid |= static_cast<uint32_t>(is_valid(i)) << i;
+        }
       }
       const int begin = d << conv.log2_block_k;
       const int end = kOnce ? kWidth : min(p.channels, begin + (1 << conv.log2_block_k));

@@ -81,17 +81,17 @@ __device__ __forceinline__ int channel_of_thread(int first_channel, int i) {
   return first_channel + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i * 8;
 }
 
-// The biases of these channels.
+// The biases and slopes of these channels, which are on their way together.
 struct ChannelBias {
-  float values[2] = {0, 0};
+  float values[2] = {0, 0}, slopes[2];
 
   template <class Element>
   __device__ void load(const ConvOperands& p, int first_channel, const Element* bias) {
-    if (bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int channel = channel_of_thread(first_channel, i);
-      if (channel < p.shape.out_channels) values[i] = widen(bias[channel]);
+      if (bias != nullptr && channel < p.shape.out_channels) values[i] = widen(bias[channel]);
+      slopes[i] = p.slopes.of(channel, p.shape.out_channels);
     }
   }
 };
@@ -99,19 +99,14 @@ struct ChannelBias {
 // Adds the bias and applies an activation that does not commute with rounding. What is left for the
 // rounded values is told by the result: whether to apply ReLU.
 template <int kSize>
-__device__ __forceinline__ bool activate_sums(const ConvOperands& p, int first_channel,
-                                              ChannelBias& bias, float (&acc)[kSize]) {
-  if (p.activation == Activation::kNone || p.activation == Activation::kRelu) {
-    return p.activation == Activation::kRelu;
-  }
-  float slopes[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    slopes[i] = p.slopes.of(channel_of_thread(first_channel, i), p.shape.out_channels);
+__device__ __forceinline__ bool activate_sums(Activation activation, ChannelBias& bias,
+                                              float (&acc)[kSize]) {
+  if (activation == Activation::kNone || activation == Activation::kRelu) {
+    return activation == Activation::kRelu;
   }
 #pragma unroll
   for (int i = 0; i < kSize; ++i) acc[i] += bias.values[i / 2 % 2];
-  activate(p.activation, acc, [&](int i) { return slopes[i / 2 % 2]; });
+  activate(activation, acc, [&](int i) { return bias.slopes[i / 2 % 2]; });
   bias = {};
   return false;
 }
@@ -372,7 +367,7 @@ requires(Config::kParts == 1) __device__ __forceinline__
   using Element = typename Config::Element;
   auto* const stagings = reinterpret_cast<OperandBlock*>(&staging);
   uint32_t first[kBlock / 4], second[Config::kLastWidth / 4];
-  const bool relu = activate_sums(p, channel, bias, acc);
+  const bool relu = activate_sums(p.activation, bias, acc);
   finish_pairs<Element, 0>(acc, bias, relu, first);
   finish_pairs<Element, kBlock / 2>(acc, bias, relu, second);
   if constexpr (Config::kStagings == 2) {
@@ -395,7 +390,7 @@ __device__ __forceinline__ void store_one(const ConvParams& p, int channel, cons
                                           ChannelBias bias, float (&sums)[kBlock / 2]) {
   using Element = typename Config::Element;
   uint32_t pairs[kBlock / 4];
-  const bool relu = activate_sums(p, channel, bias, sums);
+  const bool relu = activate_sums(p.activation, bias, sums);
   store_box<Config, 0>(p, channel, box, staging, bias, relu, sums, pairs);
   if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[1] = {sum_of_squares<Element>(pairs, PixelCounts(p, channel, box))};
@@ -541,7 +536,7 @@ __device__ __forceinline__ void store(const typename Config::Params& p, int chan
                                       BoxSquares<float>& shared, ChannelBias bias,
                                       float (&acc)[Config::kValues]) {
   constexpr int kSecond = kBlock / 2;  // values of the first box
-  const bool relu = activate_sums(p, channel, bias, acc);
+  const bool relu = activate_sums(p.activation, bias, acc);
   store_box<Output, kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
   store_box<Output, Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
   if (p.norm_output == nullptr) return;

@@ -180,15 +180,15 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
-// The slopes of leaky_relu: one for all channels (step 0), or one for each (1); kLeakySlope if
-// there is none.
+// The slopes of leaky_relu: in memory, one for all channels (step 0) or one for each (1), or a
+// number.
 struct Slopes {
-  const float* first;
+  const float* first;  // may be null
   int step;
+  float number;
 
   __device__ float of(int channel, int channels) const {
-    if (first == nullptr || channel >= channels) return static_cast<float>(kLeakySlope);
-    return first[channel * step];
+    return first != nullptr && channel < channels ? first[channel * step] : number;
   }
 };
 

@@ -390,7 +390,7 @@ __device__ __forceinline__ void multiply_unskipped(const UnskippedParams& p, int
         advance();
       }
     }
-    const bool relu = activate_sums(p, tile.channel + channel, bias, acc);
+    const bool relu = activate_sums(p.activation, bias, acc);
     store_portions<Config>(p, tile.channel + channel, tile.pixel + pixel, storage.output[warpgroup],
                            bias, relu, acc);
   }
