@@ -52,7 +52,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -919,6 +919,8 @@ def backend_for(
     device: torch.device | str,
     dtype: torch.dtype,
     block: int | Sequence[int] = 64,
+    *,
+    convolution: Mapping[str, Any] | None = None,
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
 
@@ -928,6 +930,11 @@ def backend_for(
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
+        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
+            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
+            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
+            torch's convolution. Of the arguments, ``stride``, ``padding`` (numbers), ``dilation``,
+            ``groups``, ``tau`` or ``valid_ratio`` and ``pixel_block`` count.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -939,4 +946,11 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    return _ops.backend_for(place, dtype, check_block(block))
+    if convolution is None:
+        return _ops.backend_for(place, dtype, check_block(block))
+    counting = ("stride", "padding", "dilation", "groups", "valid_ratio", "max_error")
+    counting += ("pixel_block",)
+    given = {name: convolution[name] for name in counting if convolution.get(name) is not None}
+    element = torch.empty(1, dtype=dtype, device=place)
+    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
+    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))

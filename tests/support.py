@@ -42,10 +42,9 @@ def float32_precision(precision):
 
 def is_torchs(input, weight, **given):
     """Tells whether torch's convolution serves a call that skips nothing."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if "tau" in given:
-        given["threshold"] = given.pop("tau")
-    return torch.ops.spamm_torch.conv2d_backend(input, weight, **given) in ("cudnn", "onednn")
+    convolution = {"input": input.shape, "weight": weight.shape, **given}
+    name = spamm_torch.backend_for(input.device, input.dtype, convolution=convolution)
+    return name in ("cudnn", "onednn")
 
 
 def waiting_is_an_error():
