@@ -333,8 +333,8 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   m.impl("spamm_into", CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
-  for (const char* name : {"norm_map", "norm_maps", "find_tau", "product_histogram", "valid_counts",
-                           "error_bound", "conv2d_weight_norm", "row_work"}) {
+  for (const char* name : {"norm_map", "norm_maps", "find_tau", "valid_counts", "error_bound",
+                           "conv2d_weight_norm", "row_work"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }

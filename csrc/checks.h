@@ -184,21 +184,6 @@ inline void check_valid_ratio(double valid_ratio) {
                     valid_ratio);
 }
 
-// The bins of product_histogram: `bins` ranges of 2^shift keys. At most 2^11 of them, so that a
-// thread block can count them in shared memory, and no more keys than the norms' type has.
-inline void check_key_bins(const at::Tensor& low, int64_t shift, int64_t bins,
-                           const at::Tensor& norm_a) {
-  constexpr int64_t kMostBins = 2048, kLog2MostBins = 11;
-  const int64_t most_shift = (norm_a.scalar_type() == at::kDouble ? 63 : 31) - kLog2MostBins;
-  TORCH_CHECK_VALUE(bins >= 1 && bins <= kMostBins, "bins must be from 1 to ", kMostBins, "; got ",
-                    bins);
-  TORCH_CHECK_VALUE(shift >= 0 && shift <= most_shift, "shift must be from 0 to ", most_shift,
-                    " for ", dtype_of(norm_a), " norms; got ", shift);
-  TORCH_CHECK_TYPE(low.scalar_type() == at::kLong, "low must be int64; got ", dtype_of(low));
-  TORCH_CHECK(low.dim() == 0, "low must be a 0-d tensor; got shape ", low.sizes());
-  check_same_device(low, norm_a, "low", "the norm maps");
-}
-
 inline void check_max_error(double max_error) {
   TORCH_CHECK_VALUE(max_error >= 0, "max_error must be at least 0; got ", max_error);
 }

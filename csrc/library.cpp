@@ -46,13 +46,6 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "find_tau(Tensor norm_a, Tensor norm_b, float? valid_ratio=None, *, float? max_error=None, "
       "Tensor? skip_norm_b=None, int max_iterations=20, float tolerance=0.01) -> Tensor");
-  // The number of products with keys in each of `bins` ranges of 2^shift keys, the first of which
-  // begins at `low`, and above them: int64 (bins + 1), all batches together. A product's key is its
-  // bit pattern, as an integer; NaN has the key of infinity. `bins` is at most 2048, `shift` at
-  // most 20 (float64: 52), `low` 0-d int64 on the maps' device. It is at least 0, which is not
-  // checked, because nothing here waits for the device.
-  m.def(
-      "product_histogram(Tensor norm_a, Tensor norm_b, Tensor low, int shift, int bins) -> Tensor");
   m.def("valid_counts(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def(
       "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? skip_norm_b=None) -> "
@@ -71,9 +64,6 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
       "block, "
       "Tensor(a!) out, *, int[2] whole, Tensor? own_rows=None, int first_own_row=0) -> ()");
-  // bool (parts, KB, stages): whether a part needs a block row of B in a stage of so many block
-  // columns. largest_a (parts, KB): the largest norm of each part in each column of A's map.
-  m.def("needed_units(Tensor largest_a, Tensor norm_b, Tensor tau, int stage_blocks) -> Tensor");
   // The work of each block row, int64 (MB), in thousandths of a valid block product. With parts > 0
   // also parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. They
   // wait for the device.
@@ -193,9 +183,9 @@ void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  for (const char* name : {"norm_map", "find_tau", "product_histogram", "valid_counts",
-                           "error_bound", "spamm", "spamm_with_norms", "spamm_into", "multiply",
-                           "multiply_part", "bsr_plan", "bsr_find_tau", "bsr_error_bound"}) {
+  for (const char* name :
+       {"norm_map", "find_tau", "valid_counts", "error_bound", "spamm", "spamm_with_norms",
+        "spamm_into", "multiply", "multiply_part", "bsr_plan", "bsr_find_tau", "bsr_error_bound"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_cuda>());
   }
 }

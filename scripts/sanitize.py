@@ -87,8 +87,6 @@ def stages():
     ):
         norm_a, norm_b = (torch.rand(*x, device=DEVICE, dtype=dtype) for x in ((mb, kb), (kb, nb)))
         tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
-        low = torch.tensor(1 << 29, device=DEVICE)
-        OPS.product_histogram(norm_a, norm_b, low, 20, 2048)
         spamm_torch.valid_counts(norm_a, norm_b, tau)
         spamm_torch.valid_ratio(norm_a, norm_b, tau)
         spamm_torch.error_bound(norm_a, norm_b, tau)

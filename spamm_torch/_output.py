@@ -1,15 +1,14 @@
-"""Tables as text, files that are written whole or not at all, and progress on the terminal."""
+"""Tables as text, files that are written whole or not at all, and progress of long work."""
 
 import errno
 import os
 import secrets
-import shutil
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 
 def table(lines: Sequence[Sequence[str]], place: Callable[[str, int], str] = str.ljust) -> str:
@@ -57,52 +56,30 @@ def _write(target: Path, text: str) -> None:
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-# ---- Progress on standard error: one line on a terminal, else one now and then -------------------
-
+# ---- Progress on standard error -----------------------------------------------------------------
 
 _EVERY_S = 10
-_BAR = 20  # characters
-_CLEAR = "\r\x1b[K"  # the line of a terminal
-
 Item = TypeVar("Item")
 
 
 class Progress:
-    """The progress of the stages of ``what``; at the end the line is cleared. ``is_shown``: None
-    where standard error is a terminal.
+    """Says how far ``what`` is: a line for each stage, and for its steps one in ten seconds.
+    ``is_shown``: None where standard error is a terminal.
     """
 
     def __init__(self, what: str, is_shown: bool | None) -> None:
-        is_terminal = is_shown is not False and sys.stderr.isatty()
-        self._what, self._is_shown = what, is_terminal if is_shown is None else is_shown
-        self._is_line = self._is_shown and is_terminal
-        self._stage, self._began, self._shown = "", 0.0, 0.0
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._is_line:
-            print(_CLEAR, end="", file=sys.stderr, flush=True)
+        self._what, self._stage, self._shown = what, "", 0.0
+        self._is_shown = sys.stderr.isatty() if is_shown is None else is_shown
 
     def at(self, stage: str, done: int = 0, total: int = 1, each: bool = False) -> None:
         """Says that ``done`` steps of a stage are done; ``each`` has a line for every step."""
         now = time.monotonic()
-        if stage != self._stage:
-            self._stage, self._began, self._shown = stage, now, -_EVERY_S
-        if not self._is_shown or not (each or self._is_line or now - self._shown >= _EVERY_S):
+        is_due = each or stage != self._stage or now - self._shown >= _EVERY_S
+        if not self._is_shown or not is_due:
             return
-        self._shown = now
-        line = f"{self._what}: {stage}" + (f", {done} of {total}" if total > 1 else "")
-        seconds = (now - self._began) / done * (total - done) if done else 0.0
-        if seconds >= 1:  # less, of one stage, would seem to be the end of all
-            line += f", about {seconds:.0f} s left of these"
-        if self._is_line:  # a wrapped line could not be cleared
-            bar = f"[{'#' * (_BAR * done // total):<{_BAR}}] "
-            width = shutil.get_terminal_size().columns - 1
-            print(_CLEAR + (bar + line)[:width], end="", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        self._stage, self._shown = stage, now
+        steps = f", {done} of {total}" if total > 1 else ""
+        print(f"{self._what}: {stage}{steps}", file=sys.stderr, flush=True)
 
     def over(self, stage: str, items: Sequence[Item]) -> Iterator[Item]:
         """The items, and says before each how many are done."""

@@ -1,4 +1,4 @@
-"""Rules of the ops: fake kernels, torch.func.vmap, ``torch.utils.flop_counter.FlopCounterMode``.
+"""Rules of the ops: fake kernels, and ``torch.utils.flop_counter.FlopCounterMode``.
 
 Fake kernels give shapes and dtypes, for FakeTensor, torch.compile and export. The op itself says
 what is wrong with its arguments. These kernels refuse arguments for which there is no shape or a
@@ -16,7 +16,6 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
 from torch.nn.functional import max_pool2d
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import register_flop_formula
 
 from ._arguments import check_block, check_block_pair, conv_block, dtype_name, norm_dtype
@@ -121,13 +120,6 @@ def _number(
     _check_product(norm_a, norm_b, "norm_a and norm_b")
     _check_together(norm_a, tau, skip_norm_b=skip_norm_b)
     return norm_a.new_empty(())
-
-
-@_fake("product_histogram")
-def _(norm_a: Tensor, norm_b: Tensor, low: Tensor, bins: int, **_: Any) -> Tensor:
-    _check_product(norm_a, norm_b, "norm_a and norm_b")
-    _check_together(norm_a, low=low)
-    return norm_a.new_empty((bins + 1,), dtype=torch.int64)
 
 
 @_fake("valid_counts")
@@ -290,45 +282,3 @@ for _name in ("conv2d", "dense_conv2d", "conv2d_with_norms", "conv2d_max_pool"):
     _op = getattr(_ops, _name)
     _formula = partial(_by_name, _conv_flops, _op.default._schema.arguments)
     register_flop_formula(_op, get_raw=True)(_formula)
-
-
-# ---- vmap: one call for each element, without the warning of torch's fallback --------------------
-
-
-_library = torch.library.Library("spamm_torch", "FRAGMENT")
-
-
-def _register(name: str, op: Any) -> None:
-    from torch._functorch.autograd_function import custom_function_call_vmap_helper
-    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-
-    def each(info: Any, in_dims: Any, *given: Any) -> Any:
-        values, structure = pytree.tree_flatten(given)
-        dims = pytree.tree_leaves(in_dims)
-        results = []
-        for index in range(info.batch_size):
-            own = [
-                value if dim is None else value.select(dim, index)
-                for value, dim in zip(values, dims, strict=True)
-            ]
-            args, kwargs = pytree.tree_unflatten(own, structure)
-            results.append(op(*args, **kwargs))
-        stacked = pytree.tree_map(
-            lambda *x: torch.stack(x) if isinstance(x[0], Tensor) else x[0], *results
-        )
-        return stacked, pytree.tree_map(lambda x: 0 if isinstance(x, Tensor) else None, stacked)
-
-    def rule(_: Any, *args: Any, **kwargs: Any) -> Any:
-        interpreter: Any = retrieve_current_functorch_interpreter()
-        call = lambda args, kwargs: op(*args, **kwargs)  # noqa: E731
-        return custom_function_call_vmap_helper(interpreter, each, call, args, kwargs)
-
-    _library.impl(name, rule, "FuncTorchBatched", with_keyset=True)
-
-
-for _name in torch._C._dispatch_get_all_op_names():
-    _namespace, _, _own = _name.partition("::")
-    if _namespace == "spamm_torch" and "." not in _own:
-        _op = getattr(_ops, _own).default
-        if _op._schema.returns and not _op._schema.is_mutable:
-            _register(_own, _op)

@@ -842,8 +842,8 @@ def conv2d(
 
     With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
     engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
-    dtype and device alone (:func:`backend_for` names it). A ``pixel_block`` of one image keeps our
-    kernels, for torch's do not promise that an image does not depend on its batch.
+    dtype and device alone (the op ``conv2d_backend`` names it). A ``pixel_block`` of one image
+    keeps our kernels, for torch's do not promise that an image does not depend on its batch.
 
     On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
     are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
@@ -948,15 +948,8 @@ def backend_for(
         ) from None
     if convolution is None:
         return _ops.backend_for(place, dtype, check_block(block))
-    counting = (
-        "stride",
-        "padding",
-        "dilation",
-        "groups",
-        "valid_ratio",
-        "max_error",
-        "pixel_block",
-    )
+    counting = ("stride", "padding", "dilation", "groups", "valid_ratio", "max_error")
+    counting += ("pixel_block",)
     given = {name: convolution[name] for name in counting if convolution.get(name) is not None}
     element = torch.empty(1, dtype=dtype, device=place)
     operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))

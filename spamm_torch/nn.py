@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._arguments import (
+    EDGES,
     as_activation,
     as_knobs,
     check_block,
@@ -367,7 +368,7 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
                 setting["activation"] = getattr(module, "activation", None)
             setting["relu"] = False
         layer = super().from_dense(module, **setting)
-        if (reason := _reason_slow(layer)) is not None:
+        if reason := _reason_slow(layer):
             warnings.warn(reason, stacklevel=2)
         return layer
 
@@ -425,17 +426,24 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         return conv2d(input, weight, bias, *geometry, **options)
 
 
-def _reason_slow(layer: SpAMMConv2d) -> str | None:
-    """Why blocks make a layer slower than torch's convolution, or None."""
-    out_channels, in_channels = layer.out_channels // layer.groups, layer.weight.shape[1]
+def reason_not_to_skip(layer: nn.Conv2d) -> str:
+    """The reason why skipping cannot pay in a convolution; "" where it may."""
+    of = " a group" if layer.groups > 1 else ""
+    for channels, side in ((layer.in_channels, "input"), (layer.out_channels, "output")):
+        if (count := channels // layer.groups) < EDGES[0]:
+            return f"{count} {side} channels{of} do not fill a block of {EDGES[0]}"
+    return ""
+
+
+def _reason_slow(layer: SpAMMConv2d) -> str:
+    """The reason why groups make a layer slower than torch's convolution; "" where they do not."""
     tau: Any = layer.tau
-    skips_nothing = is_number(tau) and tau <= 0
-    if layer.groups == 1 or min(out_channels, in_channels) >= 32 or skips_nothing:
-        return None
+    reason = reason_not_to_skip(layer)
+    if layer.groups == 1 or not reason or (is_number(tau) and tau <= 0):
+        return ""
     return (
         f"a SpAMMConv2d of weight {tuple(layer.weight.shape)} with {layer.groups} groups will be "
-        f"slow: its groups have {in_channels} input and {out_channels} output channels and do not "
-        "fill blocks of at least 32; leave it dense, or use tau=0.0, which is torch's convolution"
+        f"slow: {reason}; leave it dense, or use tau=0.0, which is torch's convolution"
     )
 
 

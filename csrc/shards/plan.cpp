@@ -187,8 +187,5 @@ std::tuple<Tensor, std::vector<int64_t>> row_work_op(const Tensor& norm_a, const
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("row_work", &row_work_op); }
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
-  m.impl("needed_units", &needed_units);
-}
 
 }  // namespace spamm::shards

@@ -72,7 +72,7 @@ at::Tensor in_stages(const at::Tensor& norm_b, int64_t stage_blocks);
 
 // `largest_a` (parts, KB) holds the largest norm of each part in each column of norm_a, NaN kept.
 // Returns bool (parts, KB, stages): whether some block product of the part's rows with block row k
-// of the stage is valid. The op of this name, too.
+// of the stage is valid. spamm_torch/distributed/plan.py has the same.
 at::Tensor needed_units(const at::Tensor& largest_a, const at::Tensor& norm_b,
                         const at::Tensor& tau, int64_t stage_blocks);
 

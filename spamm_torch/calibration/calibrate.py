@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -15,15 +15,15 @@ from .._hints import with_hints
 from .._output import Progress, table, write_text
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
-from ..networks.convert import device_name, is_converted, reason_not_to_skip
+from ..networks.convert import device_name, is_converted
 from ..networks.report import ConvertReport, Row, geometry_of, shape_of
+from ..nn import reason_not_to_skip
 from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
 from .options import Bench, Options, Settings, Trial
 from .search import Allocation, Option, search
 
 _LEAST_EVALUATIONS = 6
 _LEAST_SHARE = 0.05  # of the products: skipping fewer does not make a model 3% faster
-_BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
 
 
 @with_hints
@@ -102,11 +102,12 @@ def calibrate(
         raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
     if progress is not None:
         check_bool(progress, "progress")
-    with isolated(model), Progress("calibrate", progress) as shown:
+    with isolated(model):
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
         inputs = inputs_of(model, halves[0], example_input)
-        bench.set_inputs(inputs, inputs[0] if example_input is None else example_input, shown)
+        example = inputs[0] if example_input is None else example_input
+        bench.set_inputs(inputs, example, Progress("calibrate", progress))
         return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
 
 
@@ -193,8 +194,7 @@ class _Calibration:
         if not Timing(1.0, spread).is_steady:
             notes.append(f"times vary by {spread:.2g}x here: other programs run")
         by_batch = self._bench.statistics(settings)
-        bands = {name: [stats[name].valid_ratio for stats in by_batch] for name in settings}
-        ratios = {name: fmean(of) for name, of in bands.items()}
+        ratios = {name: fmean(stats[name].valid_ratio for stats in by_batch) for name in settings}
         rows = []
         for name in self._sizes:
             layer, (time, faster) = self._bench.layers[name], self._times.get(name, (None, [()]))
@@ -207,7 +207,7 @@ class _Calibration:
         valid, calls, note = self._weighted(ratios), self._evaluator.calls, "; ".join(notes)
         found = held.drop, held.changed, valid, calls, before_us, after_us, spread, note
         outcome = Outcome(self._max_drop, *found)
-        return CalibrationReport(rows, outcome, self._file(settings, bands))
+        return CalibrationReport(rows, outcome, self._file(settings))
 
     def _weighted(self, ratios: Mapping[str, float]) -> float:
         """The mean valid ratio by multiplications, over the layers that can skip."""
@@ -216,19 +216,14 @@ class _Calibration:
         valid = math.fsum(size * ratios.get(name, 1.0) for name, size in sizes.items())
         return valid / (math.fsum(sizes.values()) or 1.0)
 
-    def _file(self, settings: Settings, bands: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    def _file(self, settings: Settings) -> dict[str, Any]:
         """The settings as :func:`convert_` takes them from a file; SpAMM layers keep their own."""
         rows = []
         for name, layer in self._bench.model.named_modules():
             if isinstance(layer, nn.Conv2d):
                 given: Any = {"setting": settings.get(name), "geometry": geometry_of(layer)}
-                if name in bands:
-                    low, high = min(bands[name]), max(bands[name])
-                    margin = max(_BAND_MARGIN, (high - low) / 2)
-                    given["band"] = max(0.0, low - margin), min(1.0, high + margin)
-                rows.append(
-                    Row(name, shape_of(layer), "spamm" if name in settings else "left", **given)
-                )
+                action = "spamm" if name in settings else "left"
+                rows.append(Row(name, shape_of(layer), action, **given))
         return ConvertReport(rows, device=device_name(self._bench.model)).to_dict()
 
 

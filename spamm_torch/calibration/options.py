@@ -25,10 +25,9 @@ from ..networks.convert import (
     convert_layer,
     is_converted,
     reason_not_to_convert,
-    reason_not_to_skip,
     revert_layer,
 )
-from ..nn import SpAMMConv2d
+from ..nn import SpAMMConv2d, reason_not_to_skip
 from .inputs import batch_size, call, tensors_of
 from .search import Option
 from .stats import ModelStats, observed, record_stats

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from .._arguments import as_knobs, check_module, has_tau, holds_dtensor
 from .._info import NormMaps, SkipInfo, skip_info
 from .._output import table
-from ..networks.config import BAND, Band, SpAMMConfig
+from ..networks.config import SpAMMConfig
 from ..nn import _SpAMM
 
-_HEAD = ("layer", "calls", "valid", "tau", "block", "pixel block", "error bound", "calibrated")
+_HEAD = ("layer", "calls", "valid", "tau", "block", "pixel block", "error bound")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class LayerStats:
         valid_ratio: the share of all block products that were computed.
         error_bound: a proven bound of the Frobenius norm of what skipping lost in the results of
             all calls together, before the activation; absolute.
-        band: the lowest and highest valid ratio of a batch when the layer was calibrated, or None.
         block, pixel_block: the blocks of its calls, to which the tau belongs; None where calls had
             several, and pixel_block for a :class:`SpAMMLinear`.
         held: the tau of :meth:`config`: of one that was searched for, which is the least product
@@ -42,7 +41,6 @@ class LayerStats:
     tau: float
     valid_ratio: float
     error_bound: float
-    band: Band | None = None
     block: tuple[int, int, int] | None = None
     pixel_block: tuple[int, int, int] | None = None
     held: float = math.nan
@@ -57,14 +55,6 @@ class LayerStats:
             raise ValueError(f"config expects calls of a layer in blocks of one shape; got {why}")
         return SpAMMConfig(tau=self.held, block=self.block, pixel_block=self.pixel_block)
 
-    @property
-    def has_drifted(self) -> bool:
-        """True where the valid ratio of all calls left the calibrated band: the data, or weights,
-        may be of another kind. A few images alone may be outside by chance.
-        """
-        low, high = self.band or (0.0, 1.0)
-        return self.calls > 0 and not low <= self.valid_ratio <= high
-
 
 class ModelStats(Mapping[str, LayerStats]):
     """The :class:`LayerStats` of a model's SpAMM layers by qualified name; prints as a table.
@@ -78,9 +68,9 @@ class ModelStats(Mapping[str, LayerStats]):
         self._infos: dict[str, list[tuple[int, SkipInfo, Tensor]]] = {n: [] for n in self.layers}
 
     def __getitem__(self, name: str) -> LayerStats:
-        infos, band = self._infos[name], vars(self.layers[name]).get(BAND)
+        infos = self._infos[name]
         if not infos:
-            return LayerStats(0, math.nan, math.nan, math.nan, band)
+            return LayerStats(0, math.nan, math.nan, math.nan)
         counts = [count for count, _, _ in infos]
         rows = [torch.stack([*info[:3], held]).double() for _, info, held in infos]
         taus, ratios, bounds, held = torch.stack(rows).T.tolist()  # one copy to the host
@@ -88,7 +78,7 @@ class ModelStats(Mapping[str, LayerStats]):
         blocks = {info[3:] for _, info, _ in infos}
         given = *(blocks.pop() if len(blocks) == 1 else (None, None)), math.fsum(held) / len(held)
         mean = math.fsum(taus) / len(taus)
-        return LayerStats(len(infos), mean, valid, math.hypot(*bounds), band, *given)
+        return LayerStats(len(infos), mean, valid, math.hypot(*bounds), *given)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -104,11 +94,6 @@ class ModelStats(Mapping[str, LayerStats]):
             info = skip_info(maps, knobs)
             held = info.tau if has_tau(knobs) else _halfway(maps, info.tau)
             self._infos[name].append((maps.products, info, held))
-
-    @property
-    def drifted(self) -> list[str]:
-        """The layers whose valid ratio left its calibrated band."""
-        return [name for name, stats in self.items() if stats.has_drifted]
 
     def __str__(self) -> str:
         lines = [_HEAD, *(_cells(name, stats) for name, stats in self.items())]
@@ -127,13 +112,9 @@ def _halfway(maps: NormMaps, tau: Tensor) -> Tensor:
 def _cells(name: str, stats: LayerStats) -> tuple[str, ...]:
     if not stats.calls:
         return name or "(root)", "0", *[""] * (len(_HEAD) - 2)
-    band = ""
-    if stats.band is not None:
-        low, high = stats.band
-        band = f"{low:.1%} to {high:.1%}" + (": left" if stats.has_drifted else "")
     blocks = ("x".join(map(str, block or ())) for block in (stats.block, stats.pixel_block))
     numbers = (f"{stats.valid_ratio:.1%}", f"{stats.tau:.4g}", *blocks, f"{stats.error_bound:.3g}")
-    return name or "(root)", str(stats.calls), *numbers, band
+    return name or "(root)", str(stats.calls), *numbers
 
 
 @contextmanager
@@ -183,8 +164,7 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
 
     Returns:
         A context manager that gives :class:`ModelStats`, by qualified names; ``print`` shows a
-        table. A layer that :func:`calibrate` gave its setting knows the valid ratios it had then;
-        ``drifted`` names the layers that left these.
+        table.
 
     Raises TypeError for a model that is no module.
 

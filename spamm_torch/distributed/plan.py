@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
 from .._output import table
@@ -68,6 +69,19 @@ def stage_blocks(block_columns: int, edge: int) -> int:
     return int(max(-(-block_columns * edge // 4096) * 256, 2048) // edge)
 
 
+def needed_units(largest: Tensor, norms: Tensor, tau: Tensor, stage: int) -> Tensor:
+    """The units that parts need: bool (parts, KB, stages). ``largest`` (parts, KB): of each part's
+    norms in each column of A's map. ``norms`` (KB, NB): B's map. ``stage``: block columns of one.
+
+    A unit is needed if its largest norm, times the largest in the part's column, is valid. Rounding
+    is monotone, so this is so exactly if some block product of the part with the unit is valid.
+    """
+    columns = norms.shape[1]
+    stages = -(-columns // stage)
+    whole = pad(norms, (0, stages * stage - columns)).unflatten(1, (stages, stage))
+    return ~(largest[:, :, None] * whole.amax(2) < tau.to(norms.dtype))
+
+
 # ---- Exchange plans -----------------------------------------------------------------------------
 
 
@@ -81,12 +95,9 @@ class ExchangePlan:
 
     Attributes:
         mesh_shape: (rows, columns) of the mesh of ranks; (ranks, 1) where it is a line.
-        cuts, b_cuts: of the rows of A and C, as given, and of B (K); mesh rows + 1 numbers.
-        column_cuts, a_cuts: of the columns of B and C, and of A (K); mesh columns + 1 numbers.
+        cuts: of the rows of A and C, as given; mesh rows + 1 numbers.
+        column_cuts: of the columns of B and C; mesh columns + 1 numbers.
         stages: the number of stages in which each mesh column receives units of B.
-        need: for each mesh column, bool (mesh rows, KB, stages) on the CPU: which units of B each
-            rank of it needs, its own too; of block-sparse maps (mesh rows, stored blocks, 1).
-        need_a: for each mesh row, bool (mesh columns, KB, stages of rows): which units of A.
         send: send[source][destination] is the number of bytes that travel between two ranks.
         dense_send: the same without skipping.
         work: each rank's work, in valid block products; see :func:`row_cuts`.
@@ -96,11 +107,7 @@ class ExchangePlan:
     mesh_shape: tuple[int, int]
     cuts: list[int]
     column_cuts: list[int]
-    a_cuts: list[int]
-    b_cuts: list[int]
     stages: int
-    need: list[Tensor]
-    need_a: list[Tensor]
     send: list[list[int]]
     dense_send: list[list[int]]
     work: list[float]
@@ -183,9 +190,6 @@ def exchange_plan(
         dtype: the operands' dtype, whose bytes are counted; None: that of the maps, so float32
             where the operands may as well be half types, which send half of the bytes.
 
-    Returns:
-        The plan; its tensors are on the CPU.
-
     Raises as that function; ValueError for cuts or a mesh that do not fit, TypeError for a
     ``dtype`` without such norms.
     """
@@ -208,15 +212,15 @@ def exchange_plan(
                 "norm maps of block-sparse matrices need one block edge and a line of ranks; got "
                 f"block {(m, k, n)} and mesh_shape {(mesh_rows, mesh_columns)}"
             )
-        need, *moved, work = _stored_exchange(*stored, threshold, row_blocks, b_blocks)
-        along_columns, along_rows = [(need, *moved)], []
+        *moved, work = _stored_exchange(*stored, threshold, row_blocks, b_blocks)
+        along_columns, along_rows, stages = [tuple(moved)], [], 1
     else:
         # All ranks have stages of one length, that of the ranks with the most blocks.
-        stage, row_stage = (
-            stage_blocks(max(end - begin for begin, end in pairwise(at)), edge)
-            for at, edge in ((column_blocks, n), (row_blocks, m))
+        most, most_rows = (
+            max(end - begin for begin, end in pairwise(at)) for at in (column_blocks, row_blocks)
         )
-
+        stage, row_stage = stage_blocks(most, n), stage_blocks(most_rows, m)
+        stages = -(-most // stage)
         b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
         # First, for it checks the maps: in valid block products, in the ranks' order.
         units = torch.stack([_ops.row_work(norm_a, b, threshold)[0].cpu() for b in b_panels], 1)
@@ -232,7 +236,7 @@ def exchange_plan(
         ]
     ranks = torch.arange(mesh_rows * mesh_columns).view(mesh_rows, mesh_columns)
     send, dense_send = torch.zeros(2, ranks.numel(), ranks.numel(), dtype=torch.int64)
-    for group, (_, blocks, dense_blocks), block_bytes in (
+    for group, (blocks, dense_blocks), block_bytes in (
         *((ranks[:, c], moved, k * n * dtype.itemsize) for c, moved in enumerate(along_columns)),
         *((ranks[r], moved, m * k * dtype.itemsize) for r, moved in enumerate(along_rows)),
     ):
@@ -242,11 +246,7 @@ def exchange_plan(
         mesh_shape=(mesh_rows, mesh_columns),
         cuts=[int(cut) for cut in cuts],
         column_cuts=[n * cut for cut in column_blocks],
-        a_cuts=[k * cut for cut in a_blocks],
-        b_cuts=[k * cut for cut in b_blocks],
-        stages=max(need.shape[2] for need, *_ in along_columns),
-        need=[need for need, *_ in along_columns],
-        need_a=[need for need, *_ in along_rows],
+        stages=stages,
         send=send.tolist(),
         dense_send=dense_send.tolist(),
         work=work,
@@ -256,24 +256,23 @@ def exchange_plan(
 
 def _exchange(
     norms: Tensor, other: Tensor, tau: Tensor, cuts: list[int], owners: list[int], stage: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The parts of ``other`` (KB, columns) that ranks with parts of ``norms`` (rows, KB) need.
+) -> tuple[Tensor, Tensor]:
+    """The blocks of ``other`` (KB, columns) that travel between ranks with parts of ``norms``
+    (rows, KB): [source, destination], with skipping and without.
 
     Rank p computes with the block rows cuts[p] to cuts[p + 1] of ``norms``, and owns the block rows
-    owners[p] to owners[p + 1] of ``other``; without rows it needs nothing. Returns the units that
-    each needs, bool (ranks, KB, stages) on the CPU, and in blocks what travels between them,
-    [source, destination], with skipping and without.
+    owners[p] to owners[p + 1] of ``other``; without rows it needs nothing.
     """
     parts = [norms[begin:end] for begin, end in pairwise(cuts)]
     largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
     has_rows = torch.tensor([len(part) > 0 for part in parts])[:, None, None]
-    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
+    need = needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
     columns = other.shape[1]
     widths = torch.tensor(
         [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64
     )
     everything = has_rows.expand_as(need)
-    return need, _transfers(need, widths, owners), _transfers(everything, widths, owners)
+    return _transfers(need, widths, owners), _transfers(everything, widths, owners)
 
 
 def _transfers(need: Tensor, widths: Tensor | int, owners: list[int]) -> Tensor:
@@ -358,8 +357,8 @@ def _bytes_text(count: int) -> str:
 
 def _stored_exchange(
     a: Blocks, b: Blocks, tau: Tensor, cuts: list[int], owners: list[int]
-) -> tuple[Tensor, Tensor, Tensor, list[float]]:
-    """The stored blocks of B that ranks need, the numbers that travel (without skipping), work."""
+) -> tuple[Tensor, Tensor, list[float]]:
+    """The numbers of stored blocks of B that travel, without skipping too, and the work."""
     plan = make_plan("exchange_plan", a, b, None, tau, False, 0)
     ranks = len(cuts) - 1
     of_row = torch.repeat_interleave(torch.arange(ranks), torch.tensor(cuts).diff())
@@ -373,4 +372,4 @@ def _stored_exchange(
     ends = b.crow[torch.tensor(owners, device=device)].tolist()
     units, all_units = (of.cpu()[:, :, None] for of in (need, columns[:, b.row_of()]))
     work = torch.bincount(of_product, minlength=ranks).double().tolist()
-    return units, _transfers(units, 1, ends), _transfers(all_units, 1, ends), work
+    return _transfers(units, 1, ends), _transfers(all_units, 1, ends), work

@@ -7,7 +7,6 @@ stage's units travel. K is never split, so that every sum has the bits of one de
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,16 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._arguments import Knobs, as_knobs, check_integer, check_valid_ratio, held_tau
+from .._arguments import Knobs, as_knobs, held_tau
 from . import plan as planning
 from .axis import Cut, Exchange, one_ahead, recut
 from .plan import ROW_MULTIPLE
 
 _ops = torch.ops.spamm_torch
-
-WHOLE_MAPS_RANKS = 64  # on more, no rank searches a threshold in the whole norm maps
-_LOG2_BINS = 11
-_BINS = 2**_LOG2_BINS
 
 
 @dataclass(frozen=True)
@@ -127,15 +122,6 @@ class _Maps:
             # NCCL's kernels keep from running. A tau below 0 skips nothing, too.
             return torch.full_like(tau, -1.0) if tau == 0 else tau
         axes = self._rows.axis, self._columns.axis
-        if valid_ratio is not None and axes[0].size * axes[1].size > WHOLE_MAPS_RANKS:
-            products = self._rows.length * self.norm_a.shape[1] * self._columns.length
-            of_rank = self.norm_a, self.norm_b
-
-            def add_up(counts: Tensor) -> None:
-                for axis in axes:
-                    axis.sum(counts)
-
-            return find_tau_across(*of_rank, valid_ratio, products, add_up)
         tau = _ops.find_tau(*self.whole, valid_ratio, max_error=max_error)
         for axis in axes:  # of different devices, say
             axis.broadcast(tau)
@@ -218,79 +204,12 @@ class _Part:
         largest = other.amax(0) if len(other) else other.new_zeros(other.shape[1])
         largest = owners.axis.gather(largest[None], [1] * owners.axis.size)
         stage = planning.stage_blocks(max(across.lengths), edge)
-        need = _ops.needed_units(largest, norm, self._tau, stage).cpu()
+        need = planning.needed_units(largest, norm, self._tau, stage).cpu()
         multiplies = torch.tensor([length > 0 for length in users.lengths])
         return need & multiplies[:, None, None], stage * edge
 
 
-# ---- A valid ratio's threshold where norm maps lie on many ranks ---------------------------------
-
-
-def find_tau_across(
-    norm_a: Tensor,
-    norm_b: Tensor,
-    valid_ratio: float,
-    total_products: int,
-    reduce: Callable[[Tensor], object],
-) -> Tensor:
-    """The threshold that keeps a given share of all ranks' products, bit for bit.
-
-    Method: no rank sees the products of the others. All sum histograms of their products instead,
-    and close in on the product sought: selection by radix, from the top of its key. A product's key
-    is its bit pattern, an integer; products are not negative, so keys have their order. Sums of
-    integers do not depend on the order of ranks: every rank finds the bits that one device does.
-
-    All ranks call it together, with their rows of A's map, and B's map or their columns of it; each
-    block product belongs to one rank. A round counts the rank's products, and sums 16 KiB of counts
-    over the ranks: 3 rounds for float32 norms, 6 for float64, and as many again where equal
-    products make the share without them nearer. The host waits once.
-
-    ``valid_ratio``, ``total_products``: of all ranks. ``reduce``: replaces an int64 tensor by its
-    sum over all ranks. ValueError on all ranks for another number of products.
-    """
-    check_valid_ratio(valid_ratio)
-    check_integer(total_products, "total_products")
-    wide = norm_a.dtype == torch.float64
-    # log2 of the keys in a bin: the first round's hold all, of 31 or 63 bits, those of others one
-    # bin of the round before.
-    shifts = range((63 if wide else 31) - _LOG2_BINS, -_LOG2_BINS, -_LOG2_BINS)
-
-    def product_of_place(place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The product at a place from 1: its key, how many are larger, equal it, are there."""
-        low = norm_a.new_zeros((), dtype=torch.int64)
-        totals = []
-        for shift in (max(each, 0) for each in shifts):
-            counts = torch.ops.spamm_torch.product_histogram(norm_a, norm_b, low, shift, _BINS)
-            reduce(counts)
-            # The products above all bins, then with the highest bin, with the next, and so on.
-            reached = counts.flip(0).cumsum(0)
-            steps = (reached < place).sum().clamp(max=_BINS)
-            low = low + ((_BINS - steps) << shift)
-            totals.append(reached[-1])
-        larger = reached.take(steps - 1)
-        return low, larger, reached.take(steps) - larger, totals[0]
-
-    target = float(valid_ratio) * int(total_products)
-    key, *numbers = product_of_place(max(1, math.floor(target + 0.5)))
-    larger, equal, total = torch.stack(numbers).tolist()
-    if total != total_products:
-        raise ValueError(
-            f"total_products must be the number of block products of all ranks, {total}; got "
-            f"{total_products}"
-        )
-    if total == 0:
-        return norm_a.new_zeros(())
-    if abs(larger - target) < abs(larger + equal - target):
-        if larger == 0:
-            return norm_a.new_full((), math.inf)
-        key = product_of_place(larger)[0]
-    return key.view(torch.float64) if wide else key.int().view(torch.float32)
-
-
 # ---- Dense gradients, by collective calls over the same shards -----------------------------------
-
-
-Gradients = tuple[Tensor | None, ...]
 
 
 class Product(torch.autograd.Function):
@@ -303,57 +222,20 @@ class Product(torch.autograd.Function):
         return multiply(a, b, layout, settings)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        a, b = ctx.saved_tensors
-        needs_a, needs_b, *_ = ctx.needs_input_grad
-        grad_a = _Third.apply(None, b, grad, ctx.depth) if needs_a else None
-        grad_b = _Third.apply(a, None, grad, ctx.depth) if needs_b else None
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (a, b), depth = ctx.saved_tensors, ctx.depth
+        grad_a = grad_b = None
+        if ctx.needs_input_grad[0]:
+            grad_a = a.new_empty(a.shape)
+            for k, shard in _shards(b, depth):
+                grad_a[:, k] = grad @ shard.t()
+        if ctx.needs_input_grad[1]:  # sums of what all ranks' rows contribute
+            for rank in range(depth.axis.size):
+                part = a[:, depth.of(rank)].t() @ grad
+                dist.reduce(part, group_dst=rank, group=depth.axis.group)
+                grad_b = part if rank == depth.axis.rank else grad_b
         return grad_a, grad_b, None, None
-
-
-class _Third(torch.autograd.Function):
-    """The one of C = A @ B, A = C @ B.T and B = A.T @ C that is None; the others are gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None, depth: Cut) -> Any:
-        ctx.save_for_backward(a, b, c)
-        ctx.depth = depth
-        if a is not None and b is not None:
-            return _find_c(a, b, depth)
-        return _find_a(b, c, depth) if a is None else _find_b(a, c, depth)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        matrices = [grad if x is None else x for x in ctx.saved_tensors]
-        grads: list[Tensor | None] = [None] * 4
-        for i, needed in enumerate(ctx.needs_input_grad[:3]):
-            if needed:
-                grads[i] = _Third.apply(*matrices[:i], None, *matrices[i + 1 :], ctx.depth)
-        return tuple(grads)
-
-
-def _find_c(a: Tensor, b: Tensor, depth: Cut) -> Tensor:
-    c = a.new_zeros(a.shape[0], b.shape[1])
-    for k, shard in _shards(b, depth):
-        c.addmm_(a[:, k], shard)
-    return c
-
-
-def _find_a(b: Any, c: Any, depth: Cut) -> Tensor:
-    a: Tensor = c.new_empty(c.shape[0], depth.length)
-    for k, shard in _shards(b, depth):
-        a[:, k] = c @ shard.t()
-    return a
-
-
-def _find_b(a: Tensor, c: Any, depth: Cut) -> Tensor:
-    """This rank's rows; each rank sums up what all ranks' rows of A and C contribute to its own."""
-    for rank in range(depth.axis.size):
-        part = a[:, depth.of(rank)].t() @ c
-        dist.reduce(part, group_dst=rank, group=depth.axis.group)
-        if rank == depth.axis.rank:
-            b = part
-    return b
 
 
 def _shards(own: Tensor, cut: Cut) -> Iterator[tuple[slice, Tensor]]:

@@ -22,7 +22,6 @@ its end.
 
 from typing import TYPE_CHECKING
 
-from .._estimate import error_estimate
 from .._hints import hints_of
 from .density import Density, DensitySolver
 from .functions import in_basis, matrix_power, sign
@@ -39,7 +38,6 @@ __all__ = [
     "Result",
     "Schedule",
     "constant",
-    "error_estimate",
     "gershgorin",
     "in_basis",
     "inverse_factor",

@@ -542,11 +542,6 @@ def _tensor(a: Any, name: str, block: int) -> Tensor:
     return torch.tensor(a.__array__().astype("float64", order="C"), device="cpu")
 
 
-def _as_given(x: Any) -> Tensor:
-    """A tensor as it is, others on the CPU, whatever torch's default device."""
-    return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
-
-
 def _permutation(order: Any) -> Tensor:
     """An order of functions as int64, each number once."""
     given = order if isinstance(order, Tensor) else torch.as_tensor(list(order), device="cpu")
@@ -603,8 +598,8 @@ class DensitySolver:
         S: the overlap matrix, (N, N), real: an array of numpy, a sparse matrix of scipy, or a
             tensor, dense or ``torch.sparse_bsr``. None: the functions are orthogonal.
         positions: (N, 3), the nucleus of each function: :func:`sparse.spatial_order` puts what
-            is near side by side, and more can be skipped. Of no consequence for the result.
-        groups: (N,), functions of one number stay together. None: those at one place.
+            is near side by side, those at one place together, and more can be skipped. Of no
+            consequence for the result.
         order: (N,), instead of positions: the functions' order.
         block: edge of blocks. None: that of a block-sparse matrix, 32 on CPUs, else 64.
         accuracy: what the largest error of an entry of D may be.
@@ -622,7 +617,6 @@ class DensitySolver:
         S: Any = None,
         *,
         positions: Any = None,
-        groups: Any = None,
         order: Any = None,
         block: int | None = None,
         accuracy: float = 1e-8,
@@ -636,10 +630,8 @@ class DensitySolver:
             raise ValueError("positions or order may be given; got both")
         self.accuracy = _checked_accuracy(accuracy)
         if positions is not None:
-            positions = _as_given(positions)
-            if groups is None:
-                groups = positions.unique(dim=0, return_inverse=True)[1]
-            order = spatial_order(positions, _as_given(groups))
+            positions = torch.as_tensor(positions, device=getattr(positions, "device", "cpu"))
+            order = spatial_order(positions, positions.unique(dim=0, return_inverse=True)[1])
         self._given = block, storage, size, device
         self._order = None if order is None else _permutation(order)
         self._forms: _Forms | None = None
@@ -778,20 +770,19 @@ class DensitySolver:
             products=products,
         )
 
-    def _outputs(self, focks: list[Any], spins: list[_Spin], has_gradient: bool) -> Any:
+    def _outputs(
+        self, focks: list[Any], spins: list[_Spin], has_gradient: bool
+    ) -> tuple[list[Any], Any, Any]:
         """Density matrices, energy and free energy."""
+        energy, free = sum(x.energy for x in spins), sum(x.free for x in spins)
         if not has_gradient:
-            densities = [self.forms.given_back(x.density, focks[0]) for x in spins]
-            return densities, sum(x.energy for x in spins), sum(x.free for x in spins)
+            return [self.forms.given_back(x.density, focks[0]) for x in spins], energy, free
         pairs = [focks[number % len(focks)] for number in range(len(spins))]
         *densities, free = _Differentiable.apply(self, spins, *pairs, self._overlap)
+        energy = free
         if spins[0].kt or spins[0].is_fixed:
-            return (
-                densities,
-                sum((d * f).sum() for d, f in zip(densities, pairs, strict=True)),
-                free,
-            )
-        return densities, free, free
+            energy = sum((d * f).sum() for d, f in zip(densities, pairs, strict=True))
+        return densities, energy, free
 
     def _solve(
         self,

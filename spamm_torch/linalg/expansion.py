@@ -195,8 +195,9 @@ class Fermi:
 
     def polynomial(self, mu: float) -> tuple[list[float], float]:
         """Coefficients of Chebyshev's T_k, and the largest error."""
-        found = self.fit @ self(mu)
-        return found.tolist(), float((self.values @ found - self(mu)).abs().max())
+        coefficients = self.fit @ self(mu)
+        error = (self.values @ coefficients - self(mu)).abs().max()
+        return coefficients.tolist(), float(error)
 
     def electrons(self, moments: Tensor, mu: float) -> float:
         """The trace of the function, from those of all T_k."""
@@ -223,9 +224,9 @@ class Fermi:
 
 def in_factors(coefficients: Sequence[float]) -> list[list[float]]:
     """b[j][i] with the sum of c_k T_k = that of T_(8 j) b[j][i] T_i, i < 8."""
-    c, found = list(coefficients), []
+    c, factors = list(coefficients), []
     for first in range(len(c) - BASE, 0, -BASE):
-        found.append([c[first], *(2 * x for x in c[first + 1 : first + BASE])])
+        factors.append([c[first], *(2 * x for x in c[first + 1 : first + BASE])])
         for i in range(1, BASE):
             c[first - i] -= c[first + i]
-    return [c[:BASE], *reversed(found)]
+    return [c[:BASE], *reversed(factors)]

@@ -11,6 +11,8 @@ from torch import Tensor
 from .._arguments import check_integer, check_max_error
 from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of
 
+_MOST_ITERATIONS = 100  # an eigenvalue, or a root, of 1e-15 of the largest needs no more
+
 
 def sign(
     a: Tensor,
@@ -18,7 +20,6 @@ def sign(
     max_error: float,
     block: int = 64,
     size: int | None = None,
-    most_iterations: int = 100,
     callback: Callback | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Result:
@@ -32,7 +33,6 @@ def sign(
         max_error: what norm(1 - X^2) + norm(A X - X A) / norm(A) may be, relative to norm(1), the
             root of N: at most ten times it is returned. 0: what rounding allows. X itself is off by
             that over the distance of the eigenvalues from 0.
-        most_iterations: an eigenvalue of 1e-15 of the largest needs no more than 100.
         block, size, callback, group: see above.
 
     Returns:
@@ -41,18 +41,18 @@ def sign(
     Raises:
         NotConverged: as where an eigenvalue is 0.
     """
-    alike = {"max_error": max_error, "most_iterations": most_iterations}
-    of, a = Matrices.opened("sign", a, block, size, callback, group=group, alike=alike)
+    given = "sign", a, block, size, callback
+    of, a = Matrices.opened(*given, group=group, alike={"max_error": max_error})
     bound = (max(map(abs, of.gershgorin(a))) if of.size else 1.0) or 1.0
     whole = math.sqrt(of.size)  # the norm of 1
     loss = max_error * whole / 8
-    x, error = newton_schulz(of, a * (1 / bound), loss, most_iterations)
+    x, error = newton_schulz(of, a * (1 / bound), loss)
     if x is not None:
-        found = of.result(of.symmetric_part(x), error)
+        result = of.result(of.symmetric_part(x), error)
         error += of.commutator(a, x, loss * bound) / bound
         rounding = 0.0 if max_error else 64 * torch.finfo(a.dtype).eps * (whole + of.size / 16)
         if error <= max(10 * max_error * whole, rounding):
-            return replace(found, residual=error)
+            return replace(result, residual=error)
     raise NotConverged(
         f"expected a symmetric matrix without an eigenvalue at 0, and an error that rounding "
         f"allows; got one whose sign has not converged after {len(of.steps)} products (residual "
@@ -61,7 +61,7 @@ def sign(
 
 
 def newton_schulz(
-    of: Matrices, a: Tensor, loss: float, most_iterations: int, is_root: bool = False
+    of: Matrices, a: Tensor, loss: float, is_root: bool = False
 ) -> tuple[Tensor | None, float]:
     """The sign of A, by X <- X + X R / 2 with R = 1 - X^2; or A^(-1/2) with ``is_root``, by
     Y <- Y + Y R / 2 from A and Z <- Z + R Z / 2 from 1 with R = 1 - Z Y.
@@ -75,7 +75,7 @@ def newton_schulz(
     one, before = of.identity(a), math.inf
     y, z = of.operand(a), of.operand(one) if is_root else None
     r_step, y_step = ("1 - Z Y", "Y + Y R / 2") if is_root else ("1 - X^2", "X + X R / 2")
-    for _ in range(most_iterations):
+    for _ in range(_MOST_ITERATIONS):
         options: dict[str, Any] = {"loss": loss, "residual": before, "added": one, "alpha": -1}
         r = of.product(r_step, z or y, y, symmetric=not is_root, **options)
         error = norm_of(r.norms).item()
@@ -177,29 +177,29 @@ def matrix_power(
 
     def multiply(left: _Factor, right: _Factor) -> _Factor:
         power, pair = left.power + right.power, (left.operand, right.operand)
-        found = of.product(f"a^{power}", *pair, max_error, symmetric=False)
+        product = of.product(f"a^{power}", *pair, max_error, symmetric=False)
         norm_x, norm_y = (norm_of(x.norms).item() for x in pair)
         tree.append((left.number, right.number, norm_x, norm_y))
-        return _Factor(power, found, len(tree))
+        return _Factor(power, product, len(tree))
 
     square = _Factor(1, of.operand(a), 0)
-    found = square if n % 2 else None
+    whole = square if n % 2 else None
     for bit in range(1, n.bit_length()):
         square = multiply(square, square)
         if n >> bit & 1:
-            found = square if found is None else multiply(found, square)
-    result = of.result(found.operand.matrix if found and found.number else a.clone())
+            whole = square if whole is None else multiply(whole, square)
+    result = of.result(whole.operand.matrix if whole and whole.number else a.clone())
     slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
-    number = found.number if found else 0
+    number = whole.number if whole else 0
 
-    def whole(of_products: list[float]) -> float:
+    def bound(of_products: list[float]) -> float:
         # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').
         lost = [0.0]
-        for (left, right, norm_x, norm_y), bound in zip(tree, of_products, strict=True):
+        for (left, right, norm_x, norm_y), own in zip(tree, of_products, strict=True):
             of_y = norm_y + lost[right]
-            lost.append((lost[left] * of_y + norm_x * lost[right] + bound) * slack)
+            lost.append((lost[left] * of_y + norm_x * lost[right] + own) * slack)
         return math.inf if math.isnan(lost[number]) else lost[number]  # 0 * inf
 
-    bounds = [whole([made.error_bound for made in result.iterations])]
-    bounds.append(whole([made.total_bound for made in result.iterations]))
+    bounds = [bound([each.error_bound for each in result.iterations])]
+    bounds.append(bound([each.total_bound for each in result.iterations]))
     return Result(result.matrix, result.iterations, result.seconds, bounds[0], 0.0, bounds[1])

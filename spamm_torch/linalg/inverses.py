@@ -21,6 +21,7 @@ _ACCEPTED = 10  # times max_error
 _NO_FACTOR = (
     "expected a positive definite matrix; got one with a diagonal block that has no Cholesky factor"
 )
+_MOST_ITERATIONS = 40  # of four products: a condition number of 1e15 needs no more
 _MOST = 2.2  # eigenvalues of Z^T S Z at first, of which a step leaves none above 7/3
 
 
@@ -30,7 +31,6 @@ def inverse_factor(
     max_error: float,
     block: int = 64,
     size: int | None = None,
-    most_iterations: int = 40,
     callback: Callback | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Result:
@@ -49,7 +49,6 @@ def inverse_factor(
         s: (N, N), symmetric. Padding of ``size`` stays zero.
         max_error: what norm(Z^T S Z - 1) may be: at most ten times it is returned. 0: what rounding
             allows.
-        most_iterations: a condition number of 1e15 needs no more than 40. Four products each.
         block, size, callback: see above.
         group: see above; up to N = 1024 last bits depend on the number of threads, too.
 
@@ -67,23 +66,23 @@ def inverse_factor(
         >>> print(f"{(density * overlap).sum():.4f} electrons")
         256.0000 electrons
     """
-    alike = {"max_error": max_error, "most_iterations": most_iterations}
-    of, s = Matrices.opened("inverse_factor", s, block, size, callback, group=group, alike=alike)
+    given = "inverse_factor", s, block, size, callback
+    of, s = Matrices.opened(*given, group=group, alike={"max_error": max_error})
     if not of.size:
         return of.result(of.identity(s))
     tested = _Overlap(of, s, max_error, max_error)
     is_whole, before = of.size <= _WHOLE, math.sqrt(of.size)  # the norm of 1
     z = of.operand(_whole(of, s, max_error / 8) if is_whole else _leaves(of, s))
     loss = 0.0 if is_whole else 1e-4 * before
-    for step in range(most_iterations):
+    for step in range(_MOST_ITERATIONS):
         d = tested.distance(z, max(max_error / 8, loss), before)
         if step == 0 and (most := 1 - of.gershgorin(d.matrix)[0]) > _MOST:
             part = _MOST / most
             z = of.operand(z.matrix * math.sqrt(part))
             d = of.operand(of.shifted(d.matrix, part, 1 - part))
         error = norm_of(d.norms).item()
-        if (found := tested.judged(error, before)) is not None:
-            return found
+        if (result := tested.judged(error, before)) is not None:
+            return result
         if step == 0 and not of.is_sparse and not is_whole and error > _FAR * before:
             z, loss = of.operand(_whole(of, s, 0.0)), 0.0
             continue
@@ -105,7 +104,6 @@ def inverse_sqrt(
     max_error: float,
     block: int = 64,
     size: int | None = None,
-    most_iterations: int = 100,
     callback: Callback | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Result:
@@ -121,7 +119,6 @@ def inverse_sqrt(
         s: (N, N), symmetric. Padding of ``size`` stays zero.
         max_error: what norm(Z S Z - 1) may be: at most ten times it is returned. 0: what rounding
             allows.
-        most_iterations: a condition number of 1e15 needs no more than 100.
         block, size, callback, group: see above.
 
     Returns, Raises: as of :func:`inverse_factor`.
@@ -131,21 +128,21 @@ def inverse_sqrt(
         >>> bool(torch.dist(z @ overlap @ z, torch.eye(256)) < 1e-8)
         True
     """
-    alike = {"max_error": max_error, "most_iterations": most_iterations}
-    of, s = Matrices.opened("inverse_sqrt", s, block, size, callback, group=group, alike=alike)
+    given = "inverse_sqrt", s, block, size, callback
+    of, s = Matrices.opened(*given, group=group, alike={"max_error": max_error})
     if not of.size:
         return of.result(of.identity(s))
     tested = _Overlap(of, s, max_error, _ACCEPTED * max_error)
     loss, root = max_error / 16, tested.above**-0.5
     while True:
         scaled = s * root * root  # 1 / above may overflow
-        z, error = newton_schulz(of, scaled, loss, most_iterations, is_root=True)
+        z, error = newton_schulz(of, scaled, loss, is_root=True)
         if z is None:
             raise tested.failed(error)
         z = of.operand(of.symmetric_part(z) * root)
         error = norm_of(tested.distance(z, max_error / 8, error).norms).item()
-        if (found := tested.judged(error, math.inf if loss else 0.0)) is not None:
-            return found
+        if (result := tested.judged(error, math.inf if loss else 0.0)) is not None:
+            return result
         loss = smaller(loss, max_error / error / 8 if error else 0.0)
 
 
@@ -188,10 +185,10 @@ class _Overlap:
             goal, most = rounding / 10, rounding
         has_stalled = before < 0.5 and error >= before / 4
         if whole <= (most if has_stalled else goal):
-            found = of.result(self.z, whole)
-            first, second = (made.total_bound for made in found.iterations[-2:])
+            result = of.result(self.z, whole)
+            first, second = (each.total_bound for each in result.iterations[-2:])
             off = math.sqrt(2) * self.width * first + second + of.asymmetry * self.width**2
-            return replace(found, total_bound=(error + off) * (1 + 1e-4))
+            return replace(result, total_bound=(error + off) * (1 + 1e-4))
         if has_stalled or not error < 2 * max(before, math.sqrt(of.size)):
             raise self.failed(error)
         return None

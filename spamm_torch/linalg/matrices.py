@@ -67,9 +67,9 @@ class Result:
         error_bound: of a power: a proven bound of the Frobenius norm of its error from skipping and
             dropping. Else the sum of all products' bounds, of which later steps mend a part.
         residual: after the last step, as of :class:`Iteration`.
-        total_bound: of a power, and of a purification's projector: a proven bound of the Frobenius
-            norm of the matrix's error, rounding included (docs/error_bound.md); inf where nothing
-            is proven. None of other functions.
+        total_bound: of a power: a proven bound of the Frobenius norm of its error, rounding
+            included; of an inverse factor Z of norm(Z^T S Z - 1) (docs/error_bound.md). None of
+            other functions.
     """
 
     matrix: Tensor
@@ -164,16 +164,16 @@ class Matrices:
         are_shards = axis is not None and axis.size > 1
         function, a, _, size, _ = given
 
-        def made() -> Matrices:
+        def create() -> Matrices:
             of = cls(*given, are_shards=are_shards)
             check_max_error(alike["max_error"]) if check is None else check(of)
             return of
 
         if axis is None or not are_shards:
-            of = made()
+            of = create()
         else:
-            rows = Rows.agreed(function, a, axis, alike | {"size": size}, made)
-            of = made()
+            rows = Rows.agreed(function, a, axis, alike | {"size": size}, create)
+            of = create()
             of.rows = rows
         return of, of.kept(a, "a", symmetric=symmetric, needs_size=needs_size)
 
@@ -257,11 +257,11 @@ class Matrices:
         """The transpose; of a dense matrix a view. Collective over ranks."""
         if not self.is_sparse:
             return a.mT
-        found = sparse.transpose(a)
+        mirrored = sparse.transpose(a)
         if self.rows is None:
-            return found
+            return mirrored
         # Blocks are sorted by rows now, and so by the ranks that are to have them.
-        axis, of = self.rows.axis, read(found, "a", self.function)
+        axis, of = self.rows.axis, read(mirrored, "a", self.function)
         leave = of.crow[list(self.rows.at)].diff()
         arrive = torch.empty_like(leave)
         dist.all_to_all_single(arrive, leave, group=axis.group)

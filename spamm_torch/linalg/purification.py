@@ -1,12 +1,9 @@
-"""SP2 purification: from a matrix to the projector on its lowest states, by products alone.
-
-Its error has a proven bound (prove), of which docs/error_bound.md has the proof.
-"""
+"""SP2 purification: from a matrix to the projector on its lowest states, by products alone."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,74 +12,6 @@ from torch import Tensor
 from .._arguments import check_integer, check_max_error
 from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of, smaller
 
-_TINY = 1e-14  # more than the numbers from 0 to 1 are rounded by here, in a step
-
-
-def prove(
-    steps: Sequence[tuple[bool, float]],
-    start: tuple[float, float],
-    end: tuple[float, float, float],
-    size: int,
-    occupied: int,
-) -> tuple[float, list[float]]:
-    """The bound of norm(X - projector), and the gaps behind products: the spectrum is
-    followed forwards, the gap backwards.
-
-    ``steps``: is each a square, its error. ``start``: the first matrix's error, a Frobenius norm,
-    and how far eigenvalues may lie outside [0, 1]. ``end``: the last matrix's trace and
-    trace(X - X^2), and how far both may be wrong.
-    """
-    nothing: tuple[float, list[float]] = (math.inf, [])
-    if not all(math.isfinite(x) for x in (*(error for _, error in steps), *start, *end)):
-        return nothing
-    (start_error, out_of_range), (trace, residual, unsure) = start, end
-    # Frobenius norms of the parts below 0 and above 1.
-    below = above = math.sqrt(size) * out_of_range + start_error
-    outside = []
-    for squares, error in steps:
-        outside.append((below, above))
-        if squares:
-            below, above = error, (2 + above) * above + error
-        else:
-            below, above = (2 + below) * below + error, error
-    wrong = 2 * math.sqrt(size) * ((1 + below) * below + (1 + above) * above)
-    spread = max(residual + unsure, 0.0) + wrong + _TINY  # of all |x (1 - x)|
-    if not spread < 0.25:
-        return nothing
-    away = 2 * spread / (1 + math.sqrt(1 - 4 * spread))  # of all eigenvalues from 0 or 1
-    if not abs(trace - occupied) + unsure + away < 1:
-        return nothing
-    low, high, turned, gaps = away, 1 - away, 0.0, []
-    for (squares, error), (below, above) in zip(reversed(steps), reversed(outside), strict=True):
-        gap = high - low - error - _TINY
-        low, high = low + error + _TINY, high - error - _TINY
-        if gap <= 0 or (below >= math.sqrt(high) if squares else above >= math.sqrt(1 - low)):
-            return nothing
-        gaps.append(gap)
-        turned += error / gap
-        low, high = _before(squares, low), _before(squares, high)
-    gap = high - low - start_error - _TINY
-    if gap <= 0:
-        return nothing
-    turned += start_error / gap
-    return (away + math.sqrt(2) * turned) * (1 + 1e-9), gaps[::-1]
-
-
-def gap_before(squares: Sequence[bool], away: float) -> float:
-    """The gap of the first matrix whose eigenvalues are ``away`` from 0 and 1 after these steps, as
-    far as these made no errors: an estimate.
-    """
-    low, high = away, 1 - away
-    for square in reversed(squares):
-        low, high = _before(square, low), _before(square, high)
-    return high - low
-
-
-def _before(squares: bool, image: float) -> float:
-    """The number from 0 to 1 with this image behind a step."""
-    return math.sqrt(image) if squares else 1 - math.sqrt(1 - image)
-
-
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
 # Hartree an atom for the square of the max_error of the first iterations, and the number of
@@ -90,6 +19,7 @@ _DECIDED = 0.01
 _SECOND_ORDER, _MANY = 4000, 1540
 # The runs for a max_error, and the part of it that a product may lose at first.
 _RUNS, _PART = 4, 8
+_MOST_ITERATIONS = 120  # a gap of 1e-9 of the spectrum's width needs no more
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
 _SQUARED = "X^2"
@@ -159,11 +89,9 @@ def purify(
     *,
     max_error: float | None = None,
     schedule: Schedule | None = None,
-    error: float | None = None,
     block: int = 64,
     size: int | None = None,
     tolerance: float = 0.0,
-    most_iterations: int = 120,
     callback: Callback | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Result:
@@ -181,12 +109,8 @@ def purify(
             that is more, products may lose less in another run. 0: what rounding allows.
         schedule: instead of max_error: what each product may lose. :func:`loose_then_tight` is
             right to its error in the energy alone, for less work.
-        error: instead of both: what ``total_bound`` of the result is to be at most, absolute. It is
-            dealt out over products in float64, by the gaps that a run before has proven: so there
-            are two runs or more, and what is returned tells of the last.
         tolerance: done where trace(X - X^2) is at most this share of the occupied states. The last
             budget counts where it is larger: products that lose so much leave no less.
-        most_iterations: a gap of 1e-9 of the spectrum's width needs no more.
         block, size, callback, group: see above.
 
     Returns:
@@ -194,8 +118,7 @@ def purify(
         is norm(X H - H X) with what its product may have skipped, of the matrix that is returned.
 
     Raises:
-        NotConverged: no gap that the budget resolves, a trace that is not the number of states, or
-            an ``error`` that cannot be proven.
+        NotConverged: no gap that the budget resolves, or a trace that is not the number of states.
 
     Example:
         >>> found = purify(fock, 256, max_error=1e-9)
@@ -206,133 +129,53 @@ def purify(
 
     def check(of: Matrices) -> None:
         check_integer(electrons, "electrons")
-        used = _schedule(max_error, schedule, error, electrons)
+        if (max_error is None) == (schedule is None):
+            got = "both" if schedule else "neither"
+            raise ValueError(f"exactly one of max_error and schedule must be given; got {got}")
         if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
             raise ValueError(
                 f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; "
                 f"got {electrons}"
             )
-        if of.are_shards and None in (used.first.max_error, used.last.max_error):
+        if schedule is None:
+            check_max_error(max_error)
+        elif of.are_shards and None in (schedule.first.max_error, schedule.last.max_error):
             raise ValueError("purify over ranks has no torch.mm: expected a max_error; got None")
 
-    alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error, "schedule": schedule}
-    alike |= {} if error is None else {"error": error}
-    alike |= {"tolerance": tolerance, "most_iterations": most_iterations}
+    alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error}
+    alike |= {"schedule": schedule, "tolerance": tolerance}
 
-    def opened() -> tuple[Matrices, Tensor]:
+    def run(by: Schedule | None) -> _Projector:
         given = ("purify", hamiltonian, block, size, callback)
-        return Matrices.opened(*given, group=group, alike=alike, check=check)
+        of, h = Matrices.opened(*given, group=group, alike=alike, check=check)
+        by = by or constant(Budget(share / math.sqrt(electrons // 2)))
+        return _sp2(of, h, by, electrons // 2, tolerance)
 
-    if error is not None:
-        return _within(error, opened, electrons // 2, most_iterations)
+    share = (max_error or 0.0) / _PART
     if max_error is None:
-        begun, used = opened(), _schedule(max_error, schedule, error, electrons)
-        return _sp2(*begun, used, electrons // 2, tolerance, most_iterations)
-    share = max_error / _PART
+        return run(schedule).result
     for _ in range(_RUNS):
-        begun, trail = opened(), _Trail()
-        used = constant(Budget(share / math.sqrt(electrons // 2)))
-        found = _sp2(*begun, used, electrons // 2, tolerance, most_iterations, trail)
-        if trail.off <= max(max_error, trail.rounding if not max_error else 0.0):
-            return found
-        share = smaller(share, max_error / trail.off / 2)
+        projector = run(None)
+        if projector.off <= max(max_error, 0.0 if max_error else projector.rounding):
+            return projector.result
+        share = smaller(share, max_error / projector.off / 2)
     raise NotConverged(
         f"expected an error of the projector that rounding and the gap allow; got {max_error:.2g}, "
-        f"where {trail.off:.2g} is left (norm(X H - H X) = {found.residual:.2g})"
+        f"where {projector.off:.2g} is left (norm(X H - H X) = {projector.result.residual:.2g})"
     )
 
 
-def _schedule(
-    max_error: float | None, schedule: Schedule | None, error: float | None, electrons: int
-) -> Schedule:
-    given = {"max_error": max_error, "schedule": schedule, "error": error}
-    if len(got := [name for name, value in given.items() if value is not None]) != 1:
-        raise ValueError(
-            f"exactly one of max_error and schedule, or error, must be given; got "
-            f"{' and '.join(got) or 'neither'}"
-        )
-    if error is not None:
-        check_max_error(error)
-        return constant(Budget(0.0))
-    if schedule is None:
-        check_max_error(max_error)
-        return constant(Budget(max_error))
-    return schedule
+class _Projector(NamedTuple):
+    """A projector; norm(X - P) / norm(P), estimated; and what rounding makes of that."""
 
-
-# The runs for an error, the share of it for the last matrix's eigenvalues, and the number of the
-# last products that decide about these.
-_TRIES, _AT_THE_END, _LAST = 6, 0.125, 6
-
-
-def _within(
-    error: float,
-    opened: Callable[[], tuple[Matrices, Tensor]],
-    occupied: int,
-    most_iterations: int,
-) -> Result:
-    """The projector, with a total bound of at most ``error``."""
-    shares: list[float] = []  # what each product may lose, relative to norm(X)^2
-    tolerance = error * _AT_THE_END / _NOISE / occupied
-    for _ in range(_TRIES):
-        of, hamiltonian = opened()
-        trail = _Trail(shares or [error / max(1, of.size)])
-        budget = constant(Budget(0.0))
-        result = _sp2(of, hamiltonian, budget, occupied, tolerance, most_iterations, trail)
-        bound, _ = trail.proof
-        if bound <= error:
-            return result
-        shares = _shares(error, result, trail, of.size)
-    raise NotConverged(
-        f"expected an error that rounding and the gap allow; got {error:.2g}, where {bound:.2g} "
-        "is proven"
-    )
-
-
-def _shares(error: float, result: Result, trail: "_Trail", size: int) -> list[float]:
-    """The error of each product with which all stays within the whole one, as far as is known."""
-    (_, gaps), products = trail.proof, result.iterations
-    if not gaps:
-        return [min(trail.shares or [error]) / 100]
-    rounded = sum(
-        (x.total_bound - x.error_bound) / gap for x, gap in zip(products, gaps, strict=True)
-    )
-    left = error * (1 - 2 * _AT_THE_END) - math.sqrt(2) * rounded
-    each = max(left, 0.0) / math.sqrt(2) / len(gaps)
-    most = [each * gap for gap in gaps]
-    at_the_end = error * _AT_THE_END / (32 * math.sqrt(size))
-    most[-_LAST:] = [min(x, at_the_end) for x in most[-_LAST:]]
-    return [x / square for x, square in zip(most, trail.squares, strict=False)]
-
-
-@dataclass
-class _Trail:
-    """The errors that a run may have in each product, the last one's behind these too, and its
-    findings: norm(X)^2 before each product and of the last matrix, and the proof of the result.
-    """
-
-    shares: list[float] | None = None
-    squares: list[float] = field(default_factory=list)
-    proof: tuple[float, list[float]] = (math.inf, [])
-    off: float = math.inf  # norm(X - P) / norm(P), estimated, and what rounding makes of it
-    rounding: float = math.inf
-
-    def share(self, number: int, budget: Budget) -> float | None:
-        if self.shares is None:
-            return budget.max_error
-        return self.shares[min(number, len(self.shares) - 1)]
+    result: Result
+    off: float
+    rounding: float
 
 
 def _sp2(
-    of: Matrices,
-    hamiltonian: Tensor,
-    schedule: Schedule,
-    occupied: int,
-    tolerance: float,
-    most_iterations: int,
-    trail: _Trail | None = None,
-) -> Result:
-    trail = trail or _Trail()
+    of: Matrices, hamiltonian: Tensor, schedule: Schedule, occupied: int, tolerance: float
+) -> _Projector:
     budget, last_done = schedule.first, 0
     tolerance = occupied * max(
         tolerance, schedule.last.max_error or 0, 4 * torch.finfo(schedule.last.dtype).eps
@@ -342,12 +185,10 @@ def _sp2(
     x = _operand(of, of.shifted(hamiltonian, -1 / width, highest / width), budget)
     spare: Tensor | None = None  # memory for a dense product
     residuals: list[float] = []
-    start = _start(of, x.norms, (lowest, highest), budget.dtype)
     while True:
         # X is symmetric, so that tr(X^2) = norm(X)^2: the branch is known before the product.
         trace, norm = of.trace_and_norm(x)
         trace_of_square = norm**2
-        trail.squares.append(trace_of_square)
         residuals.append(trace - trace_of_square)
         decay = [abs(residual) for residual in residuals]
         if budget == schedule.last:
@@ -355,8 +196,7 @@ def _sp2(
             at_end = decay[-1] <= _NOISE * tolerance
             if enough and (at_end or _has_stalled(decay, budget, occupied)):
                 if abs(trace - occupied) < 0.5:
-                    ends = start, (trace, trace_of_square), (lowest, highest)
-                    return _judge(of, hamiltonian, x.matrix, budget, occupied, ends, trail)
+                    return _judge(of, hamiltonian, x.matrix, budget, occupied, decay[-1], width)
                 break
         elif (  # only the last iterations remain, or the first can do no more
             _predicted(decay, schedule.last_iterations) <= tolerance
@@ -364,14 +204,14 @@ def _sp2(
         ):
             budget, spare = schedule.last, None
             x = _operand(of, x.matrix, budget)
-        if len(of.steps) == most_iterations:
+        if len(of.steps) == _MOST_ITERATIONS:
             break
         last_done += budget == schedule.last
         squared = abs(trace_of_square - occupied) < abs(2 * trace - trace_of_square - occupied)
         step = _SQUARED if squared else "2X - X^2"
         options: dict[str, Any] = {"residual": residuals[-1], "out": spare}
         options |= {} if squared else {"added": x.matrix, "beta": 2, "alpha": -1}
-        product = of.product(step, x, x, trail.share(len(of.steps), budget), **options)
+        product = of.product(step, x, x, budget.max_error, **options)
         x, spare = product, None if of.is_sparse else x.matrix
     raise NotConverged(
         f"expected a gap above the {occupied} occupied states that the budget resolves; got "
@@ -385,24 +225,16 @@ def _judge(
     x: Tensor,
     budget: Budget,
     occupied: int,
-    ends: tuple[tuple[float, float], ...],
-    trail: _Trail,
-) -> Result:
-    """The result, its proof and its residual; NotConverged where its gap is but rounding.
-
-    ``ends``: of the start, as of :func:`_start`, both traces of the end, and the spectrum's bounds.
+    left: float,
+    width: float,
+) -> _Projector:
+    """The result with its residual; NotConverged where its gap is but rounding. ``left``: the
+    magnitude of trace(X - X^2). ``width``: of the spectrum.
     """
-    start, (trace, trace_of_square), (lowest, highest) = ends
-    x, precision = x.double(), budget.dtype
+    x = x.double()
     result = of.result(x)
-    exact = math.fsum(of.diagonal(x).tolist())
-    unsure = 2.0**-16 if precision == torch.float32 else 2.0**-42  # of norms
-    end = exact, exact - trace_of_square, trace_of_square * unsure
-    steps = [(each.step == _SQUARED, each.total_bound) for each in result.iterations]
-    trail.proof = prove(steps, start, end, of.size, occupied)
-    left, width = abs(trace - trace_of_square), highest - lowest or 1.0
     away = min(max(left, occupied * 2.0**-50), 0.25)  # the trace is rounded
-    gap = gap_before([square for square, _ in steps], away)
+    gap = _gap_before([each.step == _SQUARED for each in result.iterations], away)
     share = budget.max_error and budget.max_error * occupied * max(gap, 0.0) * width / 2
     residual = of.commutator(hamiltonian, x, share)
     noise = torch.finfo(hamiltonian.dtype).eps * math.sqrt(of.size)
@@ -412,21 +244,23 @@ def _judge(
             f"about {max(gap, 0.0) * width:.2g}, and norm(X H - H X) = {residual:.2g}"
         )
     whole = math.sqrt(occupied)
-    trail.off = (residual / (gap * width) + left) / whole
-    trail.rounding = 64 * noise * (1 / gap + 4) / whole
-    return replace(result, residual=residual, total_bound=trail.proof[0])
+    off, rounding = residual / (gap * width) + left, 64 * noise * (1 / gap + 4)
+    return _Projector(replace(result, residual=residual), off / whole, rounding / whole)
 
 
-def _start(
-    of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: torch.dtype
-) -> tuple[float, float]:
-    """The distance of the first matrix from the Hamiltonian's image, whose rounding is an error."""
-    lowest, highest = spectrum
-    width, eps = highest - lowest or 1.0, 2.0**-52
-    size, shift = norm_of(norms).item() * (1 + 2.0**-16), abs(highest) / width * math.sqrt(of.size)
-    rounded = (2 * size + shift) * eps + (2.0**-24 * size if dtype == torch.float32 else 0.0)
-    rounded += of.asymmetry / width
-    return rounded, (of.size + 8) * eps * max(abs(lowest), abs(highest)) / width
+def _gap_before(squares: Sequence[bool], away: float) -> float:
+    """The gap of the first matrix whose eigenvalues are ``away`` from 0 and 1 after these steps, as
+    far as these made no errors: an estimate.
+    """
+    low, high = away, 1 - away
+    for square in reversed(squares):
+        low, high = _before(square, low), _before(square, high)
+    return high - low
+
+
+def _before(squares: bool, image: float) -> float:
+    """The number from 0 to 1 with this image behind a step."""
+    return math.sqrt(image) if squares else 1 - math.sqrt(1 - image)
 
 
 def _operand(of: Matrices, x: Tensor, budget: Budget) -> Operand:

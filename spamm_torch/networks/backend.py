@@ -23,9 +23,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .. import _output
 from .._arguments import check_block, check_bool, check_module
 from .._library import VERSION
+from .._output import Progress
 from ..nn import _SpAMM
 from .choice import (
     NORM_EDGE,
@@ -460,15 +460,15 @@ class _Rewriting:
     ) -> None:
         """Rewrites the graph. ``read``: the tensor of a source."""
         chosen: list[tuple[Site, Choice]] = []
-        with _output.Progress("spamm_torch", None if measures else False) as progress:
-            for site in progress.over("measuring convolutions", self._sites):
-                site.packs = packs
-                choice = None if site.reason else choose(site, measures, compiles)
-                weight = id(read(site.weight)) if site.weight in self._sources else None
-                self.rows.append((weight, _row(site, choice)))
-                if choice is not None:
-                    chosen.append((site, choice))
-                    self.folding.add(choice.engine, site)
+        progress = Progress("spamm_torch", None if measures else False)
+        for site in progress.over("measuring convolutions", self._sites):
+            site.packs = packs
+            choice = None if site.reason else choose(site, measures, compiles)
+            weight = id(read(site.weight)) if site.weight in self._sources else None
+            self.rows.append((weight, _row(site, choice)))
+            if choice is not None:
+                chosen.append((site, choice))
+                self.folding.add(choice.engine, site)
         if not chosen:
             return
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():

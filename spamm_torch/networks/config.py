@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -47,11 +47,6 @@ class SpAMMConfig:
         if self.pixel_block is not None:
             triple = check_pixel_block(self.pixel_block, self.block)
             object.__setattr__(self, "pixel_block", triple)
-
-    @property
-    def skips_nothing(self) -> bool:
-        """Tells whether the result is the dense one, without a look at any data."""
-        return self.tau is not None and self.tau <= 0
 
     def setting(self) -> dict[str, Any]:
         """The keyword arguments of :class:`SpAMMConv2d`."""
@@ -109,7 +104,3 @@ def lossless(dtype: torch.dtype) -> "SpAMMConfig":
     """The setting, image by image, that skips products of exactly zero: tau is the least number."""
     info = torch.finfo(norm_dtype(dtype))
     return SpAMMConfig(tau=info.smallest_normal * info.eps, pixel_block=(1, 8, 8))
-
-
-Band: TypeAlias = tuple[float, float]  # the lowest and the highest valid ratio of a batch
-BAND = "_spamm_band"  # the attribute by which a converted layer knows the band of its settings

@@ -15,8 +15,8 @@ from torch import nn
 from .._arguments import check_module, dtype_name, is_number
 from .._hints import HINTS, with_hints
 from .._library import VERSION
-from ..nn import SpAMMConv2d, _SpAMM
-from .config import BAND, Band, SpAMMConfig
+from ..nn import SpAMMConv2d, _SpAMM, reason_not_to_skip
+from .config import SpAMMConfig
 from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -127,7 +127,6 @@ def device_name(model: nn.Module) -> str:
 
 _RECORD = "_spamm_before"
 _OWN = "skips by its own setting"
-_LEAST_CHANNELS = 32  # the smallest edge of a block
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def revert_layer(layer: nn.Module) -> None:
     """Undoes :func:`convert_layer`."""
     own = vars(layer)
     before: Before = own.pop(_RECORD)
-    for name in (*before.added, BAND):
+    for name in before.added:
         own.pop(name, None)
     own.update(before.attributes)
     layer.__class__ = before.kind
@@ -183,30 +182,19 @@ def reason_not_to_convert(layer: nn.Module) -> str:
     return "it has a forward of its own" if has_own else ""
 
 
-def reason_not_to_skip(layer: nn.Conv2d) -> str:
-    """The reason why skipping cannot pay in a convolution; "" where it may."""
-    of = " a group" if layer.groups > 1 else ""
-    for channels, side in ((layer.in_channels, "input"), (layer.out_channels, "output")):
-        if (count := channels // layer.groups) < _LEAST_CHANNELS:
-            return f"{count} {side} channels{of} do not fill a block of {_LEAST_CHANNELS}"
-    return ""
-
-
 def _convert(name: str, layer: Any, wish: "_Wish") -> Row:
     """Converts a layer as it is wished, and reports what was done."""
     if not isinstance(layer, nn.modules.conv._ConvNd):
         return Row(name, shape_of(layer), "left", reason=_OWN)
     row = Row(name, shape_of(layer), "left", geometry=geometry_of(layer))
-    setting, reason, band, is_weighed = wish
+    setting, reason, is_weighed = wish
     why_not = reason_not_to_convert(layer)
     if not why_not and is_weighed and setting is not None:
         why_not = reason_not_to_skip(layer)
     if why_not or setting is None:
         return replace(row, reason=why_not or reason)
     convert_layer(layer, setting)
-    if band is not None:
-        vars(layer)[BAND] = band
-    return replace(row, action="spamm", reason=reason, setting=setting, band=band)
+    return replace(row, action="spamm", reason=reason, setting=setting)
 
 
 # ---- Arguments and settings files ---------------------------------------------------------------
@@ -219,7 +207,6 @@ class _Wish(NamedTuple):
 
     setting: SpAMMConfig | None = None
     reason: str = ""
-    band: Band | None = None
     is_weighed: bool = False
 
 
@@ -341,11 +328,8 @@ def _read_file(
         with open(path) as file:
             settings = json.load(file)
         version = settings["format"], settings["versions"]["spamm_torch"]
-        entries = [
-            (name, entry["shape"], entry["engine"], entry["setting"], entry.get("band"))
-            for name, entry in settings["layers"].items()
-        ]
-        reference = settings.get("reference")
+        layers = settings["layers"].items()
+        entries = [(name, entry["shape"], entry["setting"]) for name, entry in layers]
     except OSError as error:
         raise ValueError(f"config must be a settings file that can be read; got {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -353,17 +337,12 @@ def _read_file(
             f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
         ) from None
     _check_version(*version)
-    if reference is not None:
-        raise ValueError(
-            f"the settings must come without a reference; got one of shape {reference} (make them "
-            f"anew: {HINTS['convert_']['reference']})"
-        )
     found = {}
-    for name, shape, engine, setting, band in entries:
+    for name, shape, setting in entries:
         layer = convolutions.get(name)
         if layer is None:
-            if engine == "left" or name.partition("#")[0] in convolutions:
-                continue  # layers of other kinds, and further calls of one
+            if setting is None:
+                continue  # layers of other kinds
             raise ValueError(
                 f"the settings must be those of this model; got a layer {name!r}"
                 f"{_close_names(name, convolutions)}"
@@ -373,8 +352,7 @@ def _read_file(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
                 f"{geometry_of(layer)!r}"
             )
-        own = _setting(name, engine, setting)
-        found[name] = _Wish(own, "settings file", _band(name, band))
+        found[name] = _Wish(_setting(name, setting), "settings file")
     missing = [name for name in convolutions if name not in found]
     if missing:
         raise ValueError(
@@ -401,30 +379,11 @@ def _release(version: Any) -> list[str]:
     return str(version).split(".")[:2]
 
 
-def _setting(name: str, engine: Any, setting: Any) -> SpAMMConfig | None:
+def _setting(name: str, setting: Any) -> SpAMMConfig | None:
     """The setting of a layer that skips; None for others, which the backend may fuse."""
-    if engine in ("dense", "left"):
-        return None
-    if engine != "spamm" or not isinstance(setting, dict):
-        raise ValueError(
-            "the settings must have engines spamm, dense, left, spamm with a setting; got "
-            f"{engine!r} with {setting!r} for {name!r}"
-        )
     try:
-        return SpAMMConfig.from_dict(setting)
+        return None if setting is None else SpAMMConfig.from_dict(setting)
     except TypeError as error:
         raise ValueError(
             f"the settings must be as a report saves them; got {setting!r} for {name!r} ({error})"
         ) from None
-
-
-def _band(name: str, band: Any) -> Band | None:
-    if band is None:
-        return None
-    are_two = isinstance(band, list) and len(band) == 2 and all(map(is_number, band))
-    if not are_two or not 0 <= band[0] <= band[1] <= 1:
-        raise ValueError(
-            "the settings must have bands of two valid ratios, 0 <= low <= high <= 1; got "
-            f"{band!r} for {name!r}"
-        )
-    return band[0], band[1]

@@ -15,9 +15,9 @@ from torch import nn
 from .._library import VERSION
 from .._output import table, write_text
 from .._timing import Timing
-from .config import Band, SpAMMConfig
+from .config import SpAMMConfig
 
-FORMAT = 3  # of settings files
+FORMAT = 4  # of settings files
 
 _WIDTH = 99  # of a table
 # The last ones are left out where there is no room for all.
@@ -36,8 +36,7 @@ class Row:
             the backend, its engine, or "left". reason: why.
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
             "pool"). then: what follows it, by a call of its own, as in "prelu" or "2 calls".
-        setting: what is skipped, if anything. band: the lowest and highest valid ratio of a batch
-            when it was calibrated.
+        setting: what is skipped, if anything.
         times: measured microseconds of the engines, by name; empty where none were measured.
     """
 
@@ -48,7 +47,6 @@ class Row:
     reason: str = ""
     setting: SpAMMConfig | None = None
     times: tuple[tuple[str, Timing], ...] = ()
-    band: Band | None = None
     geometry: str = ""
     then: str = ""
 
@@ -132,10 +130,7 @@ class ConvertReport(tuple[Row, ...]):
 
 def _layer_to_dict(row: Row) -> dict[str, Any]:
     setting = None if row.setting is None else row.setting.to_dict()
-    layer: dict[str, Any] = {"shape": row.geometry, "engine": row.action, "setting": setting}
-    if row.band is not None:
-        layer["band"] = list(row.band)
-    return layer
+    return {"shape": row.geometry, "setting": setting}
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -60,6 +60,24 @@ def test_given_weight_norms_replace_the_weights_own(device):
 # ---- The knobs that search ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("channels", [24, 200])
+@pytest.mark.parametrize("images", [3, 70])
+def test_depthwise(device, dtype, channels, images):
+    """A held tau, infinite weights that meet padding, and nothing kept."""
+    input, weight = decaying(images, channels, 9, 7, seed=1), randn(channels, 1, 3, 2, seed=2)
+    weight[5], bias = torch.inf, randn(channels, seed=3, dtype=dtype, device=device)
+    setting = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2), "groups": channels}
+    reference = Im2col(input.to(dtype).double(), weight.to(dtype).double(), **setting)
+    operands = [x.to(device, dtype) for x in (input, weight)]
+    rest = [channel for channel in range(channels) if channel != 5]
+    for share in (0.5, 1.0):
+        tau, valid = reference.decide(share)
+        expected = reference.product(valid, bias.cpu().double()).relu()
+        got = spamm_torch.conv2d(*operands, bias, **setting, tau=tau, relu=True)
+        assert_near(got[:, rest], expected[:, rest])
+        assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
+
+
 KNOBS = [{"valid_ratio": x} for x in (0.05, 0.7)] + [{"max_error": x} for x in (0.0, 1e-2)]
 
 

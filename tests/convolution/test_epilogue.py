@@ -334,7 +334,7 @@ def test_slow_groups_are_told(recwarn):
     depthwise = nn.Conv2d(48, 48, 3, groups=48)
     with pytest.warns(UserWarning, match=r"weight \(48, 1, 3, 3\) with 48 groups will be slow"):
         SpAMMConv2d.from_dense(depthwise, tau=0.5)
-    with pytest.warns(UserWarning, match=r"16 input and 64 output channels"):
+    with pytest.warns(UserWarning, match=r"16 input channels a group do not fill"):
         SpAMMConv2d.from_dense(nn.Conv2d(32, 128, 3, groups=2), valid_ratio=0.5)
     recwarn.clear()
     SpAMMConv2d.from_dense(depthwise, tau=0.0)

@@ -6,7 +6,6 @@ import random
 from fractions import Fraction
 
 import matrices
-import numpy as np
 import pytest
 import support
 import torch
@@ -17,8 +16,6 @@ import fuzz
 import spamm_torch
 from fuzzing import products as drawn
 from fuzzing import space
-from spamm_torch import linalg, sparse
-from spamm_torch.linalg import purification
 
 
 def distance(x):
@@ -144,116 +141,6 @@ def test_torchs_own_convolution_has_no_bound(device):
         assert info.total_bound.isinf() == expected
 
 
-# ---- Block-sparse products and functions of matrices --------------------------------------------
-
-
-def _hamiltonian(n=96, gap=1.0):
-    coupled = matrices.exponential_decay(n, 0.3, 0.4, torch.float64)
-    return coupled + torch.diag(gap * (-1.0) ** torch.arange(n)).double()
-
-
-@functools.cache
-def _projector(gap):
-    """Eigenvectors refined in extended precision (Ogita and Aishima, 2018)."""
-    h = _hamiltonian(gap=gap)
-    h, x = (a.numpy().astype(np.longdouble) for a in (h, torch.linalg.eigh(h)[1]))
-    for _ in range(2):
-        off, inside = np.eye(len(h)) - x.T @ x, x.T @ h @ x
-        values = inside.diagonal() / (1 - off.diagonal())
-        gaps = values - values[:, None] + np.eye(len(h))
-        change = (inside + values * off) / gaps
-        np.fill_diagonal(change, off.diagonal() / 2)
-        x = x + x @ change
-    occupied = x[:, : len(h) // 2]
-    p = occupied @ occupied.T
-    return 3 * p @ p - 2 * p @ p @ p
-
-
-LOOSE = [{"schedule": linalg.loose_then_tight(error, loose=10)} for error in (1e-8, 1e-6)]
-
-
-@pytest.mark.parametrize("form", ["dense", "sparse"])
-@pytest.mark.parametrize("knob", ["max_error", "error", *LOOSE], ids=str)
-@pytest.mark.parametrize("gap", [2.0, 0.7])
-def test_purifications(form, knob, gap):
-    h = _hamiltonian(gap=gap)
-    given = (h, {"block": 32}) if form == "dense" else (sparse.from_dense(h, 32), {})
-    errors = {"max_error": (0.0, 1e-10, 1e-8, 1e-6), "error": (1e-3, 1e-6, 1e-9)}.get(str(knob))
-    for options in [{knob: error} for error in errors] if errors else [knob]:
-        found = linalg.purify(given[0], len(h), **options, **given[1])
-        x = found.matrix if form == "dense" else sparse.to_dense(found.matrix)
-        assert 0 < np.linalg.norm(x.numpy() - _projector(gap)) <= found.total_bound
-        assert found.total_bound <= options.get("error", 1e-2)
-        if options.get("error", 0) > 1e-6:
-            assert any(step.valid_ratio < 1 for step in found.iterations)
-
-
-def test_an_error_that_rounding_does_not_allow():
-    with pytest.raises(linalg.NotConverged, match="expected an error that rounding"):
-        linalg.purify(_hamiltonian(), 96, error=1e-15, block=32)
-
-
-def test_purifications_of_which_nothing_is_proven():
-    torchs_own = linalg.constant(linalg.Budget(None))
-    assert linalg.purify(_hamiltonian(), 96, schedule=torchs_own).total_bound == math.inf
-    start, end = (0.0, 0.0), (80.0, 1e-9, 0.0)
-
-    def bound(error, end=end):
-        return purification.prove([(True, error), (False, error)] * 4, start, end, 160, 80)[0]
-
-    assert 1e-6 < bound(1e-7) < 1e-4
-    assert bound(0.3) == math.inf  # no gap is left
-    assert bound(1e-7, (79.0, 1e-9, 0.0)) == math.inf  # not so many states
-    assert bound(1e-7, (80.0, 0.3, 0.0)) == math.inf  # not near 0 and 1
-    assert bound(math.nan) == bound(math.inf) == math.inf
-
-
-# ---- The estimate -------------------------------------------------------------------------------
-
-
-def test_the_estimate_is_seldom_below_the_error(dtype, device):
-    generator = torch.Generator(device).manual_seed(0)
-    a, b = (matrices.fading(100, 100, dtype, device, seed=seed) for seed in (0, 1))
-    input = matrices.normal(100, dtype=dtype, device=device)
-    c = spamm_torch.addmm(input, a, b, beta=2, alpha=-1, max_error=0.05, block=32)
-    added = {"input": input, "beta": 2, "alpha": -1}
-    error = (c.double() - (2 * input.double() - a.double() @ b.double())).norm()
-    of = functools.partial(spamm_torch.linalg.error_estimate, c, a, b, **added, generator=generator)
-    for options, most in (({}, 3), ({"probes": 100}, 1.6), ({"confidence": 0.5}, 2)):
-        found = torch.stack([of(**options) for _ in range(40)]) / error
-        share = (found >= 1).double().mean()
-        assert share >= options.get("confidence", 0.999) - 1e-6
-        assert found.mean() < most
-    # The worst of all errors: of one rank.
-    c = torch.zeros(100, 100, dtype=dtype, device=device)
-    found = [spamm_torch.linalg.error_estimate(c, a[:, :1], b[:1]) for _ in range(40)]
-    assert min(found) >= (a[:, :1].double() @ b[:1].double()).norm()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_the_estimate_of_block_sparse_matrices(dtype, device):
-    """The bounds of the dense ones, whichever of them are block-sparse."""
-    sparse = spamm_torch.sparse
-    a = sparse.from_dense(matrices.fading(128, 192, dtype, device, seed=0), 32, drop=0.1)
-    b = sparse.from_dense(matrices.fading(192, 64, dtype, device, seed=1), 32, drop=0.1)
-    input = sparse.from_dense(torch.eye(128, 64, dtype=dtype, device=device), 32)
-    c = sparse.from_dense(spamm_torch.mm(*map(sparse.to_dense, (a, b)), max_error=0.05), 32)
-    given = {"c": c, "a": a, "b": b, "input": input}
-    dense = {name: sparse.to_dense(x) for name, x in given.items()}
-
-    def estimate(**of):
-        generator = torch.Generator(device).manual_seed(0)
-        return spamm_torch.linalg.error_estimate(**of, beta=1e-3, generator=generator)
-
-    right = estimate(**dense)
-    assert right > 0
-    for changed in (given, *({name: x} for name, x in given.items())):
-        torch.testing.assert_close(estimate(**dense | changed), right, rtol=1e-9, atol=0)
-    none = sparse.from_dense(torch.zeros(0, 64, dtype=dtype, device=device), 32)
-    empty = torch.zeros(0, 192, dtype=dtype, device=device)
-    assert spamm_torch.linalg.error_estimate(none, empty, b) == 0
-
-
 def test_bounds_where_nothing_is_multiplied():
     """alpha = 0: sums that overflow do not count, dense or block-sparse."""
     c, a, b = (matrices.normal(64, 64, seed=seed) for seed in range(3))
@@ -263,25 +150,3 @@ def test_bounds_where_nothing_is_multiplied():
         error = (found.to_dense() - c / 2).double().norm()
         assert error <= info.total_bound < 1
         assert not info.error_bound.isnan()
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
-        ({"probes": 0}, ValueError, "at least 1 of probes"),
-        ({"confidence": 1.0}, ValueError, "between 0 and 1; got 20 and 1.0"),
-        ({"a": torch.ones(3, 4)}, RuntimeError, r"expected c \(M, N\), a \(M, K\) and b"),
-        ({"a": [1]}, TypeError, "a must be"),
-        ({"a": torch.eye(4).to_sparse()}, TypeError, "error_estimate expects dense or sparse_bsr"),
-        (
-            {name: torch.eye(64).to_sparse_bsr(32) for name in "cab"}
-            | {"input": torch.eye(32).to_sparse_bsr(32)},
-            RuntimeError,
-            r"must have c's shape \(64, 64\); got \(32, 32\)",
-        ),
-    ],
-)
-def test_bad_arguments_of_the_estimate(options, kind, words):
-    given = {name: torch.ones(4, 4) for name in "cab"} | options
-    with pytest.raises(kind, match=words):
-        spamm_torch.linalg.error_estimate(**given)

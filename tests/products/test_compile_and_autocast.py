@@ -205,7 +205,7 @@ def calls_of_cases(device, family):
 def calls_beside_cases(device):
     """Arguments that no case draws."""
     make = functools.partial(matrices.normal, device=device)
-    a, b, low = make(70, 100), make(100, 40), torch.tensor(1 << 20, device=device)
+    a, b = make(70, 100), make(100, 40)
     block, tau = (32, 64, 32), torch.tensor(40.0, device=device)
     more = {"input": make(70, 40), "beta": 2, "alpha": 0.5}
     yield "norm_maps", (a, b, block), {}
@@ -218,7 +218,6 @@ def calls_beside_cases(device):
         skip = {"skip_norm_b": maps[1] * 2}
         yield "find_tau", (*maps, 0.4), {"max_iterations": 5, "tolerance": 0.1}
         yield "find_tau", maps, {"max_error": 0.1, **skip}
-        yield "product_histogram", (*maps, low, 3, 100), {}
         yield "error_bound", (*maps, tau), skip
         if not of:
             yield "row_work", (*maps, tau), {}

@@ -46,9 +46,6 @@ every_product = pytest.mark.parametrize("product", PRODUCTS)
 STAGES = {
     "find_tau": lambda x, y: find_tau(x, y, 0.5),
     "find_tau_for_error": lambda x, y: find_tau(x, y, max_error=0.5),
-    "product_histogram": lambda x, y: ops.product_histogram(
-        x, y, torch.tensor(0).to(x.device), 0, 1
-    ),
     "valid_counts": lambda x, y: spamm_torch.valid_counts(x, y, 1.0),
     "valid_ratio": lambda x, y: spamm_torch.valid_ratio(x, y, 1.0),
     "error_bound": lambda x, y: spamm_torch.error_bound(x, y, 1.0),
@@ -103,11 +100,6 @@ def test_operand_types(operands, product):
 # ---- Single arguments ---------------------------------------------------------------------------
 
 
-def histogram(x, low, shift, bins, dtype=torch.float32):
-    low = torch.tensor(low, device=x.device)
-    return ops.product_histogram(x.to(dtype), x.to(dtype), low, shift, bins)
-
-
 class FromScipy:
     """A sparse matrix of scipy, which the tests do not need otherwise."""
 
@@ -123,8 +115,6 @@ def image(x, **options):
 
 NUMBERS = dict.fromkeys(("stride", "padding", "dilation"), "an integer or a pair")
 NUMBERS |= {"groups": "an integer;"}
-HISTOGRAMS = [((0, 0, 0), "got 0"), ((0, 0, 2049), "got 2049"), ((0, -1, 1), "got -1")]
-HISTOGRAMS += [((0, 21, 1), "got 21"), ((0, 53, 1, torch.float64), "got 53")]
 # A call on x, 40 x 40 ones; the exception; what its line holds.
 SINGLE = [
     (lambda x: mm(x, x, valid_ratio="x"), TypeError, "valid_ratio"),
@@ -215,9 +205,6 @@ SINGLE = [
     (lambda x: image(x, relu="yes"), TypeError, "relu", "got 'yes'"),
     *((lambda x, n=name, v=value: image(x, **{n: v}), TypeError, name, kind, f"got {value}")
       for name, kind in NUMBERS.items() for value in (1.5, (1, 1.5), None, True)),
-    *((lambda x, g=given: histogram(x, *g), ValueError, got) for given, got in HISTOGRAMS),
-    (lambda x: histogram(x, 0.0, 0, 1), TypeError, "got float32"),
-    (lambda x: histogram(x, [0, 1], 0, 1), RuntimeError, "[2]"),
     *((lambda x, f=of: f(x, x, NAN), ValueError, "got nan") for of in AT_TAU),
     *((lambda x, f=of: f(x, x, torch.ones((), device="meta")), RuntimeError, "tau", "meta")
       for of in AT_TAU),

@@ -2,9 +2,6 @@
 the error bound.
 """
 
-import itertools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import matrices
@@ -14,17 +11,12 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import waiting_is_an_error
 
 import spamm_torch
-from spamm_torch.distributed.rank_product import find_tau_across
 from tables import paper
 
 INF, NAN = float("inf"), float("nan")
 REAL = (torch.float32, torch.float64)
-BINS = 2048
-MOST_SHIFT = {torch.float32: 20, torch.float64: 52}
-product_histogram = torch.ops.spamm_torch.product_histogram
 
 
 def find_tau_for_error(norm_a, norm_b, max_error, **skipping):
@@ -113,13 +105,12 @@ def test_find_tau_of_special_maps(device, name, dtype):
 def test_maps_of_any_stride(device):
     norm_a = matrices.normal(24, 18, device=device).abs()
     norm_b = matrices.normal(18, 30, device=device, seed=1).abs()
-    tau, low = spamm_torch.find_tau(norm_a, norm_b, 0.4), torch.tensor(0, device=device)
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.4)
 
     def all_of(a, b):
         at_tau = (spamm_torch.valid_counts, spamm_torch.error_bound)
         found = [function(a, b, tau) for function in at_tau]
-        found += [spamm_torch.find_tau(a, b, 0.4), find_tau_for_error(a, b, 0.1)]
-        return [*found, product_histogram(a, b, low, 20, BINS)]
+        return [*found, spamm_torch.find_tau(a, b, 0.4), find_tau_for_error(a, b, 0.1)]
 
     for layout in ("transposed", "every other row", "every third column", "misaligned"):
         changed = (matrices.LAYOUTS[layout](norm) for norm in (norm_a, norm_b))
@@ -333,167 +324,6 @@ def test_every_subnormal_norm_is_at_most_one_unit_off(device, dtype):
     assert spamm_torch.error_bound(norm_a[:1], norm_b, INF).item() == 0
 
 
-# ---- product_histogram --------------------------------------------------------------------------
-
-
-def keys_of(norm_a, norm_b):
-    """The bit patterns of all products; NaN counts as infinity."""
-    products = reference.products(norm_a, norm_b).ravel()
-    products[np.isnan(products)] = INF
-    return products.view(np.int32 if products.itemsize == 4 else np.int64).astype(np.int64)
-
-
-@st.composite
-def maps_and_bins(draw):
-    """Norm maps and bins: from 0, from the key of a product or from one beside it."""
-    pair = draw(norm_maps())
-    keys = np.append(keys_of(*pair), 0)
-    low = int(keys[draw(st.integers(0, len(keys) - 1))]) + draw(st.integers(-2, 2))
-    most = MOST_SHIFT[pair[0].dtype]
-    shift = draw(st.sampled_from([0, most]) | st.integers(0, most))
-    return pair, max(low, 0), shift, draw(st.sampled_from([1, 2, 100, 2047, BINS]))
-
-
-@given(case=maps_and_bins())
-def test_histogram_counts_every_product(device, case):
-    pair, low, shift, bins = case
-    norm_a, norm_b = (norm.to(device) for norm in pair)
-    counts = product_histogram(norm_a, norm_b, torch.tensor(low, device=device), shift, bins)
-    assert counts.dtype == torch.int64
-    assert counts.device == norm_a.device
-    keys = keys_of(*pair)
-    places = np.minimum((keys[keys >= low] - low) >> shift, bins)
-    assert counts.tolist() == np.bincount(places, minlength=bins + 1).tolist()
-
-
-# ---- find_tau_across ranks ----------------------------------------------------------------------
-
-
-class Ranks:
-    """Ranks that run as threads and sum tensors as torch.distributed.all_reduce does."""
-
-    def __init__(self, count):
-        self.parts = [None] * count
-        self.barrier = threading.Barrier(count, timeout=60)
-        self.summed = [[] for _ in range(count)]  # the sizes of the tensors summed
-
-    def sum_on(self, rank):
-        def reduce(counts):
-            self.summed[rank].append(counts.numel() * counts.element_size())
-            self.parts[rank] = counts.clone()
-            self.barrier.wait()
-            total = sum(self.parts)
-            self.barrier.wait()
-            counts.copy_(total)
-
-        return reduce
-
-    def run(self, function):
-        """function(rank, reduce) on all ranks; their results."""
-
-        def guarded(rank):
-            try:
-                return function(rank, self.sum_on(rank))
-            except BaseException:
-                self.barrier.abort()
-                raise
-
-        with ThreadPoolExecutor(len(self.parts)) as pool:
-            return list(pool.map(guarded, range(len(self.parts))))
-
-
-def product_count(norm_a, norm_b):
-    return norm_a.numel() * norm_b.shape[-1]
-
-
-def search(parts, valid_ratio):
-    """The thresholds that the owners of these pairs of maps find together, and the sums' sizes."""
-    ranks, total = Ranks(len(parts)), sum(product_count(*pair) for pair in parts)
-    taus = ranks.run(lambda r, reduce: find_tau_across(*parts[r], valid_ratio, total, reduce))
-    return taus, ranks.summed
-
-
-def cut(rng, length, parts):
-    """Ranges that cover a length, uneven, some of them empty."""
-    cuts = [0, *sorted(rng.integers(0, length + 1, parts - 1).tolist()), length]
-    return [slice(first, last) for first, last in itertools.pairwise(cuts)]
-
-
-@given(
-    pair=norm_maps(max_edge=12, batched=False),
-    ratio=st.floats(0, 1, exclude_min=True),
-    ranks=st.integers(1, 5),
-    seed=st.integers(0, 9),
-)
-def test_find_tau_across_ranks_equals_one_device(device, pair, ratio, ranks, seed):
-    """Each rank has rows of A's map, and B's whole map or, of two rows of ranks, half."""
-    norm_a, norm_b = (norm.to(device) for norm in pair)
-    rng, count = np.random.default_rng(seed), product_count(*pair)
-    mesh_columns = 2 if ranks % 2 == 0 and rng.random() < 0.5 else 1
-    parts = [
-        (norm_a[rows], norm_b[:, columns])
-        for rows in cut(rng, norm_a.shape[0], ranks // mesh_columns)
-        for columns in cut(rng, norm_b.shape[1], mesh_columns)
-    ]
-    for share in (1.0, 1e-9, ratio, max(1, round(ratio * count)) / max(1, count)):
-        expected = spamm_torch.find_tau(norm_a, norm_b, share)
-        for tau in search(parts, share)[0]:
-            assert_is_a_norm(tau, norm_a)
-            assert torch.equal(tau, expected), f"{tau.item()!r}, not {expected.item()!r}"
-
-
-def test_the_next_larger_product_of_another_rank(device):
-    """Three equal products without which the ratio is nearer, and a larger one far above."""
-    norm_a, norm_b = maps(device, [[1], [1], [1], [1e20]], [[1]])
-    taus, _ = search([(norm_a[:3], norm_b), (norm_a[3:], norm_b)], 0.5)
-    assert [tau.item() for tau in taus] == [norm_a[3].item()] * 2
-
-
-@pytest.mark.parametrize(("dtype", "rounds"), [(torch.float32, 3), (torch.float64, 6)])
-def test_what_a_search_sums(device, dtype, rounds):
-    """16 KiB a round, and as many rounds again only for the next larger of equal products."""
-    norm_a = torch.arange(1.0, 9.0, device=device, dtype=dtype)[:, None]
-    norm_b = torch.ones(1, 2, device=device, dtype=dtype)
-    parts = [(norm_a[:3], norm_b), (norm_a[3:], norm_b)]
-    assert search(parts, 0.5)[1] == [[8 * (BINS + 1)] * rounds] * 2
-    norm_b[:, 1] = 2
-    parts = [(torch.ones_like(part), norm_b) for part in (norm_a[:3], norm_a[3:])]
-    assert search(parts, 0.7)[1] == [[8 * (BINS + 1)] * (2 * rounds)] * 2
-
-
-@pytest.mark.parametrize("total", [0, 7, 9, -1])
-def test_a_wrong_number_of_products_is_refused_on_every_rank(device, total):
-    norm_a, norm_b = torch.rand(2, 2, device=device), torch.rand(2, 2, device=device)
-
-    def refused(rank, reduce):
-        with pytest.raises(ValueError, match=f"8; got {total}") as error:
-            find_tau_across(norm_a[rank : rank + 1], norm_b, 0.5, total, reduce)
-        return str(error.value)
-
-    first, second = Ranks(2).run(refused)
-    assert first == second
-
-
-def test_bad_arguments_of_ranks(device):
-    norm = torch.ones(2, 2, device=device)
-    for ratio in (0.0, -0.1, 1.1, NAN):
-        with pytest.raises(ValueError, match=f"valid_ratio must be .*; got {ratio}"):
-            find_tau_across(norm, norm, ratio, 8, lambda counts: None)
-    with pytest.raises(TypeError, match=r"total_products must be an integer; got 8\.0"):
-        find_tau_across(norm, norm, 0.5, 8.0, lambda counts: None)
-
-
-@pytest.mark.cuda
-def test_nothing_waits_for_the_device_before_the_product_is_found():
-    norm_a = matrices.normal(40, 30, device="cuda").abs()
-    norm_b = matrices.normal(30, 50, device="cuda", seed=1).abs()
-    rounds = []
-    refused = pytest.raises(RuntimeError, match="synchronizing CUDA operation")
-    with waiting_is_an_error(), refused:
-        find_tau_across(norm_a, norm_b, 0.3, 40 * 30 * 50, rounds.append)
-    assert len(rounds) == 3
-
-
 # ---- On CUDA: what the CPU finds ----------------------------------------------------------------
 
 
@@ -513,11 +343,6 @@ def test_one_thread_block_or_many_count_alike(shape, kind, dtype):
     for ratio in (1e-9, 0.001, 0.05, 0.3, 0.95, 1.0):  # the first is nearest to nothing at all
         found = spamm_torch.find_tau(*there, ratio)
         assert torch.equal(found.cpu(), spamm_torch.find_tau(*pair, ratio))
-    middle = int(np.median(keys_of(*pair)))
-    for low, shift in ((0, MOST_SHIFT[dtype]), (middle, 0), (max(middle - 2**15, 0), 5)):
-        start = torch.tensor(low)
-        counts = product_histogram(*there, start.cuda(), shift, BINS)
-        assert torch.equal(counts.cpu(), product_histogram(*pair, start, shift, BINS))
 
 
 @pytest.mark.cuda
@@ -543,9 +368,6 @@ def test_counts_beyond_32_bits():
     for ratio, tau in ((0.25, 4), (0.5, 3), (0.75, 2), (1.0, 1)):
         assert spamm_torch.find_tau(norm_a, norm_b, ratio).item() == tau
         assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == ratio
-    one = torch.ones((), device="cuda").view(torch.int32).long()
-    counts = product_histogram(norm_a, norm_b, one, 20, 12)  # two in bins, two above them
-    assert counts.tolist() == [2**31, *[0] * 7, 2**31, *[0] * 3, 2**32]
 
 
 # One thread block searches, or many; with a thread for each block of C, for several, or with

@@ -40,7 +40,7 @@ from torch.distributed.tensor import (
 
 import spamm_torch
 from spamm_torch import distributed, linalg, sparse
-from spamm_torch.distributed import block_rows, rank_product
+from spamm_torch.distributed import block_rows
 from spamm_torch.sparse import maps, strips
 
 ROOT = Path(__file__).parents[2]
@@ -298,26 +298,6 @@ def sent_bytes():
 
 
 @case()
-def search_by_histograms(rank):
-    """The threshold, where no rank has the whole maps, has the same bits."""
-    ratios = (0.05, 0.5, 1.0)
-    with mock.patch.object(rank_product, "WHOLE_MAPS_RANKS", 1):
-        for dtype in matrices.DTYPES:
-            a, b = operands(rank, dtype=dtype)
-            search = mock.Mock(wraps=rank_product.find_tau_across)
-            with mock.patch.object(rank_product, "find_tau_across", search):
-                for ratio in ratios:
-                    assert_rows_of_mm(rank, a, b, "odd", "first empty", valid_ratio=ratio)
-            assert search.call_count == len(ratios)
-        a, b = operands(rank)  # ranks that count the products of columns
-        mesh = init_device_mesh(rank.device.type, (rank.world,))
-        by_columns = placed(a, mesh, [R]), placed(b, mesh, [S1])
-        for ratio in ratios:
-            c = spamm_torch.mm(*by_columns, valid_ratio=ratio).full_tensor()
-            assert_bits(c, spamm_torch.mm(a, b, valid_ratio=ratio), ratio)
-
-
-@case()
 def autocast(rank):
     a, b = operands(rank)
     cuts = cuts_of(len(a), rank.world, "even"), cuts_of(len(b), rank.world, "even")
@@ -482,8 +462,7 @@ def functions_of_shards(rank):
     def purify(electrons=306, a=own, **options):
         return lambda: linalg.purify(a, electrons, group=group, **fine | options)
 
-    alike = "electrons=306, max_error=1e-09, schedule=None, tolerance=0.0, most_iterations=120, "
-    alike += "size=307"
+    alike = "electrons=306, max_error=1e-09, schedule=None, tolerance=0.0, size=307"
     for refusal in (
         ("ValueError", f"max_error must be at least 0; got -1 (on rank {end})",
          lambda: linalg.sign(own, max_error=-1 if last else 0, size=307, group=group)),
@@ -499,10 +478,11 @@ def functions_of_shards(rank):
          f"{320 * rank.world}", purify(a=h)),
         ("ValueError", "purify over ranks has no torch.mm: expected a max_error; got None",
          purify(max_error=None, schedule=linalg.constant(linalg.Budget(None)))),
-        (*raised_by(lambda: linalg.purify(levels, 306, most_iterations=3, **fine)),
-         purify(a=rows_of(levels, slice(*own_rows(rank, own)), 32), most_iterations=3)),
     ):  # fmt: skip
         assert_all_raise(*refusal)
+    with mock.patch.object(linalg.purification, "_MOST_ITERATIONS", 3):
+        words = raised_by(lambda: linalg.purify(levels, 306, **fine))
+        assert_all_raise(*words, purify(a=rows_of(levels, slice(*own_rows(rank, own)), 32)))
 
 
 def _without_lists(*arguments, **options):
@@ -589,27 +569,6 @@ def dense_gradients(rank):
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert not distributed.mm(own_a, own_b, tau=1.0).requires_grad
-
-
-@case()
-def gradients_of_gradients(rank):
-    a, b = operands(rank, 70, 90, 50, dtype=torch.float64)
-    weights = [matrices.normal(*x.shape, dtype=x.dtype, seed=7).to(rank.device) for x in (a, b)]
-    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
-
-    def derivatives(own_a, own_b, weight_a, weight_b, product):
-        """Gradients of a sum of squares, and those of a sum over these."""
-        own_a, own_b = own_a.clone().requires_grad_(), own_b.clone().requires_grad_()
-        c = product(own_a, own_b)
-        first = torch.autograd.grad((c * c).sum(), (own_a, own_b), create_graph=True)
-        penalty = (first[0] * weight_a).sum() + (first[1] ** 2 * weight_b).sum()
-        return *first, *torch.autograd.grad(penalty, (own_a, own_b))
-
-    own = [shard(x, cut, rank) for x, cut in zip((a, b, *weights), cuts * 2, strict=True)]
-    found = derivatives(*own, lambda x, y: distributed.mm(x, y, tau=0.0))
-    expected = derivatives(a, b, *weights, torch.mm)
-    for x, y, cut in zip(found, expected, cuts * 2, strict=True):
-        torch.testing.assert_close(x, shard(y, cut, rank))
 
 
 # ---- DTensors -----------------------------------------------------------------------------------

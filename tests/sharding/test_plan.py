@@ -287,10 +287,8 @@ def test_exchange_plan_of_stored_blocks(dtype):
         sent(x, *of, stage=1)[0] for x in (valid, stored)
     )
     for rank, (begin, end) in enumerate(itertools.pairwise(of[0])):
-        needed = valid[begin:end].any(0)[norm_b != 0]
-        assert torch.equal(found.need[0][rank, :, 0], needed)
         assert found.work[rank] == valid[begin:end].sum()
-    assert (found.stages, found.need_a, 0 < found.bytes < found.dense_bytes) == (1, [], True)
+    assert (found.stages, 0 < found.bytes < found.dense_bytes) == (1, True)
     assert str(found).count("\n") == 5
     with pytest.raises(ValueError, match=r"a line of ranks; got block \(32, 32, 32\) and mesh"):
         exchange_plan(*maps, tau, [0, 96, 224], (2, 2), block=32)

@@ -170,7 +170,6 @@ BAD_PATTERNS = {
 FUNCTIONS = {
     "add": lambda a: sparse.add(a, A),
     "diagonal": sparse.diagonal,
-    "error_estimate": lambda a: spamm_torch.linalg.error_estimate(X, a, X),
     "identity": lambda a: sparse.identity(5, like=a),
     "inner": lambda a: sparse.inner(a, A),
     "mm": mm,

@@ -24,14 +24,6 @@ unsigned grid_of(const NormMaps<Norm>& maps) {
   return static_cast<unsigned>(kernels::patches(maps));
 }
 
-// Refuses maps with more staircases than `most_blocks` thread blocks can count in 32 bits each.
-template <int kLaneRows, class Norm>
-void check_staircases(const kernels::NormMaps<Norm>& maps, int64_t most_blocks, const char* op) {
-  TORCH_CHECK(kernels::staircases<kLaneRows>(maps) <= kernels::kMostStaircases * most_blocks,
-              "norm maps are too large for ", op, "; got ", maps.batch, " x ", maps.mb, " x ",
-              maps.kb, " x ", maps.nb);
-}
-
 // The thread blocks that have work, at most `most`.
 int64_t blocks_for(int64_t staircases, int64_t most) {
   return std::min((staircases - 1) / kernels::kSelectRun + 1, most);
@@ -43,21 +35,6 @@ template <class Norm>
 void ThresholdKernels<Norm>::valid_counts(const Maps& maps, const Tau& tau, int32_t* counts,
                                           cudaStream_t stream) {
   kernels::valid_counts<<<grid_of(maps), kThreads, 0, stream>>>(maps, tau, counts);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-template <class Norm>
-void ThresholdKernels<Norm>::product_histogram(const Maps& maps, const int64_t* low, int shift,
-                                               int bins, int64_t* counts, int multiprocessors,
-                                               cudaStream_t stream) {
-  constexpr int kLaneRows = 2;
-  check_staircases<kLaneRows>(maps, multiprocessors, "product_histogram");
-  const auto blocks =
-      static_cast<unsigned>(blocks_for(kernels::staircases<kLaneRows>(maps), multiprocessors));
-  const size_t bytes = (bins + 1) * sizeof(unsigned);
-  kernels::product_histogram<Norm, kLaneRows>
-      <<<blocks, kernels::kSelectThreads<Norm>, bytes, stream>>>(
-          maps, low, shift, bins, reinterpret_cast<unsigned long long*>(counts));
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -120,7 +97,10 @@ void ThresholdKernels<Norm>::find_tau(const Maps& maps, double valid_ratio, void
   constexpr int64_t kFewBlocks = 64;
   const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
   const int64_t multiprocessors = device.multiProcessorCount;
-  check_staircases<2>(maps, multiprocessors, "find_tau");
+  // So many each thread block can count in 32 bits.
+  TORCH_CHECK(large <= kernels::kMostStaircases * multiprocessors,
+              "norm maps are too large for find_tau; got ", maps.batch, " x ", maps.mb, " x ",
+              maps.kb, " x ", maps.nb);
   const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
   const auto launch = [&](auto select, int64_t blocks) {
     select(maps, valid_ratio * products, products, workspace, tau, static_cast<unsigned>(blocks),

@@ -27,10 +27,6 @@ struct ThresholdKernels {
   static void find_tau_for_error(const Maps& maps, double max_error, void* workspace, Norm* tau,
                                  const cudaDeviceProp& device, cudaStream_t stream);
 
-  // `low` and `counts`, of bins + 1 zeros, are on the device. See kernels::product_histogram.
-  static void product_histogram(const Maps& maps, const int64_t* low, int shift, int bins,
-                                int64_t* counts, int multiprocessors, cudaStream_t stream);
-
   // `workspace` has error_bound_workspace(maps) bytes. The first kErrorStateBytes must be zero.
   static size_t error_bound_workspace(const Maps& maps);
   static void error_bound(const Maps& maps, const Tau& tau, void* workspace, Norm* bound,

@@ -74,22 +74,6 @@ Tensor find_tau(FindTauArguments& x) {
   return tau;
 }
 
-Tensor product_histogram(const Tensor& norm_a, const Tensor& norm_b, const Tensor& low,
-                         int64_t shift, int64_t bins) {
-  check_norm_maps(norm_a, norm_b);
-  check_key_bins(low, shift, bins, norm_a);
-  const OnDevice device(norm_a);
-  const Tensor counts = at::zeros({bins + 1}, norm_a.options().dtype(at::kLong));
-  const Maps maps(norm_a, norm_b, std::nullopt);
-  if (maps.empty()) return counts;
-  with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    ThresholdKernels<Norm>::product_histogram(
-        pointers, low.const_data_ptr<int64_t>(), static_cast<int>(shift), static_cast<int>(bins),
-        counts.mutable_data_ptr<int64_t>(), device.multiprocessors(), device.stream());
-  });
-  return counts;
-}
-
 Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
   check_norm_maps(norm_a, norm_b);
   check_tau(tau, norm_a.device());
@@ -131,7 +115,6 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
   m.impl("find_tau", boxed<&find_tau>());
-  m.impl("product_histogram", &product_histogram);
   m.impl("valid_counts", &valid_counts);
   m.impl("error_bound", &error_bound);
 }
