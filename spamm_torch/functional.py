@@ -948,7 +948,8 @@ def backend_for(
         ) from None
     if convolution is None:
         return _ops.backend_for(place, dtype, check_block(block))
-    counting = "stride padding dilation groups valid_ratio max_error pixel_block".split()
+    counting = ["stride", "padding", "dilation", "groups", "pixel_block", "valid_ratio"]
+    counting += ["max_error"]
     given = {name: convolution[name] for name in counting if convolution.get(name) is not None}
     element = torch.empty(1, dtype=dtype, device=place)
     operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
