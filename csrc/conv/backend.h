@@ -78,6 +78,7 @@ inline bool is_at_most_relu(const Convolution& conv) {
 // Convolution without an im2col matrix in memory, and norms with its rounding.
 struct ConvBackend {
   Way<ConvolutionResult(const Convolution&, const Knob&)> convolve = {};  // the output is not empty
+  const char* name = nullptr;  // null: that of the multiply kernel for such blocks
   // Tells whether it computes the residual and the activation too. If not, it gets neither, and no
   // wish for output norms: all three follow in passes of their own.
   bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;

@@ -365,6 +365,9 @@ std::string conv2d_backend_op(ConvArguments& x) {
   x.knob = checked_knob(x.knob);
   const Convolution conv = check_conv2d(x, /*wants_output_norms=*/false);
   if (runs_dense(conv, x.knob)) return x.input.is_cuda() ? "cudnn" : "onednn";
+  const ConvBackend* const backend =
+      Backends<ConvBackend>::find(x.input.device().type(), &ConvBackend::convolve, conv, x.knob);
+  if (backend != nullptr && backend->name != nullptr) return backend->name;
   return backend_for(x.input.device(), x.input.scalar_type(),
                      {conv.block.m, conv.block.k, conv.block.n});
 }

@@ -582,26 +582,37 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
 // The pixels that a convolution computes, and those that its blocks have room for. Channels are
 // those of a group.
 struct ThinConv {
-  int64_t pixels, pixels_of_blocks;
+  int64_t pixels, pixels_of_blocks, positions;
   int64_t groups, in_channels, out_channels;
 };
 
 // Tells whether the kernel that computes existing entries alone (conv/thin.cuh) is faster than
-// those that fill blocks and tiles up with zeros. Rates are multiples of its own, on an H200.
-// Tensor cores round what they multiply in TF32, so there the number of images does not choose.
+// those that fill blocks and tiles up with zeros. Both walk along K: a step of it waits for memory;
+// or products decide, a rate in 10^6 a microsecond. Measured on an H200. Tensor cores round what
+// they multiply in TF32, so there the number of images does not choose; and Hopper's kernels of
+// half types take pixels one by one.
 inline bool thin_conv_pays(c10::ScalarType dtype, bool allow_tf32, const ThinConv& x) {
-  const bool is_half = at::isReducedFloatingType(dtype),
-             is_double = dtype == c10::ScalarType::Double;
+  const bool is_half = at::isReducedFloatingType(dtype);
+  const bool is_double = dtype == c10::ScalarType::Double;
   const bool is_tf32 = dtype == c10::ScalarType::Float && allow_tf32;
   if (x.groups == 1 && (is_half || is_tf32)) return is_tf32 && x.in_channels < 8;
-  const double rate = is_double ? 6 : is_half ? 6 : is_tf32 ? 18 : 7;
-  const auto filled = [](int64_t size, int64_t unit) {
-    return static_cast<double>(size) / static_cast<double>(blocks_of(size, unit) * unit);
+  const bool fills_rounded = is_half || is_tf32;
+  const double step = is_double ? 0.2 : 0.1, filling_step = step / 4;
+  const double rate = is_double ? 2.2 : fills_rounded ? 2.5 : 6;
+  const double filling_rate = is_double                            ? 25
+                              : fills_rounded                      ? 76
+                              : x.groups > 1 || x.in_channels < 32 ? 18
+                                                                   : 118;
+  const auto millions = [&](int64_t pixels, int64_t in_unit, int64_t out_unit) {
+    const int64_t in = blocks_of(x.in_channels, in_unit) * in_unit;
+    const int64_t out = blocks_of(x.out_channels, out_unit) * out_unit;
+    return 1e-6 * static_cast<double>(pixels * x.positions * x.groups) *
+           static_cast<double>(in * out);
   };
-  const double pixels =
-      is_half || is_tf32 ? 1
-                         : static_cast<double>(x.pixels) / static_cast<double>(x.pixels_of_blocks);
-  return pixels * filled(x.in_channels, 32) * filled(x.out_channels, 64) * rate < 1;
+  const auto depth = static_cast<double>(x.in_channels * x.positions);
+  const double filled = millions(x.pixels_of_blocks, 32, x.groups > 1 ? 64 : 128);
+  return std::max(step * depth, millions(x.pixels, 1, 1) / rate) <
+         std::max(filling_step * depth, filled / filling_rate);
 }
 
 // Tells whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of

@@ -222,14 +222,17 @@ TEST(Heuristics, Float32ConvolutionsByChannels) {
 }
 
 TEST(Heuristics, EntriesAloneWhereBlocksAreMostlyEmpty) {
-  const ThinConv one_image = {3136, 64 * 3136, 1, 64, 64}, many = {3136, 3136, 1, 64, 64};
-  const ThinConv depthwise = {3136, 3136, 96, 1, 1}, wide_groups = {3136, 3136, 32, 32, 32};
+  const ThinConv one_image = {3136, 64 * 3136, 1, 1, 128, 128}, many = {3136, 3136, 1, 1, 128, 128};
+  const ThinConv depthwise = {3136, 3136, 9, 96, 1, 1}, wide_groups = {3136, 3136, 9, 32, 32, 32};
   for (const auto dtype : {at::kHalf, at::kFloat, at::kDouble}) {
     EXPECT_TRUE(thin_conv_pays(dtype, /*allow_tf32=*/false, depthwise));
     EXPECT_FALSE(thin_conv_pays(dtype, /*allow_tf32=*/false, wide_groups));
     EXPECT_FALSE(thin_conv_pays(dtype, /*allow_tf32=*/false, many));
     EXPECT_EQ(thin_conv_pays(dtype, /*allow_tf32=*/false, one_image), dtype != at::kHalf);
   }
+  // Small pictures leave threads waiting along K.
+  const ThinConv small = {49, 64 * 49, 1, 1, 2048, 512};
+  EXPECT_FALSE(thin_conv_pays(at::kFloat, /*allow_tf32=*/false, small));
   // Else the precision of a call would follow the number of images.
   EXPECT_FALSE(thin_conv_pays(at::kFloat, /*allow_tf32=*/true, one_image));
 }

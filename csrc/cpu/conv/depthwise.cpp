@@ -172,7 +172,8 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   }
 }
 
-const Backends<ConvBackend> registered(at::kCPU, Rank::kSpecial, {.convolve = {&supports, &run}});
+const Backends<ConvBackend> registered(at::kCPU, Rank::kSpecial,
+                                       {.convolve = {&supports, &run}, .name = "cpu-depthwise"});
 
 }  // namespace
 }  // namespace spamm::cpu

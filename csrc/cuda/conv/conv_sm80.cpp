@@ -259,6 +259,7 @@ bool supports_thin(const Convolution& conv, const Knob& knob) {
   const ThinConv x = {
       .pixels = (of_one ? 1 : shape.images) * shape.output.height * shape.output.width,
       .pixels_of_blocks = (of_one ? 1 : blocks[0]) * blocks[1] * blocks[2] * conv.block.n,
+      .positions = shape.kernel_positions(),
       .groups = shape.groups,
       .in_channels = shape.group_in_channels(),
       .out_channels = shape.group_out_channels()};
@@ -277,7 +278,8 @@ ConvolutionResult run(const Convolution& given, const Knob& knob) {
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
                                        {.convolve = {&supports, &run<false>}});
 const Backends<ConvBackend> of_thin(at::kCUDA, Rank::kSpecial,
-                                    {.convolve = {&supports_thin, &run<true>}});
+                                    {.convolve = {&supports_thin, &run<true>},
+                                     .name = "sm80-thin"});
 
 // ---- Dense convolutions with ReLU ---------------------------------------------------------------
 //
