@@ -8,6 +8,8 @@ import contextlib
 import math
 import numbers
 import sys
+import textwrap
+import warnings
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, TypedDict
@@ -113,7 +115,7 @@ def check_tau(tau: Any) -> None:
                 f"{type(tau).__name__} that does"
             )
     elif not is_number(tau):
-        raise TypeError(f"tau must be a number or a 0-d floating-point tensor; got {tau!r}")
+        raise TypeError(f"tau must be a number or a 0-d floating-point tensor; got {shown(tau)}")
     elif tau != tau:  # NaN; math.isnan of a changing float is not traceable
         raise ValueError(f"tau must be a number; got {tau}")
     else:
@@ -160,16 +162,36 @@ def has_tau(knobs: Knobs) -> bool:
     return knobs["tau"] is not None or knobs["threshold"] is not None
 
 
+def warn_where_none_stays(valid_ratio: float, grid: Sequence[int], level: int) -> None:
+    """Warns where a ratio is nearest to none of a grid of block products, so that all are skipped.
+    ``level``: of the caller's caller, as of ``warnings.warn``.
+    """
+    if torch.compiler.is_compiling():
+        return
+    products = math.prod(grid)
+    if 0 < valid_ratio * products < 0.5:
+        warnings.warn(
+            f"valid_ratio {valid_ratio:g} of {products} block products is nearest to none of them: "
+            f"all are skipped ({0.5 / products:g} and more keep one)",
+            stacklevel=level,
+        )
+
+
 # ---- Numbers ------------------------------------------------------------------------------------
 
 
-def check_number(value: Any, name: str) -> None:
+def shown(value: Any) -> str:
+    """The repr of a value, in a line that is no longer than an error has room for."""
+    return textwrap.shorten(repr(value), 80, placeholder="...")
+
+
+def check_number(value: Any, name: str, expected: str = "a number") -> None:
     if isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a number; got tensor (item() reads it, and waits for the device)"
         )
     if not is_number(value):
-        raise TypeError(f"{name} must be a number; got {value!r}")
+        raise TypeError(f"{name} must be {expected}; got {shown(value)}")
     _check_range(value, name)
 
 
@@ -194,12 +216,12 @@ def is_integer(value: Any) -> bool:
 
 def check_integer(value: Any, name: str) -> None:
     if not is_integer(value):
-        raise TypeError(f"{name} must be an integer; got {value!r}")
+        raise TypeError(f"{name} must be an integer; got {shown(value)}")
 
 
 def check_bool(value: Any, name: str) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False; got {value!r}")
+        raise TypeError(f"{name} must be True or False; got {shown(value)}")
 
 
 def check_integers(value: Any, name: str) -> None:
@@ -211,7 +233,7 @@ def check_integers(value: Any, name: str) -> None:
         return  # the usual cases, without the cost of the others
     every = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not all(map(is_integer, every)):
-        raise TypeError(f"{name} must be an integer or a pair of integers; got {value!r}")
+        raise TypeError(f"{name} must be an integer or a pair of integers; got {shown(value)}")
 
 
 # ---- Activations --------------------------------------------------------------------------------
@@ -227,7 +249,7 @@ def as_activation(activation: Any, relu: Any = False) -> str:
             f"activation must not be given with relu=True, which means 'relu'; got {activation!r}"
         )
     if not isinstance(activation, str):
-        raise TypeError(f"activation must be a string or None; got {activation!r}")
+        raise TypeError(f"activation must be a string or None; got {shown(activation)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
     return activation
@@ -259,7 +281,7 @@ def _edges(block: Any, count: int, form: str) -> tuple[int, ...]:
     edges = tuple(block) if several else (block,) * count
     if len(edges) != count or not all(is_integer(edge) and edge in EDGES for edge in edges):
         got = list(edges) if several else block
-        raise ValueError(f"block must be 32, 64 or 128, or {form} of these; got {got!r}")
+        raise ValueError(f"block must be 32, 64 or 128, or {form} of these; got {shown(got)}")
     return tuple(int(edge) for edge in edges)
 
 
@@ -272,7 +294,7 @@ def check_pixel_block(pixel_block: Any, block: Any = None) -> tuple[int, int, in
         got = list(edges) if several else pixel_block
         raise ValueError(
             "pixel_block must be (images, rows, columns), powers of two whose product is 32, 64 "
-            f"or 128; got {got!r}"
+            f"or 128; got {shown(got)}"
         )
     if block is not None and math.prod(edges) != (n := check_block(block)[2]):
         raise ValueError(

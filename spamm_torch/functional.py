@@ -51,7 +51,6 @@ Common to all functions:
 import itertools
 import math
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,6 +81,7 @@ from ._arguments import (
     has_tau,
     holds_dtensor,
     norm_dtype,
+    warn_where_none_stays,
 )
 from ._hints import with_hints
 from ._info import (
@@ -177,26 +177,11 @@ def find_tau(
         _check_norm_maps(norm_a, norm_b)
     check_search(valid_ratio, max_error, max_iterations, tolerance)
     if valid_ratio is not None and not of_blocks:
-        _warn_where_none_stays(valid_ratio, (*norm_a.shape, norm_b.shape[-1]), 3)
+        warn_where_none_stays(valid_ratio, (*norm_a.shape, norm_b.shape[-1]), 3)
     if of_blocks:
         return maps.find_tau(*maps.of_maps("find_tau", norm_a, norm_b), valid_ratio, max_error)
     limits = {"max_iterations": max_iterations, "tolerance": tolerance}
     return _ops.find_tau(norm_a, norm_b, valid_ratio, max_error=max_error, **limits)
-
-
-def _warn_where_none_stays(valid_ratio: float, grid: Sequence[int], level: int) -> None:
-    """Warns where a ratio is nearest to none of a grid of block products, so that all are skipped.
-    ``level``: of the caller's caller, as of ``warnings.warn``.
-    """
-    if torch.compiler.is_compiling():
-        return
-    products = math.prod(grid)
-    if 0 < valid_ratio * products < 0.5:
-        warnings.warn(
-            f"valid_ratio {valid_ratio:g} of {products} block products is nearest to none of them: "
-            f"all are skipped ({0.5 / products:g} and more keep one)",
-            stacklevel=level,
-        )
 
 
 def _grid(a: Tensor, b: Tensor, edges: Sequence[int]) -> list[int]:
@@ -314,7 +299,7 @@ def _product(
         check_tensor(norm_b, "norm_b")
     knob, edges = as_knobs(*knobs), check_block(block)
     if knob["valid_ratio"] is not None:
-        _warn_where_none_stays(knob["valid_ratio"], _grid(a, b, edges), 4)
+        warn_where_none_stays(knob["valid_ratio"], _grid(a, b, edges), 4)
     complete: Callable[[Tensor], SkipInfo] | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
         m, k, n = edges
@@ -486,7 +471,7 @@ def mm(
     ):
         checked, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
         if checked["valid_ratio"] is not None:
-            _warn_where_none_stays(checked["valid_ratio"], _grid(a, b, edges), 3)
+            warn_where_none_stays(checked["valid_ratio"], _grid(a, b, edges), 3)
         given = *checked.values(), edges
         if devices is None:
             return _spamm(a, b, *given)
@@ -562,8 +547,13 @@ def mm_shards(
     """
     check_tensors(a_shards, "a_shards")
     check_tensors(b_shards, "b_shards")
-    knobs = as_knobs(tau, valid_ratio, max_error)
-    return _ops.spamm_shards(list(a_shards), list(b_shards), **knobs, block=check_block(block))
+    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+    result = _ops.spamm_shards(list(a_shards), list(b_shards), **knobs, block=edges)
+    if valid_ratio is not None:
+        sizes = sum(map(len, a_shards)), *a_shards[0].shape[1:], *b_shards[0].shape[1:]
+        grid = [-(-size // edge) for size, edge in zip(sizes, edges, strict=True)]
+        warn_where_none_stays(valid_ratio, grid, 3)
+    return result
 
 
 def addmm(
@@ -865,7 +855,7 @@ def conv2d(
     for argument, value in more.items():
         check_optional_tensor(value, argument)
     number, slopes = (0.01, slope) if slope is None or isinstance(slope, Tensor) else (slope, None)
-    check_number(number, "slope")
+    check_number(number, "slope", "a number or a tensor")
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
@@ -889,7 +879,7 @@ def conv2d(
     output = result[0] if return_norms else result
     if valid_ratio is not None:
         grid = conv2d_grid(weight, groups, output.shape, block, pixel_block)
-        _warn_where_none_stays(valid_ratio, grid, 4)
+        warn_where_none_stays(valid_ratio, grid, 4)
     if not return_info:
         return result
     x, w = (as_multiplied(operand) for operand in (input, weight))

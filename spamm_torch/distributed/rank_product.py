@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._arguments import Knobs, as_knobs, held_tau
+from .._arguments import Knobs, as_knobs, held_tau, warn_where_none_stays
 from . import plan as planning
 from .axis import Cut, Exchange, one_ahead, recut
 from .plan import ROW_MULTIPLE
@@ -121,6 +121,8 @@ class _Maps:
             # Thread blocks keep pace with each other at a tau of 0, and would wait for those that
             # NCCL's kernels keep from running. A tau below 0 skips nothing, too.
             return torch.full_like(tau, -1.0) if tau == 0 else tau
+        if valid_ratio is not None:
+            warn_where_none_stays(valid_ratio, (*self.whole[0].shape, self.whole[1].shape[1]), 5)
         axes = self._rows.axis, self._columns.axis
         tau = _ops.find_tau(*self.whole, valid_ratio, max_error=max_error)
         for axis in axes:  # of different devices, say

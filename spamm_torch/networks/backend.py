@@ -79,12 +79,17 @@ def backend(
             rest; "measure": True chooses engines by times, and is the default, False by a table;
             others are Inductor's.
 
-    Raises ValueError for another "inner", and TypeError for a "measure" that is no bool.
+    Raises ValueError for another "inner" and for others' options that nobody would read, and
+    TypeError for a "measure" that is no bool.
     """
     rest = dict(options or {})
     inner, measures = rest.pop("inner", "inductor"), rest.pop("measure", True)
     compiles = _compiles(inner)
     check_bool(measures, "measure")
+    if rest and not compiles:
+        raise ValueError(
+            f'with "inner": "eager" the only other option is "measure"; got {", ".join(rest)}'
+        )
     modules = _guarded_modules()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, example_inputs, strict=True))

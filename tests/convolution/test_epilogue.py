@@ -3,6 +3,7 @@
 import functools
 
 import matrices
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -175,7 +176,10 @@ WRONG = [
         lambda: ops.dense_conv2d(*FEW, activation="gelu"),
         lambda: SpAMMConv2d(4, 4, 3, tau=1.0, activation="gelu"),
     )),
-    (lambda: CONV(activation="leaky_relu", slope="2"), TypeError, r"slope must be a number; got"),
+    (lambda: CONV(activation="leaky_relu", slope="2"), TypeError,
+     r"^slope must be a number or a tensor; got '2'$"),
+    (lambda: CONV(activation="leaky_relu", slope=np.ones(40)), TypeError,
+     r"^slope must be a number or a tensor; got array\(\[1., [^\n]*\.\.\.$"),
     *((call, ValueError, r"slope must be given with activation 'leaky_relu' alone; got .* 'relu'")
       for call in (
         lambda: CONV(activation="relu", slope=0.2),

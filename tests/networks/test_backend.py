@@ -194,7 +194,11 @@ def test_layers_of_one_name_have_a_row_each():
 
 def test_arguments_are_refused():
     model, images = conv().eval(), torch.randn(1, 32, 5, 5)
-    for options, text in (({"inner": "xla"}, "xla"), ({"measure": 1}, "measure")):
+    for options, text in (
+        ({"inner": "xla"}, "xla"),
+        ({"measure": 1}, "measure"),
+        ({"inner": "eager", "epilogue_fusion": True}, "the only other option .*; got epilogue_fus"),
+    ):
         run = torch.compile(model, backend="spamm_torch", options=options)
         with pytest.raises(Exception, match=text):
             run(images)

@@ -126,6 +126,11 @@ def test_a_ratio_that_keeps_no_product_warns(device, recwarn):
     calls = {
         8: lambda ratio: spamm_torch.mm(a[0], b[0], valid_ratio=ratio),
         16: lambda ratio: spamm_torch.bmm(a, b, valid_ratio=ratio),
+        12: lambda ratio: spamm_torch.mm_shards(
+            [a[0, :64], torch.cat([a[0, 64:], a[1, :64]])],
+            [b[0, :64], b[0, 64:]],
+            valid_ratio=ratio,
+        )[1],
         4: lambda ratio: spamm_torch.linear(a[0], b[0, :10], valid_ratio=ratio),
         # 2 groups, 4 kernel positions, 9 blocks of 2 x 2 pixels of 16 images
         72: lambda ratio: spamm_torch.conv2d(x, weight, padding=1, groups=2, valid_ratio=ratio),

@@ -225,6 +225,11 @@ def norms_that_are_no_numbers(rank):
     for tau in (torch.tensor(5.0), torch.tensor(5.0, device=rank.device)):
         assert_rows_of_mm(rank, a, b, *cuts, tau=tau)
     assert_rows_of_mm(rank, bad_a, bad_b, *cuts, valid_ratio=0.5)
+    of_each = ((a, cuts[0]), (b, cuts[1]))
+    own = [shard(x, cuts_of(len(x), rank.world, kind), rank) for x, kind in of_each]
+    with pytest.warns(UserWarning, match="nearest to none of them: all are skipped"):
+        found = distributed.mm(*own, valid_ratio=1e-6)
+    assert not found.any()
 
 
 @case()
