@@ -76,6 +76,10 @@ def test_depthwise(device, dtype, channels, images):
         got = spamm_torch.conv2d(*operands, bias, **setting, tau=tau, relu=True)
         assert_near(got[:, rest], expected[:, rest])
         assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
+    convolution = {"input": input.shape, "weight": weight.shape, **setting, "tau": tau}
+    if dtype != torch.float64:
+        name = spamm_torch.backend_for(device, dtype, convolution=convolution)
+        assert name == ("cpu-depthwise" if device.type == "cpu" else "sm80-thin")
 
 
 KNOBS = [{"valid_ratio": x} for x in (0.05, 0.7)] + [{"max_error": x} for x in (0.0, 1e-2)]
