@@ -57,6 +57,7 @@ HINTS: dict[str, dict[str, str]] = {
     "spamm_torch": _TOP,
     "spamm_torch.sparse": _SPARSE,
     "spamm_torch.linalg": _LINALG,
+    "DensitySolver": {"groups": "order=sparse.spatial_order(positions, groups)"},
     "calibrate": {"reference": _NO_REFERENCE},
     "conv2d": {"devices": "torch.nn.DataParallel, or mm(devices=) of its im2col matrix"},
     "convert_": {
@@ -66,6 +67,10 @@ HINTS: dict[str, dict[str, str]] = {
         "progress": "it swaps layers alone, at once",
         "reference": _NO_REFERENCE,
     },
+    "purify": {
+        "error": "max_error= is judged by norm(X H - H X) over the gap",
+        "most_iterations": "it takes as many as any gap needs",
+    },
 }
 
 P = ParamSpec("P")
@@ -74,13 +79,14 @@ T = TypeVar("T")
 
 def with_hints(function: Callable[P, T]) -> Callable[P, T]:
     """The function, which raises TypeError with a hint for an argument that left."""
-    hints = HINTS[function.__name__]
+    of = function.__qualname__.removesuffix(".__init__")
+    hints = HINTS[of]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for name, hint in hints.items():
             if name in kwargs:
-                raise TypeError(f"{function.__name__} takes no {name} any more: {hint}")
+                raise TypeError(f"{of} takes no {name} any more: {hint}")
         return function(*args, **kwargs)
 
     return call
