@@ -586,7 +586,7 @@ struct ThinConv {
   int64_t groups, in_channels, out_channels;
 };
 
-// Tells whether the kernel that computes existing entries alone (conv/thin.cuh) is faster than
+// Tells whether the kernel that computes existing entries alone (conv/sm80/thin.cuh) is faster than
 // those that fill blocks and tiles up with zeros. Both walk along K: a step of it waits for memory;
 // or products decide, a rate in 10^6 a microsecond. Measured on an H200. Tensor cores round what
 // they multiply in TF32, so there the number of images does not choose; and Hopper's kernels of

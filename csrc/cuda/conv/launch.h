@@ -17,7 +17,7 @@ using Convolve = cudaError_t(const kernels::ConvSm80Params<Norm>& params,
 Convolve<float> conv_sm80_f16, conv_sm80_bf16, conv_sm80_tf32, conv_sm80_f32;
 Convolve<double> conv_sm80_f64;
 
-// The two stages for blocks that are mostly empty (kernels/conv/thin.cuh).
+// The two stages for blocks that are mostly empty (kernels/conv/sm80/thin.cuh).
 enum class ThinStage { kNorms, kMultiply };
 template <class Element, class Norm>
 cudaError_t launch_thin(const kernels::ThinParams<Norm>& params, ThinStage stage,

@@ -1,7 +1,7 @@
 // Starts the kernels for convolutions whose blocks are mostly empty.
 #include "cuda/conv/launch.h"
 #include "kernels/common/launch.cuh"
-#include "kernels/conv/thin.cuh"
+#include "kernels/conv/sm80/thin.cuh"
 
 namespace spamm::cuda {
 namespace {
