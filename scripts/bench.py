@@ -17,7 +17,7 @@ import torch
 from cases import block_sparse, conv, mm, multi_gpu, networks, shapes, vgg13
 from common import options as cli
 from common import results
-from common.console import Steps, exit_code, make_console
+from common.console import exit_code
 from common.measuring import describe_machine, measure_all
 from models.files import require_writable
 
@@ -53,7 +53,7 @@ def _if_it_has(case, name, *arguments):
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    case, console = CASES[options.case], make_console()
+    case = CASES[options.case]
     require_writable(options.out)
     _if_it_has(case, "prepare", options)
     torch.backends.cudnn.benchmark = True
@@ -64,13 +64,12 @@ def main(arguments=None):
         header |= _if_it_has(case, "header", options)
         tables = {}
         try:
-            with Steps(console, options.case) as steps:
-                measure_all(case.cells(options), tables, steps)
+            measure_all(case.cells(options), tables)
         finally:  # after Ctrl-C, too
             if tables:
                 run = {"name": options.name, "said": results.said(tables)}
                 run |= {"header": header, "tables": tables}
-                results.finish(options.out / options.name, case.TITLE, run, console, case.__doc__)
+                results.finish(options.out / options.name, case.TITLE, run, case.__doc__)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ import torch
 
 from common import options as cli
 from common import results
-from common.console import Steps, exit_code, make_console
+from common.console import exit_code
 from common.measuring import describe_machine, measure_all
-from models.files import UserError, require_writable
+from models.files import require_writable
 from tables import table_1, table_2, table_3, table_4, table_5
 from train_vgg13 import add_training_options, chosen_training
 
@@ -35,8 +35,11 @@ HEADLINE = "Each figure beside the paper's, which are from a Tesla V100 with CUD
 
 def parse(arguments):
     parser = cli.make_parser(__doc__)
-    what = f"{', '.join(map(str, TABLES))} or all (default: all)"
-    parser.add_argument("tables", nargs="*", metavar="TABLE", default=["all"], help=what)
+    known = [*map(str, TABLES), "all"]
+    what = f"{', '.join(known)} (default: all)"
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", default="all", choices=known, help=what
+    )
     what = "edges of the square matrices of Tables 1 to 3"
     cli.add_numbers(parser, "--sizes", what, None, "N", said="each table's own")
     cli.add_repeats_option(parser, DEFAULTS)
@@ -45,33 +48,9 @@ def parse(arguments):
     what = "what the runs are called after their table"
     cli.add(parser, "--name", what, None, "cpu or cuda, the device", type=cli.file_name)
     options = parser.parse_args(arguments)
-    options.tables = chosen_tables(options.tables)
+    chosen = TABLES if "all" in options.tables else map(int, options.tables)
+    options.tables = sorted(set(chosen))
     return options
-
-
-def chosen_tables(words):
-    """Numbers of tables, in order; UserError: there is no such table."""
-    known = {str(number): number for number in TABLES}
-    for word in words:
-        if word != "all" and word not in known:
-            raise UserError(f"expected tables {', '.join(known)} or all; got {word}")
-    return list(TABLES) if "all" in words else sorted({known[word] for word in words})
-
-
-def measure(number, run, about, path):
-    """Measures one table, puts it into the page of all, and says what was found."""
-    of_table = TABLES[number]
-    run.console.print(f"table {number}: {of_table.TITLE}")
-    tables = {}
-    with Steps(run.console, f"table {number}") as steps:
-        measure_all(of_table.cells(run), tables, steps)
-    said = getattr(of_table, "said", results.said)
-    of_run = about | {"said": said(tables), "tables": tables}
-    page = page_at(path)
-    results.add(page, of_run)
-    run.console.print(of_run["said"])
-    for written in results.write(path, page):
-        run.console.print(f"wrote {written}")
 
 
 def page_at(path):
@@ -89,7 +68,6 @@ def page_at(path):
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    console = make_console()
     cli.fill_in(options, DEFAULTS)
     device = options.device
     require_writable(options.out)
@@ -98,12 +76,18 @@ def main(arguments=None):
     name = options.name or device.type
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     options.gpus = tuple(torch.device("cuda", index) for index in range(count))
-    options.console = console
     header = results.run_header(describe_machine(device), "reproduce.py", arguments)
     if 5 in options.tables:
         chosen_training(options)  # so is bad input
     for number in options.tables:
-        measure(number, options, {"name": f"table_{number}_{name}", "header": header}, path)
+        of_table, tables = TABLES[number], {}
+        print(f"table {number}: {of_table.TITLE}", flush=True)
+        measure_all(of_table.cells(options), tables)
+        said = getattr(of_table, "said", results.said)(tables)
+        run = {"name": f"table_{number}_{name}", "said": said, "header": header}
+        page = page_at(path)
+        results.add(page, run | {"tables": tables})
+        print(said, *(f"wrote {written}" for written in results.write(path, page)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ A module table_N measures a table. It has
 
 Every cell is verified before it is timed: a wrong result is a UserError, which ends the run.
 A run is the options of the command line, with ``gpus``, all CUDA devices or none where ``device``
-is the CPU, and ``console``. paper.py holds the paper's figures.
+is the CPU. paper.py holds the paper's figures.
 """
 
 

@@ -114,7 +114,7 @@ GROUPS = _groups()
 
 
 def cells(run):
-    trained, config, digits = train_or_load(run, run.device, run.console)
+    trained, config, digits = train_or_load(run)
     validation = digits.split(config.seed)[1].to(run.device)
     images = digits.description.partition(" (")[0]
 
