@@ -30,7 +30,6 @@ GROUPS = {
 ROWS = {  # of each table
     "thresholds": 12,
     "speedups": 48,
-    "speedups, several GPUs": 4,
     "at equal error": 12,
     "sparse products": 6,
     "squares": 142,
@@ -106,13 +105,12 @@ def test_all_tables_are_on_a_page(arguments, tmp_path):
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
 def test_several_gpus(arguments, tmp_path):
-    reproduce.main(["2", "3", "5", "--device", "cuda", *arguments, "--out", str(tmp_path)])
+    reproduce.main(["3", "5", "--device", "cuda", *arguments, "--out", str(tmp_path)])
     tables = {}
     for run in results.load(tmp_path / "tables.json")["runs"]:
         tables |= run["tables"]
-    for rows in (tables["speedups, several GPUs"], tables["study, several GPUs"]):
-        assert rows
-        assert all(row["speedup"] > 0 for row in rows)
+    assert tables["study, several GPUs"]
+    assert all(row["speedup"] > 0 for row in tables["study, several GPUs"])
     assert all(row["speedup_2"] > 0 for row in tables["at equal error"])
 
 
