@@ -61,10 +61,15 @@ def convolution_segments():
 
 
 def product_segments():
-    """Steps of a tile of float64 shared by several thread blocks, which meet in the result."""
-    with forced("SPAMM_TORCH_SEGMENTS", 2):
-        for family in ("products of float64", "symmetric products of float64"):
-            for case in FAMILIES[family](DEVICE):
+    """Steps of a tile shared by several thread blocks. Those of two of float64 meet in the result."""
+    types, sizes = (torch.float16, torch.float32, torch.float64), ((65, 513, 130), (201, 777, 333))
+    for dtype, number, (m, k, n) in itertools.product(types, (2, 8), sizes):
+        a, b = (torch.randn(*of, device=DEVICE).to(dtype) for of in ((m, k), (k, n)))
+        with forced("SPAMM_TORCH_SEGMENTS", number):
+            for left, tau in itertools.product((a, a.mT.contiguous().mT), (0.0, 64.0 * 64.0)):
+                found = spamm_torch.mm(left, b, tau=tau)
+                spamm_torch.addmm(found, left, b, tau=tau, beta=0.5, alpha=2, out=found)
+            for case in FAMILIES["symmetric products of float64"](DEVICE):
                 case.run()
 
 
