@@ -61,7 +61,7 @@ def convolution_segments():
 
 
 def product_segments():
-    """Steps of a tile shared by several thread blocks. Those of two of float64 meet in the result."""
+    """Steps of a tile shared by several thread blocks; two of float64 meet in the result."""
     types, sizes = (torch.float16, torch.float32, torch.float64), ((65, 513, 130), (201, 777, 333))
     for dtype, number, (m, k, n) in itertools.product(types, (2, 8), sizes):
         a, b = (torch.randn(*of, device=DEVICE).to(dtype) for of in ((m, k), (k, n)))
