@@ -1,4 +1,4 @@
-"""Benchmarks: what products, convolutions and networks take beside their peers.
+"""Benchmarks: what products, convolutions and networks take beside their peers; the paper's tables.
 
 Each result is verified before it is timed, and all candidates of a cell take turns. Writes rows as
 NAME.json, and a page and a picture of them as NAME.md and NAME.png; plot_results.py --add puts the
@@ -20,13 +20,15 @@ from common import results
 from common.console import exit_code
 from common.measuring import describe_machine, measure_all
 from models.files import require_writable
+from tables import table_1, table_2, table_3, table_4, table_5
 
 # A case has TITLE, DEFAULTS by kind of device, add_options(parser) and cells(options), {name: call
 # that measures it}, as of common.measuring. It may have choose(options), which completes options
-# and raises UserError; prepare(options), where something must be made first; header(options). Its
-# docstring is on its pages.
+# and raises UserError; prepare(options), where something must be made first; header(options);
+# said(tables), what was found in a line. Its docstring is on its pages.
 _CASES = (mm, conv, shapes, block_sparse, networks, vgg13, multi_gpu)
-CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
+_TABLES = (table_1, table_2, table_3, table_4, table_5)
+CASES = {case.__name__.partition(".")[2]: case for case in _CASES + _TABLES}
 
 
 def parse(arguments):
@@ -67,7 +69,8 @@ def main(arguments=None):
             measure_all(case.cells(options), tables)
         finally:  # after Ctrl-C, too
             if tables:
-                run = {"name": options.name, "said": results.said(tables)}
+                said = getattr(case, "said", results.said)(tables)
+                run = {"name": options.name, "said": said}
                 run |= {"header": header, "tables": tables}
                 results.finish(options.out / options.name, case.TITLE, run, case.__doc__)
 

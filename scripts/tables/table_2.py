@@ -5,11 +5,13 @@ from functools import partial
 
 import torch
 
+import tables
 from cases.mm import bench_operands
 from common.measuring import cell
 from tables import paper, sizes
 
-TITLE = "speedup over the dense product"
+DEFAULTS, add_options = tables.DEFAULTS, tables.add_options_with_sizes
+TITLE = "Table 2: speedup over the dense product"
 LARGE, REPEATS_OF_LARGE = 16384, 3  # from this size on so many rounds of a timing at most
 SIZES = {"cpu": (1024, 2048, 4096), "cuda": paper.SIZES}
 TYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16")}

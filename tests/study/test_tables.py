@@ -1,13 +1,11 @@
-"""reproduce.py: what its tables measure and conclude, on small real runs."""
+"""The paper's tables: what they measure and conclude, on small real runs."""
 
 import pytest
 import torch
-from study_tools import assert_rows, digits, run_script, write_part
+from study_tools import assert_rows, digits, run_bench, write_part
 from torch import nn
 
-import reproduce
 import spamm_torch
-from common import results
 from common.operands import operands
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS, VGG13
@@ -40,14 +38,16 @@ ROWS = {  # of each table
 }
 
 
+SIZED = "--sizes 128 100 --repeats 1"
+
+
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory):
-    """The options of a run on tiny matrices, a tiny network and tiny images, without --out."""
+def training(tmp_path_factory):
+    """The options of a tiny network and tiny images."""
     root = tmp_path_factory.mktemp("mnist")
     write_part(root, "t10k", *digits(100))
-    given = ("--sizes", 128, 100, "--repeats", 1, "--data", root, "--checkpoint", root / "c.pt")
-    given += ("--width", 2, "--epochs", 1, "--batch", 10)
-    return [str(argument) for argument in given]
+    given = f"--data={root} --checkpoint={root / 'c.pt'}"
+    return f"{given} --width 2 --epochs 1 --batch 10 --repeats 1".split()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,21 +60,16 @@ def small():
         yield
 
 
-def test_all_tables_are_on_a_page(arguments, tmp_path):
+def test_all_tables(training, tmp_path):
     """Speedups are over the fastest sparse product at an error that is no smaller, accuracies over
     the dense network's.
     """
-    folder = tmp_path / "with space"
-    reproduce.main(["all", "--device", "cpu", *arguments, "--out", str(folder)])
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == ["tables.json", "tables.md", "tables.png"]
-    runs, tables = results.load(folder / "tables.json")["runs"], {}
-    assert [run["name"] for run in runs] == [f"table_{n}_cpu" for n in reproduce.TABLES]
-    text = " ".join((folder / "tables.md").read_text().split())
-    for run in runs:
-        assert run["said"] in text
-        assert " all --device cpu --sizes 128 100 " in run["header"]["command"]
-        tables |= run["tables"]
+    tables, text = {}, ""
+    given = {1: SIZED.split(), 2: SIZED.split(), 3: SIZED.split(), 4: ["--repeats", "1"]}
+    for number, arguments in (given | {5: training}).items():
+        folder = tmp_path / str(number)
+        tables |= run_bench(f"table_{number}", folder, *arguments)
+        text += " ".join((folder / "small.md").read_text().split())
     for line in (
         "| 1 | 755 | 0 | 1e-06 | 9e-05 | 0.01139 | 1.492 |",
         "| mean | | 1.3x | | | 1.7x | 3x |",
@@ -104,27 +99,12 @@ def test_all_tables_are_on_a_page(arguments, tmp_path):
 
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
-def test_several_gpus(arguments, tmp_path):
-    reproduce.main(["3", "5", "--device", "cuda", *arguments, "--out", str(tmp_path)])
-    tables = {}
-    for run in results.load(tmp_path / "tables.json")["runs"]:
-        tables |= run["tables"]
-    assert tables["study, several GPUs"]
-    assert all(row["speedup"] > 0 for row in tables["study, several GPUs"])
+def test_several_gpus(training, tmp_path):
+    tables = run_bench("table_3", tmp_path / "3", *SIZED.split(), device="cuda")
     assert all(row["speedup_2"] > 0 for row in tables["at equal error"])
-
-
-def test_an_interrupted_run_keeps_whole_tables(tmp_path, capsys, monkeypatch, arguments):
-    """Stopped in the second table; what measures that leaves the first one in its place."""
-    given = ("--device", "cpu", *arguments, "--out", tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(table_3, "cells", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        code, _, said = run_script(reproduce.main, capsys, "1", "3", *given)
-    assert (code, said) == (130, ["interrupted: files that are written are whole"])
-    for names in (["table_1_cpu"], ["table_1_cpu", "table_3_cpu"]):
-        page = results.load(tmp_path / "tables.json")
-        assert [run["name"] for run in page["runs"]] == names
-        assert run_script(reproduce.main, capsys, "3", *given)[0] == 0
+    rows = run_bench("table_5", tmp_path / "5", *training, device="cuda")["study, several GPUs"]
+    assert rows
+    assert all(row["speedup"] > 0 for row in rows)
 
 
 # ---- Tables 1 and 3 -----------------------------------------------------------------------------
