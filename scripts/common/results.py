@@ -56,7 +56,6 @@ def text(value, column=""):
 
 class Picture(NamedTuple):
     """Lines of ``drawn`` by ``x``, one for each value of ``line``, a panel for each of ``panel``.
-    Where ``panel`` is None, a bar for each value of ``line``, of the best row.
 
     ``prefer`` names columns of which some values are drawn, or the last one where there are none of
     these. ``title`` and ``caption`` are for who has not read the page. ``least``: where the y axis
@@ -66,7 +65,7 @@ class Picture(NamedTuple):
     x: str
     drawn: str
     line: str
-    panel: str | None
+    panel: str
     prefer: dict
     log: str  # "x", "y", "xy": axes by factors
     labels: tuple[str, str]
@@ -134,12 +133,7 @@ KINDS: dict[str, Kind] = {
     "shapes": Kind("op precision shape"),
     "networks": Kind("network batch mode candidate",
         "ms of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
-        "ms, speedup", "candidate", mode=("CUDA graph",), batch=(1, 8, 32, 64, 512),
-        picture=Picture("batch", "speedup", "network", None,
-                        {"mode": ("CUDA graph",), "candidate": ("ours", "ours-compiled"),
-                         "batch": (32, 64)}, "x", (), "Networks with nothing skipped",
-                        "speed over torch.compile, float16 but where named, in one CUDA graph, "
-                        "with or without Inductor; longer is faster")),
+        "ms, speedup", "candidate", mode=("CUDA graph",), batch=(1, 8, 32, 64, 512)),
     "served": Kind("model mode network",
         "Time of a batch, and the speed over the dense network:", "ms, speedup", "mode"),
     "served, quality": Kind("model",
