@@ -75,6 +75,24 @@ def test_no_operand_is_read_and_no_memory_is_written_too_early(overlaps, family)
         assert early == [], case.name
 
 
+@pytest.mark.cuda
+@pytest.mark.usefixtures("exact_reference")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_is_captured_and_replayed(family):
+    """A graph reads operands and thresholds where they lie, and no launch leaves anything."""
+    for case in FAMILIES[family]("cuda"):
+        given = {name: x.clone() for name, x in case.tensors.items()}
+        graph, found = captured(functools.partial(case.run, **given))
+        for _ in range(3):
+            for x in given.values():
+                x.mul_(0.5)
+            for x in found:
+                x.zero_()
+            graph.replay()
+            expected = case.run(**given)
+            assert all(map(torch.equal, found, expected)), case.name
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", TYPES[:2])
 def test_a_ready_weight_changes_no_bit(device, dtype, memory_format):
