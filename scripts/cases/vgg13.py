@@ -1,6 +1,6 @@
 """VGG13 calibrated and served with SpAMM convolutions, against the dense network.
 
-Trains VGG13 on MNIST, or uses the checkpoint of train_vgg13.py. spamm_torch.calibrate finds the
+Trains VGG13 on MNIST, or uses the checkpoint of another run. spamm_torch.calibrate finds the
 settings that save the most time within an accuracy drop; they go to calibrated_DEVICE.json. Then
 the network so converted is timed beside the dense one.
 
@@ -24,10 +24,10 @@ import spamm_torch
 from common import options as cli
 from common.measuring import PRECISIONS, compiled, use_precision
 from common.timing import interleaved
-from models.files import UserError, first_line, require_writable
+from common.training import add_training_options, train_or_load
+from models.files import UserError, first_line
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from train_vgg13 import add_training_options, train_or_load
 
 TITLE = "VGG13 as served against the dense network"
 DEFAULTS = {"cpu": {"dtype": "float32"}, "cuda": {"dtype": "float16"}}
@@ -47,7 +47,6 @@ def add_options(parser):
 
 def prepare(options):
     """Trains, or loads what was trained."""
-    require_writable(options.checkpoint.parent)
     options.trained, options.config, options.digits = train_or_load(options)
 
 

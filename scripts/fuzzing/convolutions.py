@@ -225,11 +225,6 @@ def convolution(case, device):
 # ---- Pools --------------------------------------------------------------------------------------
 
 
-def _pool(numbers):
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    return dict(zip(names, numbers, strict=False))
-
-
 POOL = COMMON | {"images": (1, 2, 3, 17, 64, 65, 129, 300, 0)}
 POOL |= {"channels": (1, 3, 8, 17, 64, 72, 136)}
 POOL |= {"height": (1, 2, 3, 5, 8, 13), "width": (1, 2, 3, 5, 8, 16), "pattern": PATTERNS}

@@ -19,12 +19,12 @@ import tables
 from common import options as cli
 from common.measuring import cell, use_precision
 from common.timing import by_clock, interleaved, medians
+from common.training import add_training_options, train_or_load
 from models.data import draw_shifts
 from models.files import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from tables import first_gpus, gpu_counts, paper
-from train_vgg13 import add_training_options, train_or_load
 
 
 class Layout(NamedTuple):
