@@ -22,7 +22,7 @@ from torch import nn
 
 import spamm_torch
 from common import options as cli
-from common.measuring import PRECISIONS, compiled, use_precision
+from common.measuring import PRECISIONS, use_precision
 from common.timing import interleaved
 from common.training import add_training_options, train_or_load
 from models.files import UserError, first_line
@@ -83,7 +83,7 @@ def measure(options):
     quality |= {name: getattr(found, name) for name in ("changed", "valid_ratio", "max_drop")}
     case = f"{options.config.model}, {options.dtype}, batch {options.images}"
     layers = [{"case": case} | (row.pop("setting") or {}) | row for row in map(asdict, report)]
-    networks, served = networks_of(model, batches[0][0], path, options), []
+    networks, served = networks_of(model, dtype, path, options), []
     calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}
     on_gpu = options.device.type == "cuda"
     for mode in ("eager", "CUDA graph") if on_gpu else ("eager",):
@@ -129,15 +129,16 @@ def dense_network(model, cudnn):
     return nn.Sequential(layers).eval()
 
 
-def networks_of(model, pictures, settings, options):
+def networks_of(model, dtype, settings, options):
     """{name: network} to be timed."""
     skipping_nothing, skipping = copy.deepcopy(model), copy.deepcopy(model)
     spamm_torch.convert_(skipping, settings)
     for network in (skipping_nothing, skipping):
         network.compile(backend="spamm_torch", options={"inner": "eager"}, dynamic=False)
     dense = dense_network(options.trained, options.device.type == "cuda")
-    found = {"dense": dense.to(pictures.dtype)}
-    peer = compiled(model, pictures)
-    if peer is not None:
-        found["torch.compile"] = peer
+    found = {"dense": dense.to(dtype), "torch.compile": compiled(model)}
     return found | {"nothing skipped": skipping_nothing, "SpAMM": skipping}
+
+
+def compiled(model):
+    return torch.compile(copy.deepcopy(model), dynamic=False)
