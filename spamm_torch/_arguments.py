@@ -12,7 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -23,24 +23,8 @@ EDGES = (32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Activation(NamedTuple):
-    """The facts on an activation that bounds need: its largest slope, and what it rounds in
-    float32, relative to its argument; nothing where it only compares.
-    """
-
-    slope: float = 1.0
-    rounds: float = 0.0
-
-
-# By name, which is that of torch.nn.functional; csrc/activation.h has the same.
-ACTIVATIONS = {
-    "none": Activation(),
-    "relu": Activation(),
-    "relu6": Activation(),
-    "hardswish": Activation(1.5, 2.0**-19),
-    "silu": Activation(1.1, 2.0**-19),
-    "leaky_relu": Activation(1.0, 2.0**-19),
-}
+# By their names in torch.nn.functional; csrc/activation.h has the same.
+ACTIVATIONS = ("none", "relu", "relu6", "hardswish", "silu", "leaky_relu")
 
 
 class Knobs(TypedDict):

@@ -32,7 +32,7 @@ _LINALG = {
     "cholesky": "linalg.inverse_factor(s, max_error=...) is a Z with Z^T S Z = 1",
     "density_matrix": "linalg.DensitySolver(overlap) makes them",
     "eigh": "torch.linalg.eigh of the dense matrix",
-    "error_estimate": "total_bound of return_info, or a line of torch in docs/error_bound.md",
+    "error_estimate": "error_bound of return_info, or a line of torch in docs/error_bound.md",
     "inv": "with z of linalg.inverse_sqrt(s, max_error=...) it is spamm_torch.mm(z, z, ...)",
     "norm": "sparse.norm(a), or torch.linalg.norm of a dense matrix",
     "sp2": "linalg.purify(hamiltonian, electrons, max_error=...) is SP2",

@@ -36,7 +36,7 @@ Common to all functions:
   Where one of them is faster alone, it works alone. The result lies where the first operand lies
   and, if they are of one model, has the bits of one.
 * ``return_info=True`` adds a :class:`SkipInfo` of the same norm maps. It costs the counts and the
-  bounds of the maps, a second search, and a pass over the result.
+  bound of the maps, and a second search.
 * Gradients are dense: those of the product without skipping. They can be differentiated again;
   forward mode and ``torch.func.grad`` are refused.
 * Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two.
@@ -49,7 +49,6 @@ Common to all functions:
 """
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,7 +60,6 @@ from torch.nn.modules.utils import _pair
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ._arguments import (
-    Knobs,
     as_activation,
     as_devices,
     as_knobs,
@@ -90,12 +88,9 @@ from ._info import (
     as_multiplied,
     conv2d_grid,
     conv2d_norm_maps,
-    multiplied_dtype,
     share_of_valid,
     skip_info,
-    with_bounds,
 )
-from ._rounding import Made, conv_made, norm, sums_of
 from .sparse import maps, products
 from .sparse.blocks import is_sparse
 
@@ -300,7 +295,7 @@ def _product(
     knob, edges = as_knobs(*knobs), check_block(block)
     if knob["valid_ratio"] is not None:
         warn_where_none_stays(knob["valid_ratio"], _grid(a, b, edges), 4)
-    complete: Callable[[Tensor], SkipInfo] | None = None
+    info: SkipInfo | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
         m, k, n = edges
         # With out, autocast does not change the operands.
@@ -309,37 +304,15 @@ def _product(
         norm_a = _ops.norm_map(of_a, (m, k)) if norm_a is None else norm_a
         if norm_b is None:
             norm_b = norm_a if is_one else _ops.norm_map(of_b, (k, n))
-        maps = NormMaps(norm_a, norm_b, norm_b, edges)
-        complete = _count(a, b, knob, maps, addition, (devices, out), symmetric)
+        info = skip_info(NormMaps(norm_a, norm_b, norm_b, edges), knob)
     given = (*knob.values(), edges, norm_a, norm_b, *addition, devices, symmetric)
     if out is not None:
         result = _product_into(out, a, b, given, return_norms)
     else:
         result = (_spamm_with_norms if return_norms else _spamm)(a, b, *given)
-    if complete is None:
+    if info is None:
         return result
-    with torch.no_grad():
-        info = complete(result[0] if return_norms else result)
     return (*result, info) if return_norms else (result, info)
-
-
-def _count(
-    a: Tensor, b: Tensor, knob: Knobs, maps: NormMaps, addition: Any, place: Any, symmetric: bool
-) -> Callable[[Tensor], SkipInfo]:
-    """A function of a product that gives its :class:`SkipInfo`. ``place``: devices and out."""
-    devices, out = place
-    dtype = multiplied_dtype(a) if out is None else out.dtype
-    device = a.device if not devices else torch.device("cuda", devices[0])
-    entries = math.prod((*a.shape[:-1], b.shape[-1]))
-    input, beta, alpha = addition
-    added: tuple[Tensor, ...] = ()
-    if input is not None and beta != 0 and input.numel():
-        # 1.01: autocast rounds it.
-        added = (1.01 * abs(beta) * (entries / input.numel()) ** 0.5 * norm(input),)
-    mirrored = 2**0.5 if symmetric and a is not b else 1.0
-    sums = sums_of(device, dtype, maps.block)
-    made = Made(dtype, sums, entries, alpha, added, mirrored=mirrored, are_near=symmetric)
-    return with_bounds(skip_info(maps, knob), maps, made)
 
 
 def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: bool) -> Any:
@@ -885,21 +858,7 @@ def conv2d(
     x, w = (as_multiplied(operand) for operand in (input, weight))
     geometry = (_both(stride), _both(padding), _both(dilation), groups)
     maps = conv2d_norm_maps(x, w, geometry, has_tau(knobs), block, pixel_block, norm_weight)
-    with torch.no_grad():
-        is_torchs = _skips_nothing(knobs) and (
-            torch.compiler.is_compiling()
-            or _ops.conv2d_backend(x, w, *given[2:]) in ("cudnn", "onednn")
-        )
-        made = conv_made(output, output.device, (bias, residual), name, is_torchs, slope)
-        return result, with_bounds(skip_info(maps, knobs), maps, made)(output)
-
-
-def _skips_nothing(knobs: Any) -> bool:
-    """Tells whether the host knows it; True in a graph, where it may."""
-    tau = knobs["threshold"] if knobs["tau"] is None else knobs["tau"]
-    if isinstance(tau, Tensor):
-        return tau.device.type == "cpu" and (torch.compiler.is_compiling() or not tau > 0)
-    return tau is not None and tau <= 0
+    return result, skip_info(maps, knobs)
 
 
 # ---- Introspection ------------------------------------------------------------------------------

@@ -200,6 +200,6 @@ def matrix_power(
             lost.append((lost[left] * of_y + norm_x * lost[right] + own) * slack)
         return math.inf if math.isnan(lost[number]) else lost[number]  # 0 * inf
 
-    bounds = [bound([each.error_bound for each in result.iterations])]
-    bounds.append(bound([each.total_bound for each in result.iterations]))
-    return Result(result.matrix, result.iterations, result.seconds, bounds[0], 0.0, bounds[1])
+    lost = [each.error_bound for each in result.iterations]
+    own = [x + of.rounding(a, *norms) for x, (_, _, *norms) in zip(lost, tree, strict=True)]
+    return replace(result, error_bound=bound(lost), total_bound=bound(own))
