@@ -50,7 +50,7 @@ Common to all functions:
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,7 +81,6 @@ from ._arguments import (
     norm_dtype,
     warn_where_none_stays,
 )
-from ._hints import with_hints
 from ._info import (
     NormMaps,
     SkipInfo,
@@ -734,7 +733,6 @@ def _explicit_padding(
     return input, before
 
 
-@with_hints
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -868,23 +866,16 @@ def backend_for(
     device: torch.device | str,
     dtype: torch.dtype,
     block: int | Sequence[int] = 64,
-    *,
-    convolution: Mapping[str, Any] | None = None,
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
 
     On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
-    portable kernel ("sm80-...") all the same.
+    portable kernel ("sm80-...") all the same. ``torch.ops.spamm_torch.conv2d_backend`` names that
+    of a convolution.
 
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
-        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
-            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
-            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
-            torch's convolution; where blocks are mostly empty "sm80-thin" or "cpu-depthwise". Of
-            the arguments, ``stride``, ``padding`` (numbers), ``dilation``, ``groups``, ``tau`` or
-            ``valid_ratio`` and ``pixel_block`` count.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -896,11 +887,4 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    if convolution is None:
-        return _ops.backend_for(place, dtype, check_block(block))
-    counting = ["stride", "padding", "dilation", "groups", "pixel_block", "valid_ratio"]
-    counting += ["max_error"]
-    given = {name: convolution[name] for name in counting if convolution.get(name) is not None}
-    element = torch.empty(1, dtype=dtype, device=place)
-    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
-    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))
+    return _ops.backend_for(place, dtype, check_block(block))

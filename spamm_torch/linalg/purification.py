@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .._hints import with_hints
 from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of, smaller
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
@@ -84,7 +83,6 @@ def loose_then_tight(
     return Schedule(Budget(first, first_dtype), Budget(last), last_iterations)
 
 
-@with_hints
 def purify(
     hamiltonian: Tensor,
     electrons: int,

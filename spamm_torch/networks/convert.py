@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._arguments import check_module, dtype_name, is_number
-from .._hints import HINTS, with_hints
+from .._hints import BACKEND
 from .._library import VERSION
 from ..nn import SpAMMConv2d, _SpAMM, reason_not_to_skip
 from .config import SpAMMConfig
@@ -22,7 +22,6 @@ from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
 Model = TypeVar("Model", bound=nn.Module)
 
 
-@with_hints
 def convert_(
     model: nn.Module,
     config: SpAMMConfig | str | os.PathLike[str] | None = None,
@@ -253,7 +252,7 @@ def _read_wishes(
     if config is None and not by_name:
         raise ValueError(
             "convert_ expects config, tau, valid_ratio, max_error or overrides; got none of them "
-            f"({HINTS['spamm_torch']['compile']})"
+            f"({BACKEND})"
         )
     wishes = {}
     for module, name in first.items():

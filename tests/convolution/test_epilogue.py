@@ -168,8 +168,6 @@ FEW = torch.ones(1, 4, 5, 5), torch.ones(4, 4, 3, 3)
 CONV = functools.partial(spamm_torch.conv2d, *FEW, tau=1.0)
 WRONG = [
     (lambda: CONV(residual=1.0), TypeError, r"residual must be a tensor; got float"),
-    (lambda: CONV(devices=[0]), TypeError,
-     r"^conv2d takes no devices any more: torch.nn.DataParallel, or mm\(devices=\) of its im2col"),
     *((call, ValueError, f"activation must be one of {KNOWN}; got 'gelu'") for call in (
         lambda: CONV(activation="gelu"),
         lambda: ops.conv2d(*FEW, threshold=1.0, activation="gelu"),

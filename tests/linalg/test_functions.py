@@ -167,7 +167,6 @@ PURIFY = functools.partial(linalg.purify, BLOCKS)
         (POWER, {"n": 0.5}, TypeError, "n must be an integer; got 0.5"),
         (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and schedule"),
         (PURIFY, {"electrons": 63, "max_error": 1e-6}, ValueError, "even and from 2 to 126 for 64"),
-        (PURIFY, {"electrons": 64, "error": 1e-6}, TypeError, "purify takes no error any more"),
         (PURIFY, {"electrons": 64, "max_error": 1e-6}, linalg.NotConverged, "gap above the 32"),
         (linalg.inverse_sqrt, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
         (linalg.inverse_factor, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),

@@ -342,13 +342,8 @@ BAD = {
         ({"config": 0.5}, f"{CONFIG}0.5 (a threshold is tau=0.5 or SpAMMConfig(tau=0.5))"),
         ({"config": [0.5]}, f"{CONFIG}list"),
         ({"tau": torch.tensor(0.1)}, "tau must be a number in a SpAMMConfig"),
-        ({"tau": 1.0, "fuse": False}, "convert_ takes no fuse any more: it swaps layers alone"),
-        ({"tau": 1.0, "dry_run": True}, "takes no dry_run any more: revert_(model) undoes it"),
-        ({"example_input": pictures()}, "takes no example_input any more: torch.compile(model, ba"),
         ({"overrides": {"conv1": 0.5}}, "overrides must hold a SpAMMConfig or None; got float"),
         ({"overrides": {1: None}}, "overrides must have names as keys; got 1"),
-        ({"tau": 1.0, "reference": torch.zeros(1)},
-         "convert_ takes no reference any more: calibrate(model, loader, evaluate, max_drop)"),
         ({"overrides": ["conv1"]}, "overrides must be a dict from names to settings; got list"),
     ],
     ValueError: [
