@@ -356,8 +356,8 @@ class Matrices:
         flushed = info.tiny * depth * (2 * depth + 16 + norm_x + norm_y)
         return (lost + flushed) * (1 + 2.0**-16)  # of the norms
 
-    def commutator(self, a: Tensor, x: Tensor, loss: float | None) -> float:
-        """norm(A X - X A) of symmetric matrices, with what their product may lose; None: nothing.
+    def commutator(self, a: Tensor, x: Tensor, loss: float) -> float:
+        """norm(A X - X A) of symmetric matrices, with what their product may lose.
 
         No step of a function, and so to be called after :meth:`result`.
         """
@@ -365,7 +365,7 @@ class Matrices:
         operands = self.operand(a), self.operand(x)
         product, _ = self.product("A X", *operands, loss=loss, symmetric=False)
         largest = self.whole(_sums(product)).amax().item()
-        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * (loss or 0.0)
+        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * loss
 
     def identity(self, like: Tensor) -> Tensor:
         """1, which is zero in padding."""

@@ -467,7 +467,7 @@ def functions_of_shards(rank):
     def purify(electrons=306, a=own, **options):
         return lambda: linalg.purify(a, electrons, group=group, **fine | options)
 
-    alike = "electrons=306, max_error=1e-09, schedule=None, tolerance=0.0, size=307"
+    alike = "electrons=306, max_error=1e-09, energy_error=None, size=307"
     for refusal in (
         ("ValueError", f"max_error must be at least 0; got -1 (on rank {end})",
          lambda: linalg.sign(own, max_error=-1 if last else 0, size=307, group=group)),
@@ -481,8 +481,6 @@ def functions_of_shards(rank):
          "spamm_torch.sparse.from_dense(a, 64)", purify(a=h.to_dense())),
         ("RuntimeError", f"the rows of all ranks must add up to the columns, 320; got "
          f"{320 * rank.world}", purify(a=h)),
-        ("ValueError", "purify over ranks has no torch.mm: expected a max_error; got None",
-         purify(max_error=None, schedule=linalg.constant(linalg.Budget(None)))),
     ):  # fmt: skip
         assert_all_raise(*refusal)
     with mock.patch.object(linalg.purification, "_MOST_ITERATIONS", 3):
