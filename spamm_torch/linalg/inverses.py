@@ -165,7 +165,7 @@ class _Overlap:
         each: dict[str, Any] = {"loss": loss / self.width, "residual": before}
         y = of.product("S Z", self.s, z, symmetric=False, **each).matrix
         y = of.operand(of.transposed(y))
-        self.norm_y = norm_of(y.norms)
+        self.of_y = y.norms
         each = {"loss": loss, "residual": before, "added": self.one, "alpha": -1}
         return of.product("1 - Z^T S Z", y, z, **each)
 
@@ -195,10 +195,10 @@ class _Overlap:
 
     def _off_by(self, first: Iteration, second: Iteration) -> float:
         """A bound of how far the measured norm may be from the true one."""
-        of, s, z = self.of, self.s.matrix, norm_of(self.z.norms).item()
-        y = self.norm_y.item()
-        of_y = first.error_bound + of.rounding(s, norm_of(self.s.norms).item(), z)
-        of_d = second.error_bound + of.rounding(s, y, z, math.sqrt(of.size))
+        of, z = self.of, self.z.norms
+        of_y = first.error_bound + of.rounding(self.s, z)
+        y = Operand(self.s.matrix, self.of_y)  # the matrix for its type and size alone
+        of_d = second.error_bound + of.rounding(y, z, math.sqrt(of.size))
         return math.sqrt(2) * (self.width * of_y + of_d) + of.asymmetry * self.width**2
 
     def failed(self, error: float) -> NotConverged:

@@ -82,7 +82,9 @@ class Result:
 
 SYMMETRIC = 1024  # times eps and norm(A), what norm(A - A^T) of a symmetric matrix may be
 _ENTRIES = 2**24  # that are compared at a time
-# Kernels that round operands to eleven bits, and the units of float32 that a sum then loses.
+# Kernels that sum 128 in a row, and those that round operands to eleven bits, with the units of
+# float32 that a sum then loses.
+_IN_PIECES = ("cpu-plain", "cpu-brgemm")
 _IN_TF32, _OF_TF32 = ("sm90-wgmma-f32x1", "sm80-mma-tf32"), 17000
 
 _Count = Callable[[], SkipInfo | SparseInfo]
@@ -345,16 +347,21 @@ class Matrices:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
 
-    def rounding(self, like: Tensor, norm_x: float, norm_y: float, added: float = 0.0) -> float:
-        """A bound of what rounding changes in X Y plus a matrix with the norm ``added``, by the
-        worst kernel: docs/error_bound.md has the proof.
+    def rounding(self, x: Operand, y: Tensor, added: float = 0.0) -> float:
+        """A bound of what rounding changes in a product of X and of a matrix with these norms, plus
+        a matrix with the norm ``added``: docs/error_bound.md has the proof.
         """
-        info, depth = torch.finfo(like.dtype), like.shape[1]
-        kernel = torch.ops.spamm_torch.backend_for(like.device, like.dtype, (self.block,) * 3)
-        units = 4 * depth + 150 + (_OF_TF32 if kernel in _IN_TF32 else 0)
-        lost = math.expm1(units * info.eps / 2) * norm_x * norm_y + 4 * info.eps * added
-        flushed = info.tiny * depth * (2 * depth + 16 + norm_x + norm_y)
-        return (lost + flushed) * (1 + 2.0**-16)  # of the norms
+        info, depth = torch.finfo(x.matrix.dtype), x.matrix.shape[1]
+        device, block = x.matrix.device, (self.block,) * 3
+        kernel = torch.ops.spamm_torch.backend_for(device, x.matrix.dtype, block)
+        units = 150 + (128 + depth / 32 if kernel in _IN_PIECES else 4 * depth)
+        units += _OF_TF32 if kernel in _IN_TF32 else 0
+        # At least the norm of the product of the magnitudes; a norm that is not finite is no bound.
+        size = functional.error_bound(x.norms, y, math.inf).item()
+        norms = norm_of(x.norms).item(), norm_of(y).item()
+        lost = math.expm1(units * info.eps / 2) * size + 4 * info.eps * added
+        flushed = info.tiny * depth * (2 * depth + 16 + sum(norms))
+        return (lost + flushed) * (1 + 2.0**-16) if sum(norms) < math.inf else math.inf
 
     def commutator(self, a: Tensor, x: Tensor, loss: float) -> float:
         """norm(A X - X A) of symmetric matrices, with what their product may lose.
