@@ -9,7 +9,6 @@ import math
 import numbers
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, TypedDict
@@ -144,21 +143,6 @@ def held_tau(knobs: Knobs) -> Tensor | None:
 def has_tau(knobs: Knobs) -> bool:
     """Tells whether the knob of checked knobs is a threshold."""
     return knobs["tau"] is not None or knobs["threshold"] is not None
-
-
-def warn_where_none_stays(valid_ratio: float, grid: Sequence[int], level: int) -> None:
-    """Warns where a ratio is nearest to none of a grid of block products, so that all are skipped.
-    ``level``: of the caller's caller, as of ``warnings.warn``.
-    """
-    if torch.compiler.is_compiling():
-        return
-    products = math.prod(grid)
-    if 0 < valid_ratio * products < 0.5:
-        warnings.warn(
-            f"valid_ratio {valid_ratio:g} of {products} block products is nearest to none of them: "
-            f"all are skipped ({0.5 / products:g} and more keep one)",
-            stacklevel=level,
-        )
 
 
 # ---- Numbers ------------------------------------------------------------------------------------

@@ -124,18 +124,6 @@ def _blocks(
     return edges, (images, rows, columns)
 
 
-def conv2d_grid(
-    weight: Tensor, groups: int, output: Sequence[int], block: Any, pixel_block: Any
-) -> list[int]:
-    """The numbers of groups and of blocks along M, K and N, for a threshold that is searched for.
-    ``output``: the shape of the result.
-    """
-    images, channels, *sides = (1, *output)[-4:]
-    (m, k, _), pixels = _blocks(weight, groups, images, False, block, pixel_block)
-    edges = zip((channels // groups, weight.shape[1], images, *sides), (m, k, *pixels), strict=True)
-    return [groups, *weight.shape[2:], *(-(-size // edge) for size, edge in edges)]
-
-
 def conv2d_norm_maps(
     input: Tensor,
     weight: Tensor,
