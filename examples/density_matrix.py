@@ -30,8 +30,8 @@ import torch
 
 from common import options as cli
 from common import results
-from common.console import exit_code
 from common.measuring import describe_machine
+from common.options import exit_code
 from density import sources
 from density.measuring import DENSE, EIGH, STORED, measure, methods, said, tables
 from density.ranks import group, is_first, on_ranks, part, started, whole

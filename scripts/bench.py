@@ -17,8 +17,8 @@ import torch
 from cases import block_sparse, conv, mm, multi_gpu, networks, shapes, vgg13
 from common import options as cli
 from common import results
-from common.console import exit_code
 from common.measuring import describe_machine, measure_all
+from common.options import exit_code
 from models.files import require_writable
 from tables import table_1, table_2, table_3, table_4, table_5
 

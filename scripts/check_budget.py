@@ -10,8 +10,7 @@ import subprocess
 import sys
 
 from common import REPOSITORY
-from common.console import exit_code
-from common.options import make_parser
+from common.options import exit_code, make_parser
 from models.files import UserError
 
 if sys.version_info >= (3, 11):

@@ -28,7 +28,7 @@ import common  # noqa: F401  # isort: skip  finds models and the library
 import torch
 
 from common import options
-from common.console import exit_code
+from common.options import exit_code
 from fuzzing import convolutions, functions, networks, products, space
 from models.files import UserError
 

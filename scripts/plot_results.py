@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from common import REPOSITORY, plots, results
-from common.console import exit_code
-from common.options import add, make_parser
+from common.options import add, exit_code, make_parser
 from models.files import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"

@@ -19,8 +19,7 @@ import torch
 
 import fuzz
 import spamm_torch
-from common.console import exit_code
-from common.options import choose_device, make_parser
+from common.options import choose_device, exit_code, make_parser
 from models.files import UserError
 
 from late_cases import FAMILIES  # isort: skip  after fuzz, which says where it lies

@@ -10,8 +10,8 @@ import torch
 
 import bench
 from common import results
-from common.console import exit_code
 from common.measuring import TOLERANCE
+from common.options import exit_code
 from common.results import KINDS
 
 # ---- Kept texts: GOLDEN=write writes those of the tests that run ---------------------------------

@@ -1,6 +1,8 @@
-"""Options that several scripts have, and the types of their values."""
+"""Options that several scripts have, the types of their values, and how a script ends."""
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from models.files import UserError
@@ -119,3 +121,25 @@ def show(values):
     """Default values as they would be typed."""
     values = values if isinstance(values, (list, tuple, dict)) else [values]
     return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+
+
+def exit_code(main):
+    """Runs ``main()``: 0; 1 with one line if input or output is bad; 130 if it is interrupted."""
+    try:
+        try:
+            main()
+        finally:
+            sys.stdout.flush()  # what does not fit must be known here, not at the interpreter's end
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        # Else the interpreter's end would fail to write again what stdout still holds.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        where = error.filename or "standard output"
+        print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: files that are written are whole", file=sys.stderr)
+        return 130
+    return 0

@@ -176,9 +176,9 @@ m.scale = 3
 m.order.append(0)
 m.settings.offset = 3.0
 # Code
-m.body[4].__class__ = nn.SiLU
-m.body.__class__ = Reversed
 m.extra = torch.tanh
+m.body.__class__ = Reversed
+m.body[4].__class__ = nn.SiLU
 m.conv1._conv_forward = lambda x, *rest: F.conv2d(F.pad(x, (1,) * 4, mode="reflect"), *rest)
 m._forward_impl = types.MethodType(lambda m, x: x.mean((2, 3)), m)
 hook(m.bn1, "register_forward_pre_hook")

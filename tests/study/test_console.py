@@ -15,8 +15,8 @@ import check_budget
 import mutate
 from bench import CASES
 from cases.conv import NAMES
-from common.console import exit_code
 from common.measuring import TOLERANCE
+from common.options import exit_code
 from models.files import UserError, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ PRINTS, FLUSHES = "print('a line')", "print('a line', flush=True)"
 HELP = "argparse.ArgumentParser().parse_args(['--help'])"
 RUN = """
 import argparse, sys
-from common.console import exit_code
+from common.options import exit_code
 sys.exit(exit_code(lambda: {}))
 """
 FULL, UNREAD = "standard output: No space left on device", "standard output: Broken pipe"

@@ -10,7 +10,7 @@ from study_tools import assert_rows
 
 import density_matrix
 from common import results
-from common.console import exit_code
+from common.options import exit_code
 from density import sources
 from models.water.matrices import FILES, FOLDER
 from models.water.overlap import BASES

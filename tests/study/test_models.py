@@ -22,7 +22,7 @@ from torch import nn
 
 import bench
 from cases import vgg13
-from common.console import exit_code
+from common.options import exit_code
 from common.results import load
 from models import data as mnist
 from models import training

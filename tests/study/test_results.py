@@ -11,7 +11,7 @@ from study_tools import assert_golden
 
 import plot_results
 from common import results
-from common.console import exit_code
+from common.options import exit_code
 from common.results import KINDS
 from models.files import UserError
 
