@@ -170,40 +170,12 @@ class StagedOperands {
   Descriptor<Config, typename Shared::Stage> weight_, pixels_;
 };
 
-// The work of a warpgroup on its part of a tile. Kernels that do more have a class of their own.
+// The use of a warpgroup's sums. Kernels that do more have a class of their own.
 template <class Config>
-class BoxWork {
- public:
-  using Params = typename Config::Params;
-
-  template <class Shared>
-  __device__ explicit BoxWork(Shared&) {}
-
-  // The bits of the products of a stage.
-  __device__ __forceinline__ uint32_t bits_of(const Notice& notice, int warpgroup) {
-    return notice.mask(warpgroup);
-  }
-
-  // acc += those products. Calls look_ahead() while they run.
-  template <class LookAhead>
-  __device__ __forceinline__ void multiply(uint32_t bits, uint64_t weight, uint64_t pixels,
-                                           float (&acc)[Config::kValues],
-                                           const LookAhead& look_ahead) {
-    multiply_step<Config>(bits, weight, pixels, acc, look_ahead);
-  }
-
-  // acc += what a stage brings in place of operands.
-  template <class Stage>
-  __device__ __forceinline__ void add(const Params&, const Notice& notice, int warpgroup,
-                                      Stage& stage, int first_box, float (&acc)[Config::kValues]) {
-    if constexpr (Config::kAddsResidual) {
-      add_residual<Config>(notice.brought_mask(warpgroup), &stage.box(first_box), acc);
-    }
-  }
-
+struct BoxWork {
   // Stores the sums, which are complete.
   template <class Shared>
-  __device__ __forceinline__ void finish(const Params& p, int warpgroup, int channel,
+  __device__ __forceinline__ void finish(const ConvParams& p, int warpgroup, int channel,
                                          const Box* boxes, Shared& storage,
                                          float (&acc)[Config::kValues]) {
     ChannelBias bias;
@@ -219,11 +191,11 @@ class BoxWork {
 
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config, class Operands, class Work, class Shared>
-__device__ void multiply_stages(const typename Config::Params& p, int warpgroup, Shared& storage) {
+__device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& storage) {
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
   Operands operands(storage, warpgroup);
   float acc[Config::kValues] = {};
-  Work work(storage);
+  Work work;
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
   constexpr bool kClears = Config::kByPixel && Config::kRows == 1;
@@ -241,7 +213,7 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
   };
   Notice notice = notice_at(at);
   while (!notice.ends_work()) {
-    const uint32_t bits = work.bits_of(notice, warpgroup);
+    const uint32_t bits = notice.mask(warpgroup);
     const bool ends_tile = notice.ends_tile();
     RingPosition<Config::kStages> next = at;
     next.advance();
@@ -256,7 +228,7 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
       if constexpr (kKeeps) {
         if (is_mixed) kept.keep(acc);
       }
-      work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+      multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
       if constexpr (kKeeps) {
         if (is_mixed) {
           kept.put_back(&ring.notices[at.slot].pixels[warpgroup * 2], p.box.rows + p.box.columns,
@@ -264,7 +236,10 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
         }
       }
     } else {
-      work.add(p, notice, warpgroup, storage.stages[at.slot], first_box, acc);
+      if constexpr (Config::kAddsResidual) {
+        add_residual<Config>(notice.brought_mask(warpgroup),
+                             &storage.stages[at.slot].box(first_box), acc);
+      }
       look_ahead();
     }
     Box boxes[2] = {};
@@ -306,7 +281,7 @@ struct BoxKernel {
   using Storage = sm90::Storage<Config>;
   template <bool kWeights>
   using Loader = sm90::Loader<Config, kWeights>;
-  using List = BoxList<Config>;
+  using Tiles = BoxTiles<Config>;
   using Operands = StagedOperands<Config>;
   using Work = BoxWork<Config>;
 };
@@ -330,7 +305,7 @@ struct ConvRoles {
     load_lists<Config>(typename Kernel::template Loader<false>(p, storage), storage.ring);
   }
   __device__ __forceinline__ void list(int) const {
-    list_steps<Config, typename Kernel::List>(p, storage.ring);
+    list_steps<Config, typename Kernel::Tiles>(p, storage.ring);
   }
   __device__ __forceinline__ void multiply(int warp) const {
     multiply_stages<Config, typename Kernel::Operands, typename Kernel::Work>(

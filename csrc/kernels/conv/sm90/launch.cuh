@@ -61,21 +61,11 @@ int cut_into_tiles(ConvParams& p, int multiprocessors) {
   return 10 * even >= 9 * multiprocessors ? even : std::min(p.tiles, multiprocessors);
 }
 
-// Encodes the map of images like the output, or of one image.
+// Encodes the map of images like the output.
 template <class Config>
-cudaError_t encode_result(CUtensorMap& map, const ConvParams& p, const void* data, bool is_one) {
-  Extent extent = p.shape.output;
-  if (is_one) extent.images = 1;
-  return encode_pixels<typename Config::Element>(map, data, extent, p.shape.out_channels, p.box,
-                                                 {1, 1});
-}
-
-template <class Config>
-cudaError_t encode_weight_and_residual(ConvParams& p, const void* weight) {
-  const cudaError_t error = encode_weight<typename Config::Operand>(p.map_weight, weight, p.shape,
-                                                                    Config::kRows * kBlock);
-  if (error != cudaSuccess || p.residual == nullptr) return error;
-  return encode_result<Config>(p.map_residual, p, p.residual, p.residual_is_shared);
+cudaError_t encode_result(CUtensorMap& map, const ConvParams& p, const void* data) {
+  return encode_pixels<typename Config::Element>(map, data, p.shape.output, p.shape.out_channels,
+                                                 p.box, {1, 1});
 }
 
 template <class Config>
@@ -86,8 +76,12 @@ cudaError_t encode_operands(ConvParams& p, const void* input, const void* weight
   };
   cudaError_t error = encode(p.map_input, 0);
   if (error == cudaSuccess && Config::is_narrow(1)) error = encode(p.map_last, Config::kLastWidth);
-  if (error != cudaSuccess) return error;
-  return encode_weight_and_residual<Config>(p, weight);
+  if (error == cudaSuccess) {
+    error = encode_weight<typename Config::Operand>(p.map_weight, weight, p.shape,
+                                                    Config::kRows * kBlock);
+  }
+  if (error != cudaSuccess || p.residual == nullptr) return error;
+  return encode_result<Config>(p.map_residual, p, p.residual);
 }
 
 // Starts the kernel with these roles, in clusters of thread blocks where `cluster` is not 0. The
@@ -123,7 +117,7 @@ cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
   }
   if (blocks == p.tiles) p.next_tile = nullptr;
   cudaError_t error = encode_operands<Config>(p, input, weight);
-  if (error == cudaSuccess) error = encode_result<Config>(p.map_output, p, p.output, false);
+  if (error == cudaSuccess) error = encode_result<Config>(p.map_output, p, p.output);
   if (error != cudaSuccess) return error;
   return start<Roles>(conv_sm90<Config>, p, blocks * std::max(cluster, 1), cluster, how.stream);
 }

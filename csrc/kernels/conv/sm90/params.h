@@ -215,7 +215,6 @@ struct ConvParams : ConvOperands {
   // more images. Each pixel is judged by itself. The caller then sets `box`.
   bool by_pixel;
   bool images_fastest;  // the order of boxes is images, columns, rows; else columns, rows, images
-  bool residual_is_shared;  // it is one image, for all; boxes then have one image
   int log2_block_m, log2_block_k;
   int norm_groups;  // groups of max(block k, 64) channels
   // (blocks of out_channels, kernel positions x norm_groups). May be null if norm_input is.

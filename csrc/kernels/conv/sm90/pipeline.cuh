@@ -90,7 +90,7 @@ struct StepByPixel : Step {
 // The facts of a stage that a multiplying warp needs besides the operands: the step's mask,
 // whether the tile or all work ends, and, with resident weights, the number of the weight block. A
 // stage that brings the residual has its step's mask in place of that number, so that a stage with
-// products to compute needs no further test. Bits 20 to 28 are free for other kernels.
+// products to compute needs no further test.
 struct Notice {
   static constexpr int kWeightShift = 12;
   static constexpr uint32_t kIsMixed = 1u << 29;
@@ -169,9 +169,8 @@ template <class Config>
 using RingOf = kernels::sm90::Ring<Tile<Config>, StepOf<Config>, NoticeOf<Config>, Config::kStages,
                                    Config::kLists, Config::kListCapacity>;
 
-// `Held`: what lies in front of the ring.
-template <class Config, class Held = Blocks<Config>>
-struct Storage : Held {
+template <class Config>
+struct Storage : Blocks<Config> {
   using Ring = RingOf<Config>;
 
   BoxSquares<typename Config::Element> squares[Config::kWarpgroups];

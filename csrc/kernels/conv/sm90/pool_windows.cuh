@@ -22,10 +22,10 @@ struct PoolConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
 };
 
 template <class Config>
-struct PoolList : BoxList<Config> {
+struct PoolTiles {
   // The tile with a window of 2 x 2 pixels in its boxes, or with one row of it. by_box_rows and
   // by_box_columns divide by numbers of windows.
-  __device__ __forceinline__ static Tile<Config> tile_at(const ConvParams& p, int number) {
+  __device__ __forceinline__ static Tile<Config> at(const ConvParams& p, int number) {
     constexpr int kTilesOfWindow = 4 / Config::kBoxes;
     const int second = number % kTilesOfWindow;
     int windows, channels, row, column, image;
@@ -231,10 +231,8 @@ __device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgro
 
 // The work of a warpgroup on the sums of a tile. kResident: in resident.cuh.
 template <class Config, bool kResident = false>
-struct PoolWork : BoxWork<Config> {
+struct PoolWork {
   uint32_t held[kBlock / 4];  // where kResident
-
-  using BoxWork<Config>::BoxWork;
 
   template <class Shared>
   __device__ __forceinline__ void finish(const ConvParams& p, int warpgroup, int channel,
@@ -254,7 +252,7 @@ struct PoolWork : BoxWork<Config> {
 
 template <class Config_>
 struct PoolKernel : BoxKernel<Config_> {
-  using List = PoolList<Config_>;
+  using Tiles = PoolTiles<Config_>;
   using Work = PoolWork<Config_>;
 };
 

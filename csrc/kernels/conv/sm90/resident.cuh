@@ -156,7 +156,7 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
   float tau = 0;
   ListWriter<Config> writer(storage.ring);
   bool waited = false;
-  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number, start_claim(p))) {
+  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {
     auto tile = resident_tile_at<Config>(p, number);
 #pragma unroll 1
     for (int i = 0; i < Config::kRowsInTurn; ++i, ++tile.first.row) {

@@ -327,11 +327,10 @@ __device__ __forceinline__ void store_portions(const UnskippedParams& p, int cha
 template <class Config>
 __device__ __forceinline__ void add_line(const OperandBlock& pixels, int line,
                                          float (&acc)[Config::kValues]) {
-  const auto add = [](float& sum, float x) { sum += x; };
   if constexpr (Config::kLines == 1) {
-    change_box<typename Config::Element, Config::kWidth, 0>(pixels, acc, add);
+    add_box<typename Config::Element, Config::kWidth, 0>(pixels, acc);
   } else if (line == line_of_warp()) {
-    change_line<Config::kWidth>(pixels, acc, add);
+    add_values<Config::kWidth>(pixels, acc);
   }
 }
 
