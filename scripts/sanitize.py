@@ -108,8 +108,6 @@ def norms_passed_on():
         hidden, norms = spamm_torch.conv2d(x, weight, relu=True, return_norms=True, **setting)
         square = randn(136, 72, 3, 3, dtype=dtype)
         spamm_torch.conv2d(hidden, square, padding=1, tau=1.0, norm_input=norms, **blocks)
-        weight = weight.to(memory_format=torch.channels_last)  # else a copy of it is read
-        OPS.conv2d(x, weight, activation="relu", weight_is_ready=True, **setting)
 
 
 def forced(variable, value):

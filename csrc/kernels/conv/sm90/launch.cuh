@@ -213,11 +213,11 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   return launch(std::integral_constant<int, kBlock>{});
 }
 
-// Computes p. The caller sets shape, block, by_pixel and its box, norms, log2_block_m and _k,
-// weight_is_ready, tau, bias, residual, activation, output and next_tile. Returns the error of the
-// driver or of the launch, as all launchers do. next_tile: an int in device memory that is zero.
-// The kernel sets it back to zero. No other kernel in flight may use it. log2_segments, for half
-// types in tiles that are not narrow: at most kLog2MostSegments.
+// Computes p. The caller sets shape, block, by_pixel and its box, norms, log2_block_m and _k, tau,
+// bias, residual, activation, output and next_tile. Returns the error of the driver or of the
+// launch, as all launchers do. next_tile: an int in device memory that is zero. The kernel sets it
+// back to zero. No other kernel in flight may use it. log2_segments, for half types in tiles that
+// are not narrow: at most kLog2MostSegments.
 template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);

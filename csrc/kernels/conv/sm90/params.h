@@ -201,8 +201,7 @@ struct ConvOperands {
   Activation activation;
   Slopes slopes;
   void* output;
-  bool weight_is_ready;  // see overlap.cuh
-  int box_groups;        // groups of 64 channels
+  int box_groups;  // groups of 64 channels
   int channel_tiles, tiles, steps;
   Divisor by_channel_tiles, by_box_rows, by_box_columns;
 };

@@ -4,8 +4,7 @@
 // warpgroup computes one column. A step is one input pixel and channel group in both boxes. It
 // serves one kernel position of the first column, and the kernel position before it of the second.
 // So a 3 x 3 kernel reads 12 operand blocks for 18 products. The weights are loaded before any norm
-// is read. With weight_is_ready they are loaded while the previous kernel still runs (overlap.cuh).
-// Results have the same bits as those of conv.cuh. Limits: takes_resident().
+// is read. Results have the same bits as those of conv.cuh. Limits: takes_resident().
 #pragma once
 
 #include "kernels/conv/sm90/conv.cuh"
@@ -180,7 +179,7 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
 // Loads all weights. Called by one thread.
 template <class Config>
 __device__ void load_resident_weights(const ConvParams& p, ResidentStorage<Config>& storage) {
-  if (!p.weight_is_ready) wait_for_previous_kernel();
+  wait_for_previous_kernel();
   const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
 #pragma unroll 1
   for (int kernel_position = 0; kernel_position < positions; ++kernel_position) {

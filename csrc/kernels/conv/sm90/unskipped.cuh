@@ -150,7 +150,7 @@ class UnskippedLoader {
       : p_(p), storage_(storage), place_(p) {}
 
   __device__ void run() {
-    if (!kWeights || !p_.weight_is_ready) wait_for_previous_kernel();
+    wait_for_previous_kernel();
     for (TileWalk<Config> tile(p_, place_); tile.has_tile(); tile.advance()) {
       if constexpr (!kWeights) {
         if (!p_.in_order) {
