@@ -11,7 +11,6 @@
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"
-#include "kernels/conv/sm90/resident.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -122,27 +121,6 @@ cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
   return start<Roles>(conv_sm90<Config>, p, blocks * std::max(cluster, 1), cluster, how.stream);
 }
 
-// `output`: the size of what is stored.
-template <class Config, class Work>
-cudaError_t convolve_resident(ConvParams p, const void* input, const void* weight,
-                              const Extent& output, const Launch& how) {
-  using Roles = ResidentRoles<Config, Work>;
-  static_assert(sizeof(typename Roles::Storage) <= kMostSharedBytes - 2048);  // for the norm kernel
-  const int pairs = ceil_div(p.boxes.columns, 2), rows = p.boxes.rows / Config::kRowsInTurn;
-  p.by_box_columns = Divisor(pairs);
-  p.by_box_rows = Divisor(rows);
-  p.tiles = p.boxes.images / 2 * rows * pairs;
-  const int blocks = std::min(p.tiles, how.multiprocessors);
-  if (blocks == p.tiles) p.next_tile = nullptr;
-  cudaError_t error = encode_operands<Config>(p, input, weight);
-  if (error == cudaSuccess) {
-    error = encode_pixels<typename Config::Element>(p.map_output, p.output, output,
-                                                    p.shape.out_channels, p.box, {1, 1});
-  }
-  if (error != cudaSuccess) return error;
-  return start<Roles>(conv_resident_sm90<Config, Work>, p, blocks, 0, how.stream);
-}
-
 // Tells whether a Config agrees with its row of cuda/tiles.h.
 template <class Config, TileConfig kTile>
 constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kBoxes* kBlock ==
@@ -161,23 +139,6 @@ constexpr auto staged() {
                         kTile.stages - kStagings + 1, kStagings, kByPixel, kSegmented>;
   static_assert(kHasTile<Chosen, kTile>);
   return convolve_staged<Chosen>;
-}
-
-// The kernel for few output channels. For half types it keeps the weights in shared memory if it
-// can.
-template <class Element, TileConfig kTile, int kLastWidth>
-cudaError_t convolve_narrow(ConvParams p, const void* input, const void* weight,
-                            const Launch& how) {
-  if constexpr (sizeof(Element) == 2) {
-    using Resident = ResidentConfig<Element, kLastWidth>;
-    static_assert(kHasTile<Resident, kTile>);
-    if (takes_resident(p.shape, p.block) && p.residual == nullptr) {
-      return convolve_resident<Resident, BoxWork<Resident>>(p, input, weight, p.shape.output, how);
-    }
-    return staged<Element, kTile, kBlock>()(p, input, weight, how);
-  } else {
-    return staged<Element, kTile, kLastWidth>()(p, input, weight, how);
-  }
 }
 
 // Fills in what follows from shape, block and log2_block_k.
@@ -242,10 +203,9 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
     }
   }
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    const auto instance = how.tile == TileSize::kSmall ? staged<Element, kTiles.small, kWidth>()
-                          : how.tile == TileSize::kLarge
-                              ? staged<Element, kTiles.large, kWidth>()
-                              : convolve_narrow<Element, kTiles.narrow, kWidth>;
+    const auto instance = how.tile == TileSize::kSmall   ? staged<Element, kTiles.small, kWidth>()
+                          : how.tile == TileSize::kLarge ? staged<Element, kTiles.large, kWidth>()
+                                                         : staged<Element, kTiles.narrow, kWidth>();
     return instance(p, input, weight, how);
   });
 }

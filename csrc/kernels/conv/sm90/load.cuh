@@ -17,11 +17,11 @@ __device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, in
   return Config::is_narrow(i) ? p.map_last : p.map_input;
 }
 // The bytes of all boxes whose bit is set.
-template <class Config, int kBoxes = Config::kBoxes>
+template <class Config>
 __device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
   uint32_t lines = 0;
 #pragma unroll
-  for (int i = 0; i < kBoxes; ++i) {
+  for (int i = 0; i < Config::kBoxes; ++i) {
     if (needed >> i & 1) lines += Config::is_narrow(i) ? Config::kLastWidth : kBlock;
   }
   return lines * kLineBytes;
@@ -77,7 +77,7 @@ class Loader : public StageWriter<Config, kWeights> {
         if ((needed >> i & 1) == 0) continue;
         const Box& box = tile.boxes[i];
         cute::SM90_TMA_LOAD_4D::copy(&p_.map_residual, reinterpret_cast<uint64_t*>(&this->full()),
-                                     kCacheHint, &storage_.stages[at_.slot].box(i),
+                                     kCacheHint, &storage_.stages[at_.slot].pixels[i],
                                      tile.channel + step.group * kBlock, box.column, box.row,
                                      box.image);
       }

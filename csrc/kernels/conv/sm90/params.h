@@ -167,17 +167,6 @@ inline bool takes_norms_of_pixels(const Log2Block& box, int64_t images) {
   return int64_t{1} << box.images >= images && box.rows + box.columns >= 2;
 }
 
-constexpr int kResidentBlocks = 18;  // kernel positions x channel groups that fit shared memory
-
-// Tells whether the kernel with resident weights (resident.cuh) can compute a convolution.
-inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
-  const int groups = ceil_div(shape.channels, 64);
-  return shape.out_channels <= 64 && box_of(block).images == 6 &&
-         ceil_div(shape.output.images, 64) % 2 == 0 && shape.kernel.columns > 1 &&
-         shape.stride.columns == 1 && shape.dilation.columns == 1 &&
-         shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
-}
-
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
 // The slopes of leaky_relu: in memory, one for all channels (step 0) or one for each (1), or a
