@@ -16,7 +16,6 @@ docs/density_matrix.md explains the method.
 
 import argparse
 import functools
-import importlib.util
 import math
 import sys
 import time
@@ -31,7 +30,7 @@ import torch
 
 from common import options as cli
 from common import results
-from common.console import exit_code, make_console
+from common.console import exit_code
 from common.measuring import describe_machine
 from density import sources
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
@@ -216,8 +215,7 @@ def main(arguments=None):
         "tables": found,
     }
     title = "The density matrix by purification"
-    console = make_console() if importlib.util.find_spec("rich") else None
-    results.finish(options.out / options.name, title, run, console, _NOTES)
+    results.finish(options.out / options.name, title, run, _NOTES)
 
     if not wants_density:
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import common  # noqa: F401  # isort: skip  finds models and the library
 
-from common.console import Steps, exit_code, make_console
+from common.console import exit_code
 from common.options import (
     add,
     add_device_option,
@@ -64,23 +64,26 @@ def chosen_training(options):
     return config, load_digits(options.data, config.full)
 
 
-def train_or_load(options, device, console):
+def train_or_load(options):
     """The trained model that the options ask for, with its TrainConfig and its Digits."""
     config, digits = chosen_training(options)
-    console.print(f"data: {digits.description}")
-    with Steps(console, f"training {config.model}") as steps:
-        model = train(config, digits, options.checkpoint, device, steps.at)
-    return model, config, digits
+    print(f"data: {digits.description}")
+
+    def report(step, steps, message):
+        if message:
+            print(f"training {config.model}: {message}", flush=True)
+
+    return train(config, digits, options.checkpoint, options.device, report), config, digits
 
 
 def main(arguments=None):
     parser = make_parser(__doc__)
     add_training_options(parser)
     options = parser.parse_args(arguments)
-    console = make_console()
+    options.device = choose_device(options.device)
     require_writable(options.checkpoint.parent)
-    train_or_load(options, choose_device(options.device), console)
-    console.print(f"checkpoint: {options.checkpoint}")
+    train_or_load(options)
+    print(f"checkpoint: {options.checkpoint}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from torch import nn
 
 import spamm_torch
 from common import options as cli
-from common.console import make_console
 from common.measuring import PRECISIONS, compiled, use_precision
 from common.timing import interleaved
 from models.files import UserError, first_line, require_writable
@@ -49,9 +48,7 @@ def add_options(parser):
 def prepare(options):
     """Trains, or loads what was trained."""
     require_writable(options.checkpoint.parent)
-    options.trained, options.config, options.digits = train_or_load(
-        options, options.device, make_console()
-    )
+    options.trained, options.config, options.digits = train_or_load(options)
 
 
 def header(options):
@@ -68,7 +65,6 @@ def cells(options):
 
 def measure(options):
     """The tables of the network as calibrated, and as served."""
-    console = make_console()
     dtype = use_precision(options.dtype)
     model = copy.deepcopy(options.trained).to(dtype)
     _, validation = options.digits.split(options.config.seed)
@@ -80,8 +76,7 @@ def measure(options):
     except ValueError as error:
         raise UserError(first_line(error)) from error
     report.save(path)
-    console.print(str(report), soft_wrap=True)
-    console.print(f"settings: {path}")
+    print(f"{report}\nsettings: {path}")
 
     found, place = report.outcome, {"model": options.config.model}
     dense_accuracy, _ = score_and_answers(model, batches)
@@ -89,7 +84,7 @@ def measure(options):
     quality |= {name: getattr(found, name) for name in ("changed", "valid_ratio", "max_drop")}
     case = f"{options.config.model}, {options.dtype}, batch {options.images}"
     layers = [{"case": case} | (row.pop("setting") or {}) | row for row in map(asdict, report)]
-    networks, served = networks_of(model, batches[0][0], path, options, console), []
+    networks, served = networks_of(model, batches[0][0], path, options), []
     calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}
     on_gpu = options.device.type == "cuda"
     for mode in ("eager", "CUDA graph") if on_gpu else ("eager",):
@@ -135,7 +130,7 @@ def dense_network(model, cudnn):
     return nn.Sequential(layers).eval()
 
 
-def networks_of(model, pictures, settings, options, console):
+def networks_of(model, pictures, settings, options):
     """{name: network} to be timed."""
     skipping_nothing, skipping = copy.deepcopy(model), copy.deepcopy(model)
     spamm_torch.convert_(skipping, settings)
@@ -143,7 +138,7 @@ def networks_of(model, pictures, settings, options, console):
         network.compile(backend="spamm_torch", options={"inner": "eager"}, dynamic=False)
     dense = dense_network(options.trained, options.device.type == "cuda")
     found = {"dense": dense.to(pictures.dtype)}
-    peer = compiled(model, pictures, console)
+    peer = compiled(model, pictures)
     if peer is not None:
         found["torch.compile"] = peer
     return found | {"nothing skipped": skipping_nothing, "SpAMM": skipping}

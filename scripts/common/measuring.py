@@ -58,14 +58,13 @@ def _device_name(device):
 # ---- Cells ---------------------------------------------------------------------------------------
 
 
-def measure_all(cells, tables, steps):
+def measure_all(cells, tables):
     """Adds the rows of each cell, {name: call that gives {kind: rows}}, to ``tables``, as plain
     data, as soon as it is measured.
     """
-    steps.at(0, len(cells))
     for done, (name, measure) in enumerate(cells.items(), start=1):
         found = json.loads(json.dumps(measure(), default=str))
-        steps.at(done, len(cells), f"{name}: {said_of(found)}")
+        print(f"{done} of {len(cells)}, {name}: {said_of(found)}", flush=True)
         for kind, rows in found.items():
             tables.setdefault(kind, []).extend(rows)
 
@@ -101,12 +100,12 @@ def require_near(error, most, of):
         )
 
 
-def compiled(model, example, console):
+def compiled(model, example):
     """A copy of a model by torch.compile; None, and a line that says why, where that fails."""
     found = torch.compile(copy.deepcopy(model), dynamic=False)
     try:
         found(example)
     except Exception as error:  # Inductor has no compiler, or none that works here
-        console.print(f"torch.compile is left out: {first_line(error)}")
+        print(f"torch.compile is left out: {first_line(error)}")
         return None
     return found

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 import spamm_torch
+import tables
 from common.measuring import TOLERANCE, cell, require_near, use_precision
 from common.timing import interleaved
 from models.water.geometry import ATOMS
@@ -19,7 +20,8 @@ from models.water.model import model_density, model_fock, overlap, water_cluster
 from models.water.overlap import functions_of
 from tables import paper
 
-TITLE = "matrices of electronic structure theory"
+DEFAULTS, add_options = tables.DEFAULTS, tables.add_options
+TITLE = "Table 4: matrices of electronic structure theory"
 TAUS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 BLOCKS = (32, 64)
 PRECISIONS = ("float64", "float32")

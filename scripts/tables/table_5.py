@@ -1,4 +1,8 @@
-"""Table 5: VGG13 on MNIST, its convolutions replaced, by layer, layout and valid ratio."""
+"""Table 5: VGG13 on MNIST, its convolutions replaced, by layer, layout and valid ratio.
+
+Layouts are the paper's, blocks of 32 on an explicit im2col matrix, and pixel blocks of 64, image by
+image (1, 8, 8) or by position (64, 1, 1); tau is found for each batch, and held for its time.
+"""
 
 import itertools
 from collections import Counter, OrderedDict
@@ -11,6 +15,8 @@ from torch import nn
 from torch.nn.functional import pad
 
 import spamm_torch
+import tables
+from common import options as cli
 from common.measuring import cell, use_precision
 from common.timing import by_clock, interleaved, medians
 from models.data import draw_shifts
@@ -18,7 +24,7 @@ from models.files import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from tables import first_gpus, gpu_counts, paper
-from train_vgg13 import train_or_load
+from train_vgg13 import add_training_options, train_or_load
 
 
 class Layout(NamedTuple):
@@ -68,7 +74,8 @@ def im2col_operands(conv, x):
     return conv.weight.flatten(1), windows.permute(0, 4, 5, 1, 2, 3).flatten(3).flatten(0, 2)
 
 
-TITLE = "VGG13 on MNIST"
+DEFAULTS = tables.DEFAULTS
+TITLE = "Table 5: VGG13 on MNIST"
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
 _ALL = "conv12 to conv52"  # the group of the conclusion
 _MOST_LOST = 0.5  # points: the accuracy that the conclusion is ready to lose
@@ -113,8 +120,17 @@ GROUPS = _groups()
 # ---- The table ----------------------------------------------------------------------------------
 
 
+def add_options(parser):
+    add_training_options(parser)
+    cli.add_repeats_option(parser, DEFAULTS)
+
+
+def prepare(run):
+    run.trained = train_or_load(run)
+
+
 def cells(run):
-    trained, config, digits = train_or_load(run, run.device, run.console)
+    trained, config, digits = run.trained
     validation = digits.split(config.seed)[1].to(run.device)
     images = digits.description.partition(" (")[0]
 

@@ -94,34 +94,10 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
-# One for all channels or one for each: below zero and above one, too.
-SLOPES = {"a number": lambda out: -0.2, "one": lambda out: torch.tensor(-0.5)}
-SLOPES |= {"channels": lambda out: torch.linspace(-1, 2, out)}
-SLOPES |= {"a view": lambda out: torch.linspace(-1, 2, 2 * out)[::2]}
-
-
 def leaky(call, slope):
     """Arguments of a call; the ops take numbers by another name than tensors."""
     is_number = call is ops.dense_conv2d and isinstance(slope, float)
     return {"activation": "leaky_relu", "negative_slope" if is_number else "slope": slope}
-
-
-def skipping(*operands, **options):
-    return spamm_torch.conv2d(*operands, max_error=0.0, **options)
-
-
-@pytest.mark.parametrize("call", [skipping_nothing, skipping, ops.dense_conv2d])
-@pytest.mark.parametrize("slope", SLOPES)
-@pytest.mark.parametrize("own_type", [False, True])
-@pytest.mark.parametrize("channels", [(40, 136), (3, 72), (33, 31)])
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_slopes(device, dtype, call, slope, own_type, channels, with_residual):
-    input, weight, bias, residual = case(device, dtype, channels)
-    addend, slope = residual if with_residual else None, SLOPES[slope](channels[1])
-    if isinstance(slope, torch.Tensor):
-        slope = slope.to(device, dtype if own_type else torch.float32)
-    actual = call(input, weight, bias, padding=1, residual=addend, **leaky(call, slope))
-    assert_near(actual, reference(input, weight, bias, addend, slope=slope, padding=1))
 
 
 @pytest.mark.strength(3)

@@ -6,7 +6,7 @@ import itertools
 import matrices
 import pytest
 import torch
-from support import captured, flops_of, raises_line
+from support import flops_of, raises_line
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -207,20 +207,3 @@ def test_odd_values_on_hopper(sizes, dtype, hopper):
     weight[2, 1, 0, 0] = torch.inf
     for norms in (None, OPS.conv2d_weight_norm(weight)):
         assert_is_separate(input, weight, None, 1, 1, norm_weight=norms, activation="relu")
-
-
-@pytest.mark.cuda
-def test_in_a_graph(hopper):
-    """Replays, one behind the other, and the layer behind reads what is pooled."""
-    input, first, bias = operands((128, 64, 16, 16), (64, 3))
-    _, second, _ = operands((128, 64, 8, 8), (256, 3), seed=1)
-
-    def run(op):
-        x = op(input, first, bias, 1, 1, activation="relu")
-        return op(x, second, None, 1, 1, activation="relu")
-
-    graph, found = captured(lambda: run(OPS.conv2d_max_pool))
-    for seed in range(3):
-        input.copy_(operands((128, 64, 16, 16), (64, 3), seed=seed)[0])
-        graph.replay()
-        assert torch.equal(found, run(separate))

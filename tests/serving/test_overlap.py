@@ -10,7 +10,7 @@ import functools
 import pytest
 import torch
 from late_cases import FAMILIES, Values, late_copy
-from support import norm_maps
+from support import captured, norm_maps
 
 import spamm_torch
 
@@ -73,6 +73,24 @@ def test_no_operand_is_read_and_no_memory_is_written_too_early(overlaps, family)
         early = [operand for operand in case.tensors if is_read_too_early(case, operand)]
         early += [size for size in (SMALL, LARGE) if is_overwritten_too_early(case, size)]
         assert early == [], case.name
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("exact_reference")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_is_captured_and_replayed(family):
+    """A graph reads operands and thresholds where they lie, and no launch leaves anything."""
+    for case in FAMILIES[family]("cuda"):
+        given = {name: x.clone() for name, x in case.tensors.items()}
+        graph, found = captured(functools.partial(case.run, **given))
+        for _ in range(3):
+            for x in given.values():
+                x.mul_(0.5)
+            for x in found:
+                x.zero_()
+            graph.replay()
+            expected = case.run(**given)
+            assert all(map(torch.equal, found, expected)), case.name
 
 
 def calls():
