@@ -79,7 +79,6 @@ def add_options(parser):
     cli.add_choices(parser, "--data", what, ["even"], ("even", "centred"))
     cli.add_ratios_option(parser, RATIOS)
     cli.add_repeats_option(parser, DEFAULTS)
-    cli.add_cold_option(parser)
 
 
 def cells(options):
@@ -170,10 +169,10 @@ def bench_case(layer, batch, precision, data, options):
         if device.type == "cuda":
             chained = functools.partial(call, norm_input=norms, return_norms=True)
             calls[f"chained {ratio}"] = chained
-    times = interleaved(calls, device, options.repeats, cold=options.cold)
+    times = interleaved(calls, device, options.repeats)
     dense = times["dense"]
     place = {"layer": layer.name, "batch": batch, "precision": precision, "data": data}
-    place |= {"block": list(_BLOCKS["block"]), "cold": options.cold, "dense_ms": dense.median}
+    place |= {"block": list(_BLOCKS["block"]), "dense_ms": dense.median}
     for ratio, row in found.items():
         row |= place | times[ratio].over(dense)
         if chained := times.get(f"chained {ratio}"):

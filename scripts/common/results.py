@@ -103,21 +103,21 @@ _STEPS = "s_ms, z_ms, zfz_ms, sp2_ms, iterations, stored_x, energy_error"  # of 
 # fmt: off
 KINDS: dict[str, Kind] = {
     # ---- Products, convolutions, networks
-    "products": Kind("data precision block n ratio cold",
+    "products": Kind("data precision block n ratio",
         "Speedup of mm over torch.mm, norms included, by the share of block products kept:",
         ">dense_ms, speedup", "ratio", n=(8192,),
         picture=Picture("valid_ratio", "speedup", "precision", "data",
-                        {"n": (8192,), "cold": (False,), "block": (64,)}, "xy",
+                        {"n": (8192,), "block": (64,)}, "xy",
                         ("block products kept", "speed over torch.mm"),
                         "Products of N = 8192 that skip, by kind of matrix",
                         "speed over torch.mm (cuBLAS), norms included; higher is faster")),
-    "norm maps": Kind("data precision block n cold"),
-    "convolutions": Kind("layer batch precision data block ratio cold",
+    "norm maps": Kind("data precision block n"),
+    "convolutions": Kind("layer batch precision data block ratio",
         "Speedup over the dense convolution by share kept / with norms of the layer before:",
         ">dense_ms, speedup, speedup_chained", "ratio", batch=(64, 128),
         precision=("float16", "float32"),
         picture=Picture("ratio", "speedup", "layer", "precision",
-                        {"batch": (128,), "data": ("even",), "cold": (False,),
+                        {"batch": (128,), "data": ("even",),
                          "layer": ("conv12", "conv22", "conv32", "conv42", "res56-3x3",
                                    "res14-3x3", "res14-expand")},
                         "xy", ("block products kept", "speed over cuDNN"),
@@ -311,8 +311,7 @@ def add(page, run):
                 if before and now and abs(now / before - 1) > _MOVES:
                     at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
                     moved.append(f"{kind}: {at}: {figure} {before:.4g} -> {now:.4g}")
-    kept = (old for old in page["runs"] if old["tables"] and old["name"] != run["name"])
-    page["runs"] = [*kept, run]
+    page["runs"] = [old for old in page["runs"] if old["name"] != run["name"]] + [run]
     return moved
 
 

@@ -3,7 +3,6 @@
 import functools
 
 import matrices
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -146,14 +145,11 @@ WRONG = [
     (lambda: CONV(residual=1.0), TypeError, r"residual must be a tensor; got float"),
     *((call, ValueError, f"activation must be one of {KNOWN}; got 'gelu'") for call in (
         lambda: CONV(activation="gelu"),
-        lambda: ops.conv2d(*FEW, threshold=1.0, activation="gelu"),
         lambda: ops.dense_conv2d(*FEW, activation="gelu"),
         lambda: SpAMMConv2d(4, 4, 3, tau=1.0, activation="gelu"),
     )),
     (lambda: CONV(activation="leaky_relu", slope="2"), TypeError,
      r"^slope must be a number or a tensor; got '2'$"),
-    (lambda: CONV(activation="leaky_relu", slope=np.ones(40)), TypeError,
-     r"^slope must be a number or a tensor; got array\(\[1., [^\n]*\.\.\.$"),
     *((call, ValueError, r"slope must be given with activation 'leaky_relu' alone; got .* 'relu'")
       for call in (
         lambda: CONV(activation="relu", slope=0.2),
@@ -165,7 +161,6 @@ WRONG = [
         (torch.ones(5), RuntimeError, r"slope must have .* shape \[4\] .*; got shape \[5\]"),
         (torch.ones(1, 4), RuntimeError, r"slope must have one entry, .*; got shape \[1, 4\]"),
         (torch.ones(4).half(), TypeError, r"slope must have the weight's dtype .*; got float16"),
-        (torch.ones(4, device="meta"), RuntimeError, r"slope .*device.*; got .*meta"),
     )),
     (lambda: CONV(activation=3), TypeError, r"activation must be a string or None; got 3"),
     *((call, ValueError, r"must not be given with relu=True.*; got 'relu'") for call in (
@@ -174,7 +169,6 @@ WRONG = [
     )),
     (lambda: ops.conv2d(*FEW, tau=torch.tensor(1.0), threshold=1.0), ValueError,
      r"exactly one of tau, threshold, .*; got tau and thresho"),
-    (lambda: ops.conv2d(*FEW), ValueError, r"exactly one of tau, threshold, .*; got none"),
     (lambda: CONV(bias=torch.ones(4, requires_grad=True), return_norms=True), RuntimeError,
      r"conv2d_with_norms is for inference and has no gradient"),
 ]  # fmt: skip

@@ -74,7 +74,7 @@ def test_an_exception_is_said_in_a_line():
 MAINS = [*(script.stem for script in SCRIPTS.glob("*.py")), "density_matrix"]
 MAINS += [f"bench {case}" for case in CASES]
 # Options whose default would say nothing.
-NO_DEFAULT = ("-h, --help", "--cold", "--soak")
+NO_DEFAULT = ("-h, --help", "--soak")
 
 
 @pytest.mark.parametrize("name", sorted(MAINS))

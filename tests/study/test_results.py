@@ -81,7 +81,7 @@ def run(name, date, *rows, **header):
 
 
 def row(n, speedup, **rest):
-    at = {"data": "decay", "precision": "float32", "block": 64, "n": n, "ratio": 0.3, "cold": False}
+    at = {"data": "decay", "precision": "float32", "block": 64, "n": n, "ratio": 0.3}
     return at | {"dense_ms": 2.0, "speedup": speedup, "valid_ratio": 0.3} | rest
 
 
