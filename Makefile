@@ -149,8 +149,7 @@ asan tsan: $(ENVIRONMENT)
 
 study: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'
-	$(PY) scripts/train_vgg13.py $(TRAIN_ARGS)
-	$(PY) scripts/bench.py table_5 $(STUDY_ARGS)
+	$(PY) scripts/bench.py table_5 $(TRAIN_ARGS) $(STUDY_ARGS)
 
 tables: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the tables are small ones of the CPU")'

@@ -2,7 +2,6 @@
 the others.
 """
 
-import copy
 import functools
 import gc
 import json
@@ -98,14 +97,3 @@ def require_near(error, most, of):
         raise UserError(
             f"wrong result {of}: expected an error of at most {most:.3g}; got {error:.3g}"
         )
-
-
-def compiled(model, example):
-    """A copy of a model by torch.compile; None, and a line that says why, where that fails."""
-    found = torch.compile(copy.deepcopy(model), dynamic=False)
-    try:
-        found(example)
-    except Exception as error:  # Inductor has no compiler, or none that works here
-        print(f"torch.compile is left out: {first_line(error)}")
-        return None
-    return found

@@ -22,7 +22,7 @@ from common.measuring import TOLERANCE, cell, require_near, use_precision
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians, synchronize
 from models.files import first_line
-from tables import GPU_COUNTS, gpu_counts, gpus, paper, sizes
+from tables import paper, sizes
 
 DEFAULTS, add_options = tables.DEFAULTS, tables.add_options_with_sizes
 TITLE = "Table 3: against sparse products at equal error"
@@ -69,11 +69,9 @@ def _rows(run, n, share):
         ours[block] = _at_error(a, b, exact, target, block)
         call = partial(spamm_torch.mm, a, b, tau=ours[block]["tau"], block=block)
         timed[f"block {block}"] = on_device[block] = call
-        for count in gpu_counts(run) if len(gpus(run)) > 1 else ():
-            timed[f"block {block}, {count} GPUs"] = partial(call, devices=gpus(run)[:count])
     convert = {"convert": lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
-    times = {"sparse": peer.ms} | medians(by_clock(timed | convert, run.repeats, gpus(run)))
-    if gpus(run):
+    times = {"sparse": peer.ms} | medians(by_clock(timed | convert, run.repeats, [run.device]))
+    if run.device.type == "cuda":
         graphs = medians(interleaved(on_device, run.device, run.repeats))
         for block, of in ours.items():
             of["graph_ms"] = graphs[block]
@@ -92,18 +90,13 @@ def _rows(run, n, share):
         sparse = {"peer": peer.name, "absent": peer.absent}
     more = {"sparse_error": target, "peer": peer.ms and peer.name, "peer_ms": times["sparse"]}
     if of_paper:
-        names = ("paper_valid", "paper_sparse_error", "paper_error")
-        more |= dict(zip(names, of_paper, strict=False))
-        more |= {f"paper_speedup_{count}": speedup for count, speedup in of_paper[3].items()}
+        names = ("paper_valid", "paper_sparse_error", "paper_error", "paper_speedup_1")
+        more |= dict(zip(names, of_paper, strict=True))
     rows = []
     for block, of in ours.items():
-        several = {count: times.get(f"block {block}, {count} GPUs") for count in GPU_COUNTS}
-        several[1] = of["ms"] = times[f"block {block}"]
-        speeds = {
-            f"speedup_{count}": ms and peer.ms and times["sparse"] / ms
-            for count, ms in several.items()
-        }
-        rows.append(of | more | {"block": block, "speedup": speeds.pop("speedup_1")} | speeds)
+        ms = times[f"block {block}"]
+        own = {"block": block, "ms": ms, "speedup": peer.ms and times["sparse"] / ms}
+        rows.append(of | more | own)
     return {"at equal error": rows, "sparse products": [sparse]}
 
 

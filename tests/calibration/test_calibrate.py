@@ -340,7 +340,6 @@ BAD = {
         ({"evaluate": 3}, "evaluate must be a function; got int"),
         ({"evaluate": lambda model: 1.0}, "takes 1 positional argument but 2 were given"),
         ({"evaluate": lambda *_: None}, "a number and the answers, .* got NoneType and NoneType"),
-        ({"reference": torch.ones(1, 3, 16, 16)}, "calibrate takes no reference any more"),
         ({"model": lambda: torch.jit.script(tiny_network())},
          "calibrate expects an nn.Module; got one scripted: pass the module itself"),
     ],

@@ -10,7 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import Im2col, norm_products
-from support import TOLERANCE, assert_near, float32_precision, raises_line
+from support import (
+    TOLERANCE,
+    assert_near,
+    conv2d_backend,
+    float32_precision,
+    raises_line,
+)
 
 import spamm_torch
 from spamm_torch import _arguments
@@ -76,9 +82,8 @@ def test_depthwise(device, dtype, channels, images):
         got = spamm_torch.conv2d(*operands, bias, **setting, tau=tau, relu=True)
         assert_near(got[:, rest], expected[:, rest])
         assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
-    convolution = {"input": input.shape, "weight": weight.shape, **setting, "tau": tau}
     if dtype != torch.float64:
-        name = spamm_torch.backend_for(device, dtype, convolution=convolution)
+        name = conv2d_backend(*operands, tau, **setting)
         assert name == ("cpu-depthwise" if device.type == "cpu" else "sm80-thin")
 
 

@@ -6,7 +6,7 @@ import itertools
 import matrices
 import pytest
 import torch
-from support import flops_of, raises_line
+from support import raises_line
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -113,11 +113,6 @@ def test_refused(device, name):
         conv(input, norm_weight=torch.ones(1, device=device))
     with raises_line(ValueError, "activation must be"):
         conv(input, activation="gelu")
-
-
-def test_flops():
-    made = operands((2, 8, 6, 6), (16, 3), device="cpu", dtype=torch.float32)
-    assert flops_of(lambda: OPS.conv2d_max_pool(*made)) == 2 * 2 * 16 * 4 * 4 * 8 * 9
 
 
 # ---- Hopper's kernels ---------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_shards_over_processes(tmp_path):
 def test_large_matrices_are_block_sparse():
     for words, sparse, block, without in (
         (("--chain", "9998"), False, 32, 0),
-        (("--chain", "10000"), True, 64, 4),
+        (("--chain", "10000"), True, 64, 3),
         (("--chain", "10000", "--no-sparse"), False, 32, 0),
         (("--chain", "10", "--sparse", "--block", "128"), True, 128, 0),
     ):

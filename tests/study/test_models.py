@@ -21,7 +21,6 @@ from support import raises_line
 from torch import nn
 
 import bench
-import train_vgg13
 from cases import vgg13
 from common.console import exit_code
 from common.results import load
@@ -150,26 +149,11 @@ def test_a_checkpoint_of_another_training(
     torch.save(content, path)
     write_part(tmp_path, "t10k", *digits(50, seed=0 if change is not None else 1))
     content, given = path.read_bytes(), ("--data", tmp_path, "--checkpoint", path, *arguments)
-    code, _, [line] = run_script(train_vgg13.main, capsys, *given)
+    given += ("--device", "cpu", "--out", tmp_path / "out")
+    code, _, [line] = run_script(bench.main, capsys, "vgg13", *given)
     assert code == 1
     assert all(word in line for word in (*words, str(path)))
     assert path.read_bytes() == content
-
-
-# ---- The command --------------------------------------------------------------------------------
-
-
-def test_the_command_trains_and_goes_on(capsys, tmp_path):
-    """Without data nothing is left behind."""
-    given = ["--width", 2, "--epochs", 1, "--batch", 10, "--device", "cpu"]
-    given += ["--data", tmp_path, "--checkpoint", tmp_path / "c.pt"]
-    code, _, [line] = run_script(train_vgg13.main, capsys, *given)
-    assert (code, str(tmp_path / "MNIST") in line, list(tmp_path.iterdir())) == (1, True, [])
-    write_part(tmp_path, "t10k", *digits(50))
-    for said in ("training vgg13: epoch 1 of 1: loss ", "already trained"):
-        code, output, _ = run_script(train_vgg13.main, capsys, *given)
-        assert (code, said in output) == (0, True)
-        assert training.load_checkpoint(tmp_path / "c.pt")["step"] == 4
 
 
 # ---- Data: reading, checking, splitting and placing MNIST ----------------------------------------
@@ -329,7 +313,7 @@ def run(tmp_path):
 
 
 def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch):
-    monkeypatch.setattr(vgg13, "compiled", lambda model, *_: model)
+    monkeypatch.setattr(vgg13, "compiled", lambda model: model)
     assert run("--images", "5", "--max-drop", "60") == 0
     results = tmp_path / "results"
     settings = json.loads((results / "calibrated_cpu.json").read_text())
@@ -337,7 +321,9 @@ def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch
     skipping = [name for name, layer in settings["layers"].items() if layer["setting"]]
     assert set(skipping) <= {"conv42", "conv51", "conv52"}  # those with 32 channels
     assert skipping
-    assert "of 60 allowed on unseen data" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "training vgg13_bn: epoch 1 of 1: loss " in said
+    assert "of 60 allowed on unseen data" in said
 
     [found] = load(results / "vgg13.json")["runs"]
     served = [(row["mode"], row["network"]) for row in found["tables"]["served"]]
@@ -352,8 +338,10 @@ def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch
     layers = found["tables"]["calibrated layers"]
     assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
     assert run("--images", "20") == 1
+    said = capsys.readouterr()
+    assert "already trained" in said.out
     line = "error: loader must give at least two batches, one for each half; got 1\n"
-    assert capsys.readouterr().err.endswith(line)
+    assert said.err.endswith(line)
 
 
 def test_the_score_of_an_evaluation():
