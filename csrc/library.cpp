@@ -180,9 +180,9 @@ void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  for (const char* name :
-       {"norm_map", "find_tau", "valid_counts", "error_bound", "spamm", "spamm_with_norms",
-        "spamm_into", "multiply", "multiply_part", "bsr_plan", "bsr_find_tau", "bsr_error_bound"}) {
+  for (const char* name : {"norm_map", "norm_maps", "find_tau", "valid_counts", "error_bound",
+                           "spamm", "spamm_with_norms", "spamm_into", "multiply", "multiply_part",
+                           "bsr_plan", "bsr_find_tau", "bsr_error_bound"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_cuda>());
   }
 }

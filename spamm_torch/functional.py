@@ -820,7 +820,7 @@ def backend_for(
     *,
     convolution: Mapping[str, Any] | None = None,
 ) -> str:
-    """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
+    """Name of the kernel that would multiply such operands, as in "cpu-plain" or "sm90-wgmma-f16".
 
     On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
     portable kernel ("sm80-...") all the same.

@@ -180,7 +180,7 @@ Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& 
 // ---- Introspection ------------------------------------------------------------------------------
 
 // The name of the kernel that multiply would run for such operands on this device, for example
-// "cpu-brgemm" or "sm80-mma-f16".
+// "cpu-plain" or "sm80-mma-f16".
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block);
 
 }  // namespace spamm
