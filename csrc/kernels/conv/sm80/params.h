@@ -42,7 +42,17 @@ struct Im2colMatrix {
   __host__ __device__ int64_t depth() const {
     return static_cast<int64_t>(positions) * position_depth;
   }
+  // The images of a pixel block that exist.
+  __host__ __device__ int images_of(int image_block) const {
+    const int left = images - (image_block << log2_images), edge = 1 << log2_images;
+    return left < edge ? left : edge;
+  }
 };
+
+// The rows of pixels that exist.
+__host__ __device__ inline int packed_rows(const Im2colMatrix& m) {
+  return m.images * m.output.rows * m.output.columns;
+}
 
 template <class Norm>
 struct Im2colNormsParams {
@@ -69,6 +79,8 @@ struct ConvSm80Params {
   int log2_block_m, log2_block_k;
   const Norm* norm_weight;  // (groups, blocks of output channels, K / block k), contiguous
   Im2colNorms<Norm> norm_pixels;
+  // Rows of the im2col matrix are those of pixels that exist. Norms are per pixel.
+  bool packed;
   Tau<Norm> tau;
   const void* bias;  // (groups x out_channels); may be null
   bool relu;
