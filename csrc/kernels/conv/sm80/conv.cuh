@@ -59,32 +59,15 @@ class Im2colStream {
   __device__ Im2colStream(const Im2colMatrix& matrix, int group, const Im2colRow* rows)
       : matrix_(matrix), rows_(rows), first_channel_(group * matrix.channels) {}
 
+  // As OperandStream's.
   __device__ void copy(char* stage, int64_t k, uint32_t bands) const {
     int kernel_position, channel;
     matrix_.by_position_depth(kernel_position, channel, static_cast<int>(k));
-    const WindowStep step(matrix_, kernel_position);
-    const int first_line = threadIdx.x / Tile::kLineChunks;
-    const int chunk = threadIdx.x % Tile::kLineChunks;
-    channel += chunk * Tile::kChunkElements;
-    const auto* data = static_cast<const Element*>(matrix_.data);
-    const auto* source = data + first_channel_ + channel;
-    const int pixel_stride = matrix_.groups * matrix_.channels;
-    const bool has_channel = channel < matrix_.channels;
-    const typename Tile::Place place(first_line, chunk);
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int line = first_line + pass * kPassLines;
-      if ((bands >> line / 32 & 1) == 0) continue;
-      const Im2colRow row = rows_[line];
-      const bool exists = has_channel && step.is_inside(matrix_, row.row, row.column);
-      const int64_t number = row.input_pixel + step.pixels;
-      copy_async(stage + place.offset(pass * kPassLines, 0),
-                 exists ? source + number * pixel_stride : data, exists ? kChunkBytes : 0);
-    }
+    copy_step<1>(stage, 0, BandStep{channel, WindowStep(matrix_, kernel_position), bands});
   }
 
-  // The same of the lines of a step, into kParts stages that begin `distance` bytes apart. Those
-  // that it does not have become zeros, but for 32 together.
+  // Copies the lines of a step into kParts stages that begin `distance` bytes apart. Lines that it
+  // does not have become zeros, or keep their old contents where it has none of their band.
   template <int kParts, class Step>
   __device__ void copy_step(char* stage, int distance, const Step& step) const {
     const int first_line = threadIdx.x / Tile::kLineChunks;
@@ -104,7 +87,7 @@ class Im2colStream {
       const auto* from = source + number * pixel_stride;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        const bool has = exists && channel + part * Tile::kDepth < matrix_.channels;
+        const bool has = channel + part * Tile::kDepth < matrix_.channels && exists;
         copy_async(stage + part * distance + place.offset(pass * kPassLines, 0),
                    has ? from + part * Tile::kDepth : data, has ? kChunkBytes : 0);
       }
@@ -112,6 +95,15 @@ class Im2colStream {
   }
 
  private:
+  struct BandStep {
+    int channel;
+    WindowStep window;
+    uint32_t bands;
+
+    __device__ bool has_band(int line) const { return bands >> line / 32 & 1; }
+    __device__ bool has(int) const { return true; }
+  };
+
   const Im2colMatrix& matrix_;
   const Im2colRow* rows_;
   int first_channel_;

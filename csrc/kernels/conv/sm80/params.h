@@ -79,12 +79,11 @@ struct ConvSm80Params {
   int log2_block_m, log2_block_k;
   const Norm* norm_weight;  // (groups, blocks of output channels, K / block k), contiguous
   Im2colNorms<Norm> norm_pixels;
-  // Rows of the im2col matrix are those of pixels that exist. Norms are per pixel.
-  bool packed;
   Tau<Norm> tau;
   const void* bias;  // (groups x out_channels); may be null
   bool relu;
   void* output;  // (images, rows, columns, groups x out_channels), contiguous
+  bool packed;   // rows are those of pixels that exist; norms are per pixel
 };
 
 // For blocks that are mostly empty (thin.cuh). To `conv` all groups are one matrix, whose blocks of
