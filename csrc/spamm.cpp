@@ -23,13 +23,6 @@ OptTensor product_on_devices(ProductArguments& x) {
   return c;
 }
 
-// The maps of both operands, one after the other. CUDA computes both in one launch instead.
-std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
-  const Block edges = check_block(block);
-  check_matrix_pair(a, b);
-  return {norm_map(a, {edges.m, edges.k}), norm_map(b, {edges.k, edges.n})};
-}
-
 }  // namespace
 
 void mirror_upper(const Tensor& c) {
@@ -89,10 +82,6 @@ void product_into_given(ProductArguments& x, WriteProduct* write) {
   if (!c) return write(x, block, x.out, x.norms.value_or(Tensor()));
   x.out.copy_(*c);
   if (x.norms) x.norms->copy_(norm_map(x.out, {block.m, block.n}));
-}
-
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("norm_maps", &norm_maps_op);
 }
 
 }  // namespace spamm

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ._arguments import (
     EDGES,
     as_activation,
-    as_knobs,
     check_block,
     check_knobs,
     check_pixel_block,
@@ -230,13 +229,6 @@ class _SpAMM(nn.Module):
         return ", ".join([super().extra_repr(), *parts, *frozen])
 
 
-def _runs_now(input: Any) -> bool:
-    """Tells whether a call is on a GPU and at once: one that is recorded may meet other weights."""
-    if not isinstance(input, Tensor) or not input.is_cuda or torch.compiler.is_compiling():
-        return False
-    return not torch.cuda.is_current_stream_capturing()
-
-
 def _check_replaceable(module: nn.Module, ours: type[_SpAMM]) -> None:
     """Raises TypeError unless a module computes as torch's own, or is ours already."""
     dense = ours._dense
@@ -396,10 +388,6 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         geometry: Any = (self.stride, padding, self.dilation, self.groups)
         options: dict[str, Any] = {"block": self.block, "pixel_block": self.pixel_block}
         options |= {"norm_weight": norm_weight, "activation": as_activation(self.activation)}
-        if norm_weight is not None and not isinstance(padding, str) and _runs_now(input):
-            # Pinning waited for the weight: kernels may read it while those before them still run.
-            options |= {**as_knobs(**self._knobs()), "weight_is_ready": True}
-            return _ops.conv2d.default(input, weight, bias, *geometry, **options)
         options |= self._knobs()
         return conv2d(input, weight, bias, *geometry, **options)
 

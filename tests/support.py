@@ -44,9 +44,10 @@ def is_torchs(input, weight, **given):
     return conv2d_backend(input, weight, **given) in ("cudnn", "onednn")
 
 
-def conv2d_backend(input, weight, tau, **given):
+def conv2d_backend(input, weight, **given):
     """The kernel of a convolution."""
-    return torch.ops.spamm_torch.conv2d_backend(input, weight, threshold=tau, **given)
+    convolution = {"input": input.shape, "weight": weight.shape, **given}
+    return spamm_torch.backend_for(input.device, input.dtype, convolution=convolution)
 
 
 def waiting_is_an_error():

@@ -135,11 +135,9 @@ _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53
 _TF32 = 1.02 * 2.0**14  # units that operands lose which are rounded to eleven bits
 _OF_KERNEL = {
     "cpu-plain": Sums(_DOUBLE, piece=128),
-    "cpu-brgemm": Sums(_SINGLE, piece=128),
-    "cpu-brgemm-float32": Sums(_SINGLE, piece=512),
+    "cpu-plain-float32": Sums(_SINGLE, piece=128),
+    "cpu-plain-half": Sums(_SINGLE, piece=512),
     "cpu-brgemm-vnni": Sums(_SINGLE, each=1),
-    "cpu-blas": Sums(_SINGLE, each=1),
-    "cpu-blas-float32": Sums(_SINGLE, each=1),
     "sm90-wgmma-f16": Sums(_SINGLE, each=2),
     "sm90-wgmma-bf16": Sums(_SINGLE, each=2),
     "sm90-wgmma-f32x3": Sums(_SINGLE, fixed=132, each=1 / 16),

@@ -84,7 +84,7 @@ SYMMETRIC = 1024  # times eps and norm(A), what norm(A - A^T) of a symmetric mat
 _ENTRIES = 2**24  # that are compared at a time
 # Kernels that sum 128 in a row, and those that round operands to eleven bits, with the units of
 # float32 that a sum then loses.
-_IN_PIECES = ("cpu-plain", "cpu-brgemm")
+_IN_PIECES = ("cpu-plain", "cpu-plain-float32")
 _IN_TF32, _OF_TF32 = ("sm90-wgmma-f32x1", "sm80-mma-tf32"), 17000
 
 _Count = Callable[[], SkipInfo | SparseInfo]

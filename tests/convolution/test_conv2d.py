@@ -83,7 +83,7 @@ def test_depthwise(device, dtype, channels, images):
         assert_near(got[:, rest], expected[:, rest])
         assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
     if dtype != torch.float64:
-        name = conv2d_backend(*operands, tau, **setting)
+        name = conv2d_backend(*operands, tau=tau, **setting)
         assert name == ("cpu-depthwise" if device.type == "cpu" else "sm80-thin")
 
 

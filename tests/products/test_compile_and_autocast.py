@@ -223,7 +223,7 @@ def calls_beside_cases(device):
             yield "row_work", (*maps, tau), {}
             yield "row_work", (*maps, tau.cpu().float()), {}
     input, weight = make(8, 5, 6), make(16, 8, 3, 3)
-    norms = {"norm_input": torch.ones(1, 5, 6, 1, device=device), "weight_is_ready": True}
+    norms = {"norm_input": torch.ones(1, 5, 6, 1, device=device)}
     yield "conv2d_with_norms", (input, weight, None, 2), {"valid_ratio": 0.5, **norms}
     residual = {"residual": make(16, 3, 4), "activation": "silu"}
     yield "dense_conv2d", (input, weight), residual

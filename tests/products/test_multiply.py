@@ -6,6 +6,8 @@ layouts, types, numbers and knobs are the fuzzer's, of which tests/robustness ru
 is what none of them draws.
 """
 
+import itertools
+
 import matrices
 import numpy as np
 import pytest
@@ -151,6 +153,14 @@ def test_same_bits_every_time_and_operands_are_left_alone(device, dtype, knob):
         assert torch.equal(spamm_torch.mm(a.clone(), b.clone(), **knob), first)
 
 
+PLAIN_KERNELS = {
+    torch.float16: "cpu-plain-half",
+    torch.bfloat16: "cpu-plain-half",
+    torch.float32: "cpu-plain-float32",
+    torch.float64: "cpu-plain",
+}
+
+
 def kernels_of_this_machine(device, dtype):
     """The names that backend_for may give without TF32, by what the processor or GPU can do."""
     if device.type == "cuda":
@@ -161,15 +171,9 @@ def kernels_of_this_machine(device, dtype):
             torch.float64: ("sm80-dmma-f64", "sm90-dmma-f64"),
         }[dtype]
         return {on_hopper if hopper_kernels_run() else everywhere}
-    if dtype == torch.float64:
-        return {"cpu-plain"}
-    generated = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    single = "cpu-brgemm" if generated else "cpu-blas"
-    if dtype == torch.float32:
-        return {single}
-    instructions = "amx_fp16" if dtype == torch.float16 else "amx_bf16"
+    instructions = {torch.float16: "amx_fp16", torch.bfloat16: "amx_bf16"}.get(dtype)
     natively = torch.cpu.get_capabilities().get(instructions, False)  # if the system grants them
-    return {f"{single}-float32"} | ({"cpu-brgemm-vnni"} if natively else set())
+    return {PLAIN_KERNELS[dtype]} | ({"cpu-brgemm-vnni"} if natively else set())
 
 
 @pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (64, 128, 32)])
@@ -181,18 +185,11 @@ def test_backend_for_names_a_kernel(device, dtype, block):
 
 # ---- The CPU's kernels and threads --------------------------------------------------------------
 
-PLAIN_KERNELS = {
-    torch.float16: "cpu-blas-float32",
-    torch.bfloat16: "cpu-blas-float32",
-    torch.float32: "cpu-blas",
-    torch.float64: "cpu-plain",
-}
-
 
 @pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (32, 128, 64)])
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_with_and_without_onednn(dtype, block):
-    """The generated microkernels and the plain ones agree bit for bit on exact sums."""
+    """Matrix instructions and the plain kernels agree bit for bit on exact sums."""
     a, b = matrices.patchy(500, 700, dtype=dtype), matrices.patchy(700, 300, dtype=dtype, seed=1)
     expected = spamm_torch.mm(a, b, tau=10.0, block=block)
     with torch.backends.mkldnn.flags(enabled=False):
@@ -202,18 +199,25 @@ def test_with_and_without_onednn(dtype, block):
     assert name == PLAIN_KERNELS[dtype]
 
 
-@pytest.mark.parametrize("rows", [1, 16, 17])
+@pytest.mark.parametrize("rows", [1, 12, 17, 40, 97])
 @pytest.mark.parametrize("block", [32, 64, (128, 64, 32)])
-def test_b_in_place_has_the_bits_of_its_copy(dtype, rows, block):
-    """B is read where it lies if few rows of A meet it."""
-    a, b = matrices.patchy(rows, 700, dtype=dtype), matrices.patchy(700, 336, dtype=dtype, seed=1)
+def test_bits_do_not_depend_on_layouts(dtype, rows, block):
+    """Operands are read where they lie, or copied; an entry is the same sum."""
+    a, b = matrices.patchy(rows, 700, dtype=dtype), matrices.patchy(700, 345, dtype=dtype, seed=1)
     m, k, n = block if isinstance(block, tuple) else (block,) * 3
     norms = {"norm_a": spamm_torch.norm_map(a, (m, k)), "norm_b": spamm_torch.norm_map(b, (k, n))}
     tau = float(spamm_torch.find_tau(*norms.values(), 0.5))
     expected = spamm_torch.mm(a, b, tau=tau, block=block, **norms)
     assert not torch.equal(spamm_torch.mm(a, b, tau=0.0, block=block), expected)
-    for lies in (b.t().contiguous().t(), b.repeat_interleave(2, 1)[:, ::2]):
-        assert torch.equal(spamm_torch.mm(a, lies, tau=tau, block=block, **norms), expected)
+    layouts = [
+        lambda x: x,
+        lambda x: x.t().contiguous().t(),
+        lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    ]
+    for of_a, of_b in itertools.product(layouts, layouts):
+        assert torch.equal(
+            spamm_torch.mm(of_a(a), of_b(b), tau=tau, block=block, **norms), expected
+        )
 
 
 def test_gradients_from_a_backward_thread():
@@ -248,9 +252,9 @@ def test_long_sums_of_float64_are_as_accurate_as_torch():
     assert abs(result - exact) <= 128 * 2.0**-54 + 2.0**-52
 
 
-# Multiplies shapes in place, then so many others that the same operands are packed in the end.
-# Then it prints by how many bytes the code that the process has made grows over many sizes, after
-# as many others.
+# Multiplies shapes in place, then so many others that the same operands are packed in the end:
+# matrix instructions have a kernel for each. Then it prints by how many bytes the code that the
+# process has made grows over many sizes, after as many others.
 PROGRAM = """
 import itertools
 import re
@@ -266,7 +270,7 @@ for dtype, block, (m, k, n) in itertools.product(
     a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
     cases.append((a, b, block, spamm_torch.mm(a, b, tau=20.0, block=block)))
 for k in range(600, 640):
-    spamm_torch.mm(torch.ones(64, k), torch.ones(k, 64), tau=0.0)
+    spamm_torch.mm(torch.ones(64, k).bfloat16(), torch.ones(k, 64).bfloat16(), tau=0.0)
 for a, b, block, in_place in cases:
     rows = a.new_full((a.shape[0], a.shape[1] + 37), float("nan"))
     rows[:, : a.shape[1]] = a
@@ -278,7 +282,7 @@ def bytes_of_generated_code():
         ranges = re.findall(r"^(\\w+)-(\\w+) ..x. \\S+ \\S+ 0 *$", maps.read(), re.MULTILINE)
     return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
-a, b = torch.ones(128 * 2048), torch.ones(2048 * 64)
+a, b = torch.ones(128 * 2048).bfloat16(), torch.ones(2048 * 64).bfloat16()
 
 def multiply(sizes):
     for size in sizes:

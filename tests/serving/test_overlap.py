@@ -9,7 +9,7 @@ import functools
 
 import pytest
 import torch
-from late_cases import FAMILIES, OPS, Values, late_copy, number
+from late_cases import FAMILIES, Values, late_copy
 from support import captured, norm_maps
 
 import spamm_torch
@@ -91,27 +91,6 @@ def test_every_call_is_captured_and_replayed(family):
             graph.replay()
             expected = case.run(**given)
             assert all(map(torch.equal, found, expected)), case.name
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", TYPES[:2])
-def test_a_ready_weight_changes_no_bit(device, dtype, memory_format):
-    """Nor does a copy of it that the call makes: a weight in another memory format is copied. Nor
-    do replays of a graph.
-    """
-    x = torch.randn(128, 64, 4, 4, device=device).to(dtype)
-    weight = torch.randn(64, 64, 3, 3, device=device).to(dtype).to(memory_format=memory_format)
-    norm_weight = OPS.conv2d_weight_norm(weight)
-    for given in ({}, {"norm_weight": norm_weight}):
-        call = functools.partial(OPS.conv2d, x, weight, None, 1, 1, tau=number(9.0), **given)
-        expected, ready = call(), functools.partial(call, weight_is_ready=True)
-        assert torch.equal(ready(), expected)
-        if x.is_cuda:
-            graph, output = captured(ready)
-            for _ in range(10):
-                output.zero_()
-                graph.replay()
-                assert torch.equal(output, expected)
 
 
 def calls():

@@ -62,24 +62,23 @@ template <class T>
 SPAMM_CPU_CLONES static void transpose(const T* __restrict from, int64_t from_stride,
                                        T* __restrict to, int64_t to_stride, int64_t rows,
                                        int64_t columns) {
+  if (rows < kSquare || columns < kSquare) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+    return;
+  }
   SquareRow<T> square[kSquare] = {};
-  for (int64_t r0 = 0; r0 < rows; r0 += kSquare) {
-    const int64_t height = std::min(kSquare, rows - r0);
-    for (int64_t c0 = 0; c0 < columns; c0 += kSquare) {
-      const int64_t width = std::min(kSquare, columns - c0);
+  for (int64_t r = 0; r < rows; r += kSquare) {
+    const int64_t r0 = std::min(r, rows - kSquare);  // the last squares overlap others
+    for (int64_t c = 0; c < columns; c += kSquare) {
+      const int64_t c0 = std::min(c, columns - kSquare);
       const T* first = from + r0 * from_stride + c0;
       T* target = to + c0 * to_stride + r0;
-      if (height == kSquare && width == kSquare) {
-        for (int64_t r = 0; r < kSquare; ++r)
-          std::memcpy(&square[r], first + r * from_stride, sizeof(square[r]));
-        transpose_square<T>(square);
-        for (int64_t c = 0; c < kSquare; ++c)
-          std::memcpy(target + c * to_stride, &square[c], sizeof(square[c]));
-      } else {
-        for (int64_t r = 0; r < height; ++r)
-          for (int64_t c = 0; c < width; ++c)
-            target[c * to_stride + r] = first[r * from_stride + c];
-      }
+      for (int64_t i = 0; i < kSquare; ++i)
+        std::memcpy(&square[i], first + i * from_stride, sizeof(square[i]));
+      transpose_square<T>(square);
+      for (int64_t i = 0; i < kSquare; ++i)
+        std::memcpy(target + i * to_stride, &square[i], sizeof(square[i]));
     }
   }
 }

@@ -608,11 +608,11 @@ class ImplicitProduct {
              follows(run.positions[i + count]))
         ++count;
       count = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count)));
-      Microkernel<P>::multiply(count * images, panels_.width(), depth,
-                               source ? source + channel : zeros_.template const_data_ptr<P>(),
-                               source ? pixels_.image_stride : kRunDepth, panel, panels_.width(),
-                               workspace.sums + first * images * block_.m + column, block_.m,
-                               started);
+      Microkernel<P>::multiply(
+          count * images, panels_.width(), depth,
+          source ? source + channel : zeros_.template const_data_ptr<P>(),
+          source ? pixels_.image_stride : kRunDepth, /*by_columns=*/false, panel, panels_.width(),
+          workspace.sums + first * images * block_.m + column, block_.m, started);
       i += count;
     }
   }

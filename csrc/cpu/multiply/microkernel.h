@@ -1,10 +1,11 @@
-// The dense kernels for block products: C = A @ B or C += A @ B. They are ATen's brgemm
-// (Microkernel), and gemm_rows() for a few rows and a panel of float32 or float64: ATen exports no
-// such kernel for float64, and none whose rows may lie anywhere in memory.
+// The dense kernels for block products, C = A @ B or C += A @ B: gemm_rows() for float32 and
+// float64, and ATen's brgemm for matrix instructions, which ATen exports.
 //
 // In gemm_rows(), a tile of C stays in registers for all of K; the old C is added last. The tile is
-// as large as the registers of the instruction set allow. A row's bits do not depend on the rows
-// beside it. The instruction set is chosen at run time.
+// as large as the registers of the instruction set allow. An entry is one chain of fused operations
+// along K, so that its bits depend on no size, no layout and no neighbour. The last two vectors of
+// a row may overlap, so that nothing is read or written beside the matrices. The instruction set is
+// chosen at run time.
 #pragma once
 
 #include <ATen/Context.h>
@@ -28,8 +29,8 @@ struct Finish {
   bool relu;
 };
 
-// Rows at equal distances in memory.
-template <class T>
+// Rows at equal distances in memory; with `by_columns`, A is stored by columns, at distances `lda`.
+template <class T, bool by_columns>
 struct StridedRows {
   const T* A;
   int64_t lda;
@@ -37,12 +38,18 @@ struct StridedRows {
   int64_t ldc;
   bool add;
 
+  static constexpr bool kAnyColumns = true;
+  // Addresses of so many rows have one register, and their distance another: twelve registers and
+  // more would lie in memory.
+  static constexpr int kTogether = by_columns ? 16 : 3;
   static constexpr int64_t column = 0;
   static constexpr const Finish<T>* finish = nullptr;
 
   static void prefetch(int64_t, int64_t) {}
 
-  const T* a(int64_t r) const { return A + r * lda; }
+  int64_t row_distance() const { return by_columns ? 1 : lda; }
+  int64_t step() const { return by_columns ? lda : 1; }  // along K
+  const T* a(int64_t r) const { return A + r * row_distance(); }
   const T* before(int64_t r) const { return add ? to(r) : nullptr; }
   T* to(int64_t r) const { return C + r * ldc; }
 };
@@ -57,6 +64,9 @@ struct ListedRows {
   const Finish<T>* finish;  // takes the place of `to`; null if the sums are not complete
   int64_t fetched;          // this many rows of A are asked for one tile ahead
 
+  static constexpr bool kAnyColumns = false;
+  static constexpr int kTogether = 1;
+
   void prefetch(int64_t r, int64_t K) const {
     if (r >= fetched) return;
     const char* row = reinterpret_cast<const char*>(a_rows[r]);
@@ -64,6 +74,8 @@ struct ListedRows {
       __builtin_prefetch(row + byte);
   }
 
+  static int64_t row_distance() { return 0; }
+  static int64_t step() { return 1; }
   const T* a(int64_t r) const { return a_rows[r]; }
   const T* before(int64_t r) const { return before_rows[r] + column; }
   T* to(int64_t r) const { return to_rows[r] + column; }
@@ -96,31 +108,47 @@ template <class T, int bytes, int rows, int vectors>
   }
 }
 
-// Computes a tile of `rows` x (`vectors` * lanes) elements of C, from row `first` on. B and C start
-// at the tile's first column, n.
+// Computes a tile of `rows` x `vectors` vectors of C, from row `first` and column n on. The last
+// vector begins at column `last` of the tile: it may overlap the one before it, and both then have
+// the same entries.
 template <class T, int bytes, int rows, int vectors, class Rows>
 [[gnu::always_inline]] inline void multiply_tile(const Rows& of, int64_t first, int64_t n,
-                                                 int64_t K, const T* B, int64_t ldb) {
+                                                 int64_t last, int64_t K, const T* B, int64_t ldb) {
   using Vector = Lanes<T, bytes>;
   constexpr int64_t lanes = bytes / sizeof(T);
+  const auto at = [&](int v) { return v + 1 < vectors ? v * lanes : last; };
   // All loops over the tile are unrolled: sums that are indexed would lie in memory.
   Vector sums[rows][vectors];
-  const T* a[rows];
+  constexpr int together = Rows::kTogether, pointers = (rows + together - 1) / together;
+  const T* a[pointers];
+#pragma GCC unroll 16
+  for (int p = 0; p < pointers; ++p) a[p] = of.a(first + p * together);
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
-    a[r] = of.a(first + r);
     of.prefetch(first + rows + r, K);
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{};
   }
-  for (int64_t k = 0; k < K; ++k) {
+  B += n;
+  for (int64_t k = 0; k < K; ++k, B += ldb) {
     Vector b[vectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) std::memcpy(&b[v], B + k * ldb + n + v * lanes, bytes);
+    for (int v = 0; v < vectors; ++v) {
+      std::memcpy(&b[v], B + at(v), bytes);
+      // The next columns of a B that is read in place: its rows are too far apart for hardware.
+      if (Rows::kAnyColumns) __builtin_prefetch(B + (vectors + v) * lanes, 0, 2);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
+      const T x = a[r / together][r % together * of.row_distance()];
 #pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sums[r][v] += a[r][k] * b[v];
+      for (int v = 0; v < vectors; ++v) sums[r][v] += x * b[v];
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < pointers; ++p) {
+      const T* next = a[p] + of.step();
+      asm("" : "+r"(next));  // a compiler would derive other pointers from it, one for each row
+      a[p] = next;
     }
   }
 #pragma GCC unroll 16
@@ -130,7 +158,7 @@ template <class T, int bytes, int rows, int vectors, class Rows>
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
       Vector old;
-      std::memcpy(&old, before + n + v * lanes, bytes);
+      std::memcpy(&old, before + n + at(v), bytes);
       sums[r][v] += old;
     }
   }
@@ -141,32 +169,40 @@ template <class T, int bytes, int rows, int vectors, class Rows>
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v)
-      std::memcpy(of.to(first + r) + n + v * lanes, &sums[r][v], bytes);
+    for (int v = 0; v < vectors; ++v) std::memcpy(of.to(first + r) + n + at(v), &sums[r][v], bytes);
   }
 }
 
-// The last rows, at most `most`.
+// Rows from `first` to M, in tiles of at most `most`.
 template <class T, int bytes, int most, int vectors, class Rows>
-[[gnu::always_inline]] inline void multiply_last(const Rows& of, int64_t first, int64_t M,
-                                                 int64_t n, int64_t K, const T* B, int64_t ldb) {
-  if constexpr (most > 0) {
-    if (M - first == most) {
-      multiply_tile<T, bytes, most, vectors>(of, first, n, K, B, ldb);
-    } else {
-      multiply_last<T, bytes, most - 1, vectors>(of, first, M, n, K, B, ldb);
-    }
+[[gnu::always_inline]] inline void multiply_rows(const Rows& of, int64_t first, int64_t M,
+                                                 int64_t n, int64_t last, int64_t K, const T* B,
+                                                 int64_t ldb) {
+  for (; first + most <= M; first += most)
+    multiply_tile<T, bytes, most, vectors>(of, first, n, last, K, B, ldb);
+  if constexpr (most > 1) {
+    if (first < M) multiply_rows<T, bytes, most - 1, vectors>(of, first, M, n, last, K, B, ldb);
   }
 }
 
+// Tiles of `rows` x `vectors` vectors; with kAnyColumns, which needs a vector's columns, the last
+// ones overlap: two vectors, or three of fewer rows.
 template <class T, int bytes, int rows, int vectors, class Rows>
 [[gnu::always_inline]] inline void multiply_tiles(const Rows& of, int64_t M, int64_t N, int64_t K,
                                                   const T* B, int64_t ldb) {
-  constexpr int64_t columns = vectors * (bytes / sizeof(T));
-  for (int64_t n = 0; n < N; n += columns) {
-    int64_t m = 0;
-    for (; m + rows <= M; m += rows) multiply_tile<T, bytes, rows, vectors>(of, m, n, K, B, ldb);
-    multiply_last<T, bytes, rows - 1, vectors>(of, m, M, n, K, B, ldb);
+  constexpr int64_t lanes = bytes / sizeof(T), tile = vectors * lanes;
+  int64_t n = 0;
+  for (; Rows::kAnyColumns ? n + tile + lanes < N : n < N; n += tile)
+    multiply_rows<T, bytes, rows, vectors>(of, 0, M, n, tile - lanes, K, B, ldb);
+  if constexpr (Rows::kAnyColumns) {
+    const int64_t last = N - n - lanes;
+    if (last > lanes) {
+      multiply_rows<T, bytes, rows * 2 / 3, 3>(of, 0, M, n, last, K, B, ldb);
+    } else if (last > 0) {
+      multiply_rows<T, bytes, rows, 2>(of, 0, M, n, last, K, B, ldb);
+    } else {
+      multiply_rows<T, bytes, rows, 1>(of, 0, M, n, 0, K, B, ldb);
+    }
   }
 }
 
@@ -174,7 +210,7 @@ template <class T, int bytes, int rows, int vectors, class Rows>
 template <class T, class Rows>
 [[gnu::target("avx512f")]] void gemm_rows_avx512(const Rows& of, int64_t M, int64_t N, int64_t K,
                                                  const T* B, int64_t ldb) {
-  if (N % (256 / static_cast<int64_t>(sizeof(T))) == 0) {
+  if (!Rows::kAnyColumns && N % (256 / static_cast<int64_t>(sizeof(T))) == 0) {
     multiply_tiles<T, 64, 6, 4>(of, M, N, K, B, ldb);
   } else {
     multiply_tiles<T, 64, 12, 2>(of, M, N, K, B, ldb);
@@ -193,7 +229,8 @@ void gemm_rows_baseline(const Rows& of, int64_t M, int64_t N, int64_t K, const T
   multiply_tiles<T, 16, 4, 2>(of, M, N, K, B, ldb);
 }
 
-// M rows of K elements times B, whose rows of N elements are contiguous, a multiple of 128 bytes.
+// M rows of K elements times B, whose rows of N elements are contiguous. N: 64 bytes at least; for
+// ListedRows a multiple of 128 bytes.
 template <class T, class Rows>
 void gemm_rows(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int64_t ldb) {
 #if defined(__x86_64__)
@@ -224,40 +261,34 @@ void with_panel_types(at::ScalarType dtype, const Run& run) {
   });
 }
 
-// Tells whether ATen's brgemm generates kernels for float32 on this machine. Otherwise it calls
-// BLAS.
-inline bool has_float_brgemm() {
-  const auto capability = at::get_cpu_capability();
-  return at::globalContext().userEnabledMkldnn() &&
-         (capability == "AVX512" || capability == "AVX2");
-}
+// C (M x N) = A (M x K) @ B (K x N), or added to C with `add`, which rounds once more. Rows of B
+// and C are contiguous, of 64 bytes at least; `by_columns`: so are A's columns, in place of its
+// rows.
+template <class T>
+void gemm(int64_t M, int64_t N, int64_t K, const T* A, int64_t lda, bool by_columns, const T* B,
+          int64_t ldb, T* C, int64_t ldc, bool add);
+extern template void gemm(int64_t, int64_t, int64_t, const float*, int64_t, bool, const float*,
+                          int64_t, float*, int64_t, bool);
+extern template void gemm(int64_t, int64_t, int64_t, const double*, int64_t, bool, const double*,
+                          int64_t, double*, int64_t, bool);
 
-// All operands are row-major. Callers use few combinations of sizes and strides: slice_kernel.h
-// says why. P: type of the panels' elements. C is float64 for float64, else float32.
+// The kernel of dense products. P: type of the panels' elements. C is float64 for float64, else
+// float32.
 template <class P>
 struct Microkernel {
   static constexpr bool kVnni = std::is_same_v<P, c10::Half> || std::is_same_v<P, c10::BFloat16>;
   using Sum = std::conditional_t<std::is_same_v<P, double>, double, float>;
 
-  // The numbers that N is a multiple of. BLAS has bits of its own for each N, and takes whole
-  // panels.
-  static int64_t columns_step() {
-    return std::is_same_v<P, double> ? 16 : kVnni ? 32 : has_float_brgemm() ? 16 : 64;
-  }
-
-  // C (M x N) = A (M x K) @ B (K x N), or added to C with `add`, which rounds once more. With VNNI,
-  // K is even.
-  static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
-                       int64_t ldb, Sum* C, int64_t ldc, bool add) {
-    if constexpr (std::is_same_v<P, double>) {
-      gemm_rows(StridedRows<double>{A, lda, C, ldc, add}, M, N, K, B, ldb);
-    } else {
+  // As gemm(). Matrix instructions need an even K and A's rows, and generate a kernel for each
+  // combination of sizes and strides: callers use few of them (slice_kernel.h).
+  static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, bool by_columns,
+                       const P* B, int64_t ldb, Sum* C, int64_t ldc, bool add) {
+    if constexpr (kVnni) {
       at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, add, A, B, C, kVnni);
+    } else {
+      gemm(M, N, K, A, lda, by_columns, B, ldb, C, ldc, add);
     }
   }
-
-  // Tells whether a kernel is generated for each combination of sizes and strides.
-  static bool generates() { return kVnni || (!std::is_same_v<P, double> && has_float_brgemm()); }
 
   // Each thread calls this after its last product, because matrix instructions hold state.
   static void release() {

@@ -2,10 +2,11 @@
 //
 // Threads claim one tile of C after another. A tile works through K in slices, so that the parts of
 // A and B that it reads stay in cache. For each slice it computes bit masks of the valid products
-// and calls the microkernel once for each run of neighbouring valid k. The sums stay in the
-// thread's cache until the tile is written, rounded once. Runs are cut into short pieces of K,
-// because one long sum would be less accurate. Of a symmetric C only blocks on and above the
-// diagonal are computed. Norms of C's blocks are computed while the blocks are in cache.
+// and calls the microkernel once for each run of neighbouring valid k. C itself takes the sums
+// where it has their type; else they stay in the thread's cache until the tile is written, rounded
+// once. Runs are cut into short pieces of K, because one long sum would be less accurate. Of a
+// symmetric C only blocks on and above the diagonal are computed. Norms of C's blocks are computed
+// while the blocks are in cache.
 #include <ATen/EmptyTensor.h>
 
 #include <atomic>
@@ -34,6 +35,9 @@ using OptTensor = std::optional<Tensor>;
 
 constexpr int64_t kTileColumns = 512;   // of C, at most
 constexpr int64_t kTilesPerThread = 4;  // at least, if C has enough blocks
+constexpr double kGrain = 1 << 19;      // operations that are worth another thread
+// With so few rows of A, each element of B is used so few times that a copy of it would not pay.
+constexpr int64_t kFewRows = 8;
 
 // The larger norm. NaN counts as the largest, because it makes every product valid.
 template <class N>
@@ -45,7 +49,7 @@ N larger(N x, N y) {
 
 struct Arguments {
   Tensor a, b;            // (batches, M, K) and (batches, K, N), of any strides
-  Tensor norm_a, norm_b;  // their norm maps, contiguous
+  Tensor norm_a, norm_b;  // their norm maps, contiguous; undefined if nothing is skipped
   Tensor input;           // (batches, M, N), of any strides; undefined if not added
   Tensor result;          // (batches, M, N), rows contiguous
   Tensor norms;           // norm map of the result, to be computed; undefined if not wanted
@@ -75,20 +79,19 @@ class Product {
         rows_(arguments.a.size(1)),
         depth_(arguments.a.size(2)),
         columns_(arguments.b.size(2)),
-        mb_(arguments.norm_a.size(1)),
-        kb_(arguments.norm_a.size(2)),
-        nb_(arguments.norm_b.size(2)),
+        mb_(blocks_of(rows_, block_.m)),
+        kb_(blocks_of(depth_, block_.k)),
+        nb_(blocks_of(columns_, block_.n)),
         alpha_(arguments.alpha.to<Sum>()),
-        beta_(arguments.beta.to<Sum>()) {
+        beta_(arguments.beta.to<Sum>()),
+        skips_(arguments.norm_a.defined()),
+        sums_in_c_(std::is_same_v<T, Sum> &&
+                   !(arguments.input.defined() && may_overlap(arguments.input, arguments.result))) {
+    kernel_.depth = std::min(kSliceDepth, block_.k * kb_);
     choose_tiles();
     place_a();
-    // Each element of B is used so few times that a copy of it would not pay.
-    reads_b_ = std::is_same_v<T, P> && !kVnni && rows_ <= kRowsStep && !is_packed_ &&
-               arguments.b.stride(2) == 1 && arguments.b.stride(1) >= columns_ &&
-               columns_ % kernel_.step == 0 &&
-               (!Microkernel<P>::generates() ||
-                is_early_shape(arguments.a.scalar_type(), lda_, arguments.b.stride(1), rows_,
-                               depth_ % block_.k, columns_ % block_.n, block_.k, block_.n));
+    reads_b_ = std::is_same_v<T, P> && !kVnni && !is_packed_ && rows_ <= kFewRows &&
+               (arguments.b.stride(2) == 1 || columns_ == 1);
   }
 
   // Threads claim the tiles of all batches, down a column first.
@@ -97,7 +100,7 @@ class Product {
                   column_tiles = blocks_of(nb_, tile_columns_);
     const int64_t tiles = batches_ * column_tiles * row_tiles;
     std::atomic<int64_t> next{0};
-    at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tiles), 1, [&](int64_t, int64_t) {
+    at::parallel_for(0, std::min(threads_, tiles), 1, [&](int64_t, int64_t) {
       Workspace workspace(*this);
       while (true) {
         const int64_t number = next++;
@@ -139,7 +142,9 @@ class Product {
     P* panel;  // of B: a slice of one block column
   };
 
-  int64_t sums_size() const { return tile_rows_ * block_.m * tile_columns_ * block_.n; }
+  int64_t sums_size() const {
+    return sums_in_c_ ? 0 : tile_rows_ * block_.m * tile_columns_ * block_.n;
+  }
 
   Norms<N> norms(int64_t batch) const {
     return {arguments_.norm_a.const_data_ptr<N>() + batch * mb_ * kb_,
@@ -160,8 +165,11 @@ class Product {
       return batches_ * blocks_of(mb_, tile_rows_) * blocks_of(nb_, tile_columns_);
     };
     const int64_t halves = arguments_.symmetric ? 2 : 1;  // of the tiles, one is computed
-    const int64_t threads = at::get_num_threads();
-    const int64_t wanted = threads == 1 ? 1 : halves * kTilesPerThread * threads;
+    const double operations = 2.0 * static_cast<double>(batches_ * rows_) *
+                              static_cast<double>(depth_) * static_cast<double>(columns_);
+    threads_ = static_cast<int64_t>(
+        std::clamp<double>(operations / kGrain, 1, static_cast<double>(at::get_num_threads())));
+    const int64_t wanted = threads_ == 1 ? 1 : halves * kTilesPerThread * threads_;
     // Each tile packs what it needs of B.
     while (tiles() < wanted && tile_rows_ * tile_columns_ > 1) {
       int64_t& halved = tile_columns_ > 1 ? tile_columns_ : tile_rows_;
@@ -181,23 +189,28 @@ class Product {
     return largest;
   }
 
-  // A is read in place if its rows are contiguous and its shape is early (slice_kernel.h).
-  // Otherwise it is packed. Matrix instructions sum an odd end of K in another order than one that
-  // is padded, so with such an end A is packed in any case: its bits do not depend on its layout.
+  // A is read in place if its rows are contiguous, or its columns. For matrix instructions its
+  // shape must be early (slice_kernel.h), too, and K even: they sum an odd end of K in another
+  // order than one that is padded, and bits must not depend on the layout. Otherwise A is packed.
   void place_a() {
     if constexpr (std::is_same_v<T, P>) {
       const View<T> whole = view<T>(arguments_.a, 0);
-      const bool rows_are_contiguous =
-          (whole.column_stride == 1 || depth_ == 1) && (whole.row_stride >= depth_ || rows_ == 1);
-      // The stride of a single row has no meaning.
-      lda_ = rows_ == 1 ? kSliceDepth : std::max(whole.row_stride, depth_);
-      if (rows_are_contiguous && (!kVnni || depth_ % kDepthStep == 0) &&
-          (!Microkernel<P>::generates() ||
-           is_early_shape(arguments_.a.scalar_type(), lda_, rows_ % block_.m, depth_ % block_.k,
-                          block_.m, block_.k, block_.n))) {
+      const bool has_rows = whole.column_stride == 1 || depth_ == 1;
+      bool in_place = has_rows || (!kVnni && (whole.row_stride == 1 || rows_ == 1));
+      by_columns_ = !has_rows;
+      lda_ = has_rows ? whole.row_stride : whole.column_stride;
+      if constexpr (kVnni) {
+        // The stride of a single row has no meaning.
+        lda_ = rows_ == 1 ? kSliceDepth : std::max(whole.row_stride, depth_);
+        in_place = in_place && (whole.row_stride >= depth_ || rows_ == 1) &&
+                   depth_ % kDepthStep == 0 &&
+                   is_early_shape(arguments_.a.scalar_type(), lda_, rows_ % block_.m,
+                                  depth_ % block_.k, block_.m, block_.k, block_.n);
+      }
+      if (in_place) {
         a_ = whole.data;
-        slice_stride_a_ = kSliceDepth;
-        row_stride_a_ = block_.m * lda_;
+        slice_stride_a_ = kSliceDepth * (by_columns_ ? lda_ : 1);
+        row_stride_a_ = block_.m * (by_columns_ ? 1 : lda_);
         batch_stride_a_ = arguments_.a.stride(0);
         return;
       }
@@ -209,6 +222,7 @@ class Product {
   // sizes that multiply_run uses.
   void pack_a() {
     is_packed_ = true;
+    by_columns_ = false;
     const int64_t padded_depth = kb_ * block_.k;
     lda_ = std::min<int64_t>(kSliceDepth, std::bit_ceil(static_cast<uint64_t>(padded_depth)));
     slice_stride_a_ = block_.m * lda_;
@@ -218,18 +232,20 @@ class Product {
         at::empty({batches_ * batch_stride_a_ * static_cast<int64_t>(sizeof(P))}, at::kByte));
     a_ = static_cast<const P*>(packed_a_.const_data_ptr());
     P* const packed = static_cast<P*>(packed_a_.mutable_data_ptr());
-    const std::vector<N> largest_b = largest_norms();
+    const std::vector<N> largest_b = skips_ ? largest_norms() : std::vector<N>();
     at::parallel_for(0, batches_ * mb_, 1, [&](int64_t from, int64_t to) {
       for (int64_t task = from; task < to; ++task) {
         const int64_t batch = task / mb_, i = task % mb_;
         const View<T> source = view<T>(arguments_.a, batch);
-        const Norms<N> maps = norms(batch);
         for (int64_t k = 0; k < kb_; ++k) {
-          if (std::abs(maps.a[i * kb_ + k]) * largest_b[batch * kb_ + k] < maps.tau) continue;
+          if (skips_) {
+            const Norms<N> maps = norms(batch);
+            if (std::abs(maps.a[i * kb_ + k]) * largest_b[batch * kb_ + k] < maps.tau) continue;
+          }
           const View<T> block = source.block(i * block_.m, k * block_.k, block_.m, block_.k);
-          P* target = packed + (a(batch, i, k * block_.k) - a_);
+          P* target = packed + (a(batch, i, k * block_.k).data - a_);
           copy_rows(block, target, lda_, block_.k);
-          for (int64_t r = block.rows; r < rounded_rows(block.rows); ++r)
+          for (int64_t r = block.rows; kVnni && r < rounded_rows(block.rows); ++r)
             std::fill_n(target + r * lda_, block_.k, P(0));
         }
       }
@@ -237,18 +253,23 @@ class Product {
   }
 
   // Block row i of A, from column `first` on.
-  const P* a(int64_t batch, int64_t i, int64_t first) const {
-    return a_ + batch * batch_stride_a_ + i * row_stride_a_ +
-           first / kSliceDepth * slice_stride_a_ + first % kSliceDepth;
+  RowsOfA<P> a(int64_t batch, int64_t i, int64_t first) const {
+    return {a_ + batch * batch_stride_a_ + i * row_stride_a_ +
+                first / kSliceDepth * slice_stride_a_ +
+                first % kSliceDepth * (by_columns_ ? lda_ : 1),
+            lda_, by_columns_};
   }
 
   void multiply_tile(const Tile& tile, Workspace& workspace) const {
-    const Norms<N> maps = norms(tile.batch);
     std::fill(workspace.started.begin(), workspace.started.end(), 0);
     const int64_t slice = kSliceDepth / block_.k;
     for (int64_t k = 0; k < kb_; k += slice) {
       const Range ks{k, std::min(slice, kb_ - k)};
-      find_valid(maps, tile.i, ks, tile.j, workspace.masks.data());
+      if (skips_) {
+        find_valid(norms(tile.batch), tile.i, ks, tile.j, workspace.masks.data());
+      } else {
+        std::fill(workspace.masks.begin(), workspace.masks.end(), (uint64_t{1} << ks.size) - 1);
+      }
       if (arguments_.symmetric) clear_lower(tile.i, tile.j, workspace.masks.data());
       for (int64_t column = 0; column < tile.j.size; ++column)
         multiply_column(tile, k, column, workspace);
@@ -257,11 +278,28 @@ class Product {
       for (int64_t column = 0; column < tile.j.size; ++column) {
         const int64_t i = tile.i.begin + row, j = tile.j.begin + column;
         if (arguments_.symmetric && i > j) continue;
-        const int64_t c = row * tile.j.size + column;
-        finish(tile.batch, i, j,
-               workspace.started[c] ? workspace.sums + c * block_.m * block_.n : nullptr);
+        const bool started = workspace.started[row * tile.j.size + column];
+        finish(tile.batch, i, j, started ? sums(tile, row, column, workspace) : Sums{});
       }
   }
+
+  // The sums of a block of C, in rows `leading` apart.
+  struct Sums {
+    Sum* data = nullptr;
+    int64_t leading = 0;
+  };
+  Sums sums(const Tile& tile, int64_t row, int64_t column, const Workspace& workspace) const {
+    if constexpr (std::is_same_v<T, Sum>) {
+      if (sums_in_c_) {
+        const BlockOfC c = block_of_c(tile.batch, tile.i.begin + row, tile.j.begin + column);
+        return {c.data, c.leading};
+      }
+    }
+    return {workspace.sums + (row * tile.j.size + column) * block_.m * block_.n, block_.n};
+  }
+
+  // Tells whether block column j of B is read in place, for which it needs a vector's columns.
+  bool reads_b(int64_t j) const { return reads_b_ && columns_ - j * block_.n >= Kernel::kLanes; }
 
   // One block column of a tile, for the slice of K that starts at block k.
   void multiply_column(const Tile& tile, int64_t k, int64_t column, Workspace& workspace) const {
@@ -269,12 +307,13 @@ class Product {
     for (int64_t row = 0; row < tile.i.size; ++row)
       needed |= workspace.masks[row * tile.j.size + column];
     if (needed == 0) return;
-    if (!reads_b_) pack(tile.batch, k, tile.j.begin + column, needed, workspace.panel);
+    if (!reads_b(tile.j.begin + column))
+      pack(tile.batch, k, tile.j.begin + column, needed, workspace.panel);
     for (int64_t row = 0; row < tile.i.size; ++row) {
       const int64_t c = row * tile.j.size + column;
       each_run(workspace.masks[c], [&](Range run) {
         multiply_run(tile.batch, tile.i.begin + row, k, run, tile.j.begin + column, workspace.panel,
-                     workspace.sums + c * block_.m * block_.n, workspace.started[c]);
+                     sums(tile, row, column, workspace), workspace.started[c]);
         workspace.started[c] = 1;
       });
     }
@@ -292,29 +331,31 @@ class Product {
 
   // Block row i of A times the blocks `run` of the panel. The panel starts at block k of K.
   void multiply_run(int64_t batch, int64_t i, int64_t k, Range run, int64_t j, const P* panel,
-                    Sum* sums, bool add) const {
+                    const Sums& sums, bool add) const {
     int64_t rows = std::min(block_.m, rows_ - i * block_.m);
     const int64_t columns = std::min(block_.n, columns_ - j * block_.n);
     const int64_t first = (k + run.begin) * block_.k;
     int64_t depth = std::min(run.size * block_.k, depth_ - first);
-    if (is_packed_) {
+    if (kVnni && is_packed_) {
       rows = rounded_rows(rows);
       depth = round_up(depth, kDepthStep);
     }
+    const RowsOfA<P> a_rows = a(batch, i, first);
     if constexpr (std::is_same_v<T, P>) {
-      if (reads_b_) {
+      if (reads_b(j)) {
         const View<T> b = view<T>(arguments_.b, batch).block(first, j * block_.n, depth, columns);
-        const auto part = [&](int64_t c) { return std::pair(b.data + c, b.row_stride); };
-        return kernel_.multiply(a(batch, i, first), lda_, rows, depth, columns, part, sums, add);
+        return kernel_.multiply(a_rows, rows, depth, b.data, b.row_stride, columns, sums.data,
+                                sums.leading, add);
       }
     }
-    kernel_.multiply(a(batch, i, first), lda_, rows, depth, panel, run.begin, columns, sums, add);
+    kernel_.multiply_panel(a_rows, rows, depth, panel, run.begin, columns, sums.data, sums.leading,
+                           add);
   }
 
-  // Writes block (i, j) of C and, of a symmetric C, its mirror image. `sums` is null if no product
+  // Writes block (i, j) of C and, of a symmetric C, its mirror image. `sums` are null if no product
   // was valid.
-  void finish(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
-    const bool is_zero = sums == nullptr && !arguments_.input.defined();
+  void finish(int64_t batch, int64_t i, int64_t j, const Sums& sums) const {
+    const bool is_zero = sums.data == nullptr && !arguments_.input.defined();
     write(batch, i, j, sums);
     if (arguments_.symmetric) mirror(batch, i, j, is_zero);
     if (!arguments_.norms.defined()) return;
@@ -334,20 +375,22 @@ class Product {
     return {data, leading, std::min(block_.m, rows_ - row), std::min(block_.n, columns_ - column)};
   }
 
-  void write(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
+  void write(int64_t batch, int64_t i, int64_t j, const Sums& sums) const {
+    if (sums.data && sums_in_c_ && alpha_ == 1 && !arguments_.input.defined()) return;
     const auto [out, leading, rows, columns] = block_of_c(batch, i, j);
     if (arguments_.input.defined()) {
       const View<T> input =
           view<T>(arguments_.input, batch).block(i * block_.m, j * block_.n, rows, columns);
-      write_rows(sums, block_.n, alpha_, &input, beta_, out, leading, rows, columns);
+      write_rows(sums.data, sums.leading, alpha_, &input, beta_, out, leading, rows, columns);
     } else {
-      write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, leading, rows, columns);
+      write_rows<T, Sum>(sums.data, sums.leading, alpha_, nullptr, beta_, out, leading, rows,
+                         columns);
     }
   }
 
   // Writes what block (i, j), on or above the diagonal, has as its mirror image.
   void mirror(int64_t batch, int64_t i, int64_t j, bool is_zero) const {
-    if (i != j && is_zero) return write(batch, j, i, nullptr);
+    if (i != j && is_zero) return write(batch, j, i, {});
     const auto [upper, leading, rows, columns] = block_of_c(batch, i, j);
     if (i == j) {
       for (int64_t r = 0; r < rows; ++r)
@@ -377,10 +420,11 @@ class Product {
   Kernel kernel_;
   int64_t batches_, rows_, depth_, columns_, mb_, kb_, nb_;
   Sum alpha_, beta_;
-  int64_t tile_rows_, tile_columns_;
+  bool skips_, sums_in_c_;
+  int64_t threads_, tile_rows_, tile_columns_;
   const P* a_;
   int64_t lda_, slice_stride_a_, row_stride_a_, batch_stride_a_;  // row_stride_a_: of block rows
-  bool is_packed_ = false, reads_b_;
+  bool is_packed_ = false, by_columns_ = false, reads_b_;
   Tensor packed_a_;
 };
 
@@ -397,15 +441,19 @@ void write_product(const Tensor& result, const MultiplyArguments& x, const Block
   const auto as_batch = [](const Tensor& t) {
     return t.defined() && t.dim() == 2 ? t.unsqueeze(0) : t;
   };
+  const bool skips = x.norm_a.defined();  // without norms, the caller knows that nothing is
+  const auto maps_of = [&](const Tensor& norms) {
+    return skips ? as_batch(norms.contiguous()) : Tensor();
+  };
   const Arguments arguments{as_batch(x.a),
                             as_batch(x.b),
-                            as_batch(x.norm_a.contiguous()),
-                            as_batch(x.norm_b.contiguous()),
+                            maps_of(x.norm_a),
+                            maps_of(x.norm_b),
                             as_batch(expanded_input(x.input, result.sizes(), x.beta)),
                             as_batch(result),
                             as_batch(norms),
                             block,
-                            x.tau.item<double>(),
+                            skips ? x.tau.item<double>() : 0,
                             x.alpha,
                             x.beta,
                             symmetric};
@@ -430,7 +478,9 @@ bool has_contiguous_rows(const Tensor& out) { return out.size(-1) <= 1 || out.st
 // Tells whether writing the product to `out` would change what is still to be read. Each element of
 // `input` is read just before the element in its place is written.
 bool overwrites_arguments(const Tensor& out, const MultiplyArguments& x) {
-  const auto overwrites = [&](const Tensor& read) { return may_overlap(out, read); };
+  const auto overwrites = [&](const Tensor& read) {
+    return read.defined() && may_overlap(out, read);
+  };
   return overwrites(x.a) || overwrites(x.b) || overwrites(x.norm_a) || overwrites(x.norm_b) ||
          (x.input && overwrites(*x.input) && !is_same_view(out, *x.input));
 }
@@ -439,14 +489,8 @@ bool overwrites_arguments(const Tensor& out, const MultiplyArguments& x) {
 void write(const ProductArguments& product, const Block& block, const Tensor& out,
            const Tensor& norms) {
   // Norms that are not given decide nothing if nothing is skipped.
-  const auto zeros_for = [&](const Tensor& x, int64_t rows, int64_t columns) {
-    return at::zeros(norm_map_shape(x.sizes(), rows, columns),
-                     x.options().dtype(norm_dtype(x.scalar_type())));
-  };
   const bool all_valid = !product.norm_a && !product.norm_b && skips_nothing(product.knob);
-  const auto [norm_a, norm_b] = all_valid ? std::tuple(zeros_for(product.a, block.m, block.k),
-                                                       zeros_for(product.b, block.k, block.n))
-                                          : norm_maps_of(product);
+  const auto [norm_a, norm_b] = all_valid ? std::tuple(Tensor(), Tensor()) : norm_maps_of(product);
   const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
   const StageRange stage(kMultiplyStage);
   const MultiplyArguments x = {{product.input, product.beta, product.alpha},
@@ -481,9 +525,8 @@ void multiply_part(MultiplyPartArguments& x) {
 
 std::string kernel_name(at::Device, at::ScalarType dtype, const Block&) {
   if (dtype == at::kDouble) return "cpu-plain";
-  if (at::isReducedFloatingType(dtype) && multiplies_natively(dtype)) return "cpu-brgemm-vnni";
-  const std::string name = has_float_brgemm() ? "cpu-brgemm" : "cpu-blas";
-  return dtype == at::kFloat ? name : name + "-float32";
+  if (dtype == at::kFloat) return "cpu-plain-float32";
+  return multiplies_natively(dtype) ? "cpu-brgemm-vnni" : "cpu-plain-half";
 }
 
 const Backends<NamedKernels> named(at::kCPU, Rank::kPortable, {&kernel_name});

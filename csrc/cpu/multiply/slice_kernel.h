@@ -64,10 +64,10 @@ inline void clear_lower(Range i, Range j, uint64_t* masks) {
   }
 }
 
-// brgemm generates a kernel for each combination of sizes and strides and keeps it for the life of
-// the thread. A program whose sizes change from call to call would fill its memory with kernels.
-// Therefore only the first shapes in a process are multiplied without a copy. All others are copied
-// and padded, so that few sizes and strides occur.
+// Matrix instructions: brgemm generates a kernel for each combination of sizes and strides and
+// keeps it for the life of the thread. A program whose sizes change from call to call would fill
+// its memory with kernels. Therefore only the first shapes in a process are multiplied without a
+// copy. All others are copied and padded, so that few sizes and strides occur.
 constexpr int64_t kDepthStep = 32;  // padded sizes of K and of rows are multiples of these
 constexpr int64_t kRowsStep = 16;
 
@@ -100,6 +100,8 @@ bool is_early_shape(const Values&... values) {
 constexpr int64_t kSliceDepth = 512;  // K of a slice
 constexpr int64_t kPieceDepth = 128;  // K of one sum: the error is below torch.mm's; 2% slower
 constexpr int64_t kPanelWidth = 64;   // the widest panel that matrix instructions support
+constexpr int64_t kMostRows = 128;    // of a block
+constexpr int64_t kVectorBytes = 64;  // the least width of other panels; two in a row, or three
 
 // Calls visit(run) for each run of neighbouring bits of a mask.
 template <class Visit>
@@ -112,6 +114,14 @@ void each_run(uint64_t mask, const Visit& visit) {
   }
 }
 
+// Rows of A from some element on, `stride` apart; or its columns.
+template <class P>
+struct RowsOfA {
+  const P* data;
+  int64_t stride;
+  bool by_columns = false;
+};
+
 // T: type of the operands. P: type of the packed panels.
 template <class T, class P>
 struct SliceKernel {
@@ -120,62 +130,72 @@ struct SliceKernel {
   // For half types, rounding the result loses more than a long sum.
   static constexpr int64_t kPiece = sizeof(T) == 2 ? kSliceDepth : kPieceDepth;
 
-  Block block;
-  int64_t step = Microkernel<P>::columns_step();
+  static constexpr int64_t kLanes = kVectorBytes / sizeof(P);
 
-  // The width of a panel of which so many columns exist, or more.
+  Block block;
+  int64_t depth = kSliceDepth;  // of a panel, at most
+
+  // The width of the next part of a panel, where so many columns are left: whole vectors for matrix
+  // instructions, else no less than one.
   int64_t width(int64_t columns) const {
-    return std::min({block.n, kPanelWidth, round_up(columns, step)});
+    if (kVnni) return std::min(kPanelWidth, round_up(columns, kDepthStep));
+    return columns > 3 * kLanes ? 2 * kLanes : std::max(columns, kLanes);
   }
-  int64_t panel_size() const { return kSliceDepth * block.n; }
+  int64_t panel_size() const { return depth * block.n; }
 
   // Copies a block of B to its place in a panel, [n / width][K][width]: blocks before it in the
-  // slice are `depth`. The last columns may be narrower.
-  void pack(const View<T>& from, int64_t depth, P* panel) const {
-    for (int64_t c = 0; c < from.columns; c += kPanelWidth) {
-      const int64_t width = this->width(from.columns - c);
-      P* target = panel + c * kSliceDepth + depth * block.k * width;
+  // slice are `before`. The last columns may be narrower.
+  void pack(const View<T>& from, int64_t before, P* panel) const {
+    for (int64_t c = 0, width; c < from.columns; c += width) {
+      width = this->width(from.columns - c);
+      P* target = panel + c * this->depth + before * block.k * width;
       const View<T> part = from.block(0, c, from.rows, width);
       if constexpr (kVnni) {
         copy_vnni(part, target, width);
+        // Zeros up to the padded K. The layout already fills a pair of rows.
+        std::fill(target + round_up(part.rows, 2) * width,
+                  target + round_up(part.rows, kDepthStep) * width, P(0));
       } else {
         copy_rows(part, target, width, width);
       }
-      // Zeros up to the padded K. VNNI layout already fills a pair of rows.
-      const int64_t copied = kVnni ? round_up(part.rows, 2) : part.rows;
-      std::fill(target + copied * width, target + round_up(part.rows, kDepthStep) * width, P(0));
     }
   }
 
-  // sums = or, with `add`, += rows of A (rows x depth) times `columns` columns of B. part(c): where
-  // those from column c on begin, and the distance of their rows.
-  template <class Part>
-  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, int64_t columns,
-                const Part& part, Sum* sums, bool add) const {
-    for (int64_t c = 0; c < columns; c += kPanelWidth) {
-      const auto [b, ldb] = part(c);
-      for (int64_t d = 0; d < depth; d += kPiece) {
-        Microkernel<P>::multiply(rows, width(columns - c), std::min(kPiece, depth - d), a + d, lda,
-                                 b + d * ldb, ldb, sums + c, block.n, add || d > 0);
-      }
+  // sums = or, with `add`, += rows of A (rows x depth) times `columns` columns of B, whose rows are
+  // contiguous.
+  void multiply(const RowsOfA<P>& a, int64_t rows, int64_t depth, const P* b, int64_t ldb,
+                int64_t columns, Sum* sums, int64_t ld_sums, bool add) const {
+    for (int64_t d = 0; d < depth; d += kPiece) {
+      Microkernel<P>::multiply(rows, columns, std::min(kPiece, depth - d),
+                               a.data + d * (a.by_columns ? a.stride : 1), a.stride, a.by_columns,
+                               b + d * ldb, ldb, sums, ld_sums, add || d > 0);
     }
   }
 
   // The same with the blocks of a panel from block `first` on.
-  void multiply(const P* a, int64_t lda, int64_t rows, int64_t depth, const P* panel, int64_t first,
-                int64_t columns, Sum* sums, bool add) const {
-    const auto part = [&](int64_t c) {
-      const int64_t width = this->width(columns - c);
-      return std::pair(panel + c * kSliceDepth + first * block.k * width, width);
-    };
-    multiply(a, lda, rows, depth, columns, part, sums, add);
+  void multiply_panel(const RowsOfA<P>& a, int64_t rows, int64_t depth, const P* panel,
+                      int64_t first, int64_t columns, Sum* sums, int64_t ld_sums, bool add) const {
+    for (int64_t c = 0, width; c < columns; c += width) {
+      width = this->width(columns - c);
+      const P* const b = panel + c * this->depth + first * block.k * width;
+      if (kVnni || width <= columns - c) {
+        multiply(a, rows, depth, b, width, width, sums + c, ld_sums, add);
+      } else {  // less than a vector
+        Sum padded[kMostRows * kLanes] = {};
+        for (int64_t r = 0; add && r < rows; ++r)
+          std::copy_n(sums + r * ld_sums + c, columns - c, padded + r * width);
+        multiply(a, rows, depth, b, width, width, padded, width, add);
+        for (int64_t r = 0; r < rows; ++r)
+          std::copy_n(padded + r * width, columns - c, sums + r * ld_sums + c);
+      }
+    }
   }
 };
 
-// Writes some rows and columns of C. `sums` is null if no product was valid; `input` may be null,
-// or the very elements that are written.
+// Writes some rows and columns of C. `sums` is null if no product was valid; `input` may be null.
+// Both may be the very elements that are written.
 template <class T, class Sum>
-SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_sums, Sum alpha,
+SPAMM_CPU_CLONES static void write_rows(const Sum* sums, int64_t ld_sums, Sum alpha,
                                         const View<T>* input, Sum beta, T* out, int64_t ld_out,
                                         int64_t rows, int64_t columns) {
   const auto fill = [&](const auto& element) {

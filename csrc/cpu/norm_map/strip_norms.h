@@ -60,60 +60,66 @@ constexpr int64_t kRowsAtOnce = 4;
 template <class T>
 using Square = std::conditional_t<sizeof(T) == 2, float, double>;
 
-// Eight neighbouring elements as float64.
-using WideLanes [[gnu::vector_size(kLanes * sizeof(double))]] = double;
-using NarrowLanes [[gnu::vector_size(kLanes * sizeof(float))]] = float;
-SPAMM_INLINE void load_wide(const double* data, WideLanes& wide) {
-  std::memcpy(&wide, data, sizeof(wide));
-}
-SPAMM_INLINE void load_wide(const float* data, WideLanes& wide) {
-  NarrowLanes narrow;
-  std::memcpy(&narrow, data, sizeof(narrow));
-  wide = __builtin_convertvector(narrow, WideLanes);
+// Eight neighbouring elements as numbers of this type.
+template <class N>
+using LanesOf [[gnu::vector_size(kLanes * sizeof(N))]] = N;
+using WideLanes = LanesOf<double>;
+template <class T>
+using SquareLanes = LanesOf<Square<T>>;
+
+template <class T>
+SPAMM_INLINE void load_lanes(const T* data, SquareLanes<T>& lanes) {
+  if constexpr (sizeof(T) == 2) {
+    float wide[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) wide[lane] = widen(data[lane]);
+    std::memcpy(&lanes, wide, sizeof(lanes));
+  } else {
+    LanesOf<T> own;
+    std::memcpy(&own, data, sizeof(own));
+    lanes = __builtin_convertvector(own, SquareLanes<T>);
+  }
 }
 
-// sums[g][lane] += the squares of the lane's columns in group g, over `rows` rows.
-template <class T, int64_t rows, class Stored>
-SPAMM_INLINE void add_squares(const Stored* __restrict data, int64_t row_stride, int64_t groups,
-                              double* __restrict sums) {
-  for (int64_t g = 0; g < groups; ++g, data += kGroup, sums += kLanes) {
-    if constexpr (std::is_same_v<Square<T>, double>) {
-      WideLanes squares = {}, before;
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < kGroup; c += kLanes) {
-          WideLanes x;
-          load_wide(data + r * row_stride + c, x);
-          squares += x * x;
-        }
-      }
-      std::memcpy(&before, sums, sizeof(before));
-      before += squares;
-      std::memcpy(sums, &before, sizeof(before));
-    } else {
-      Square<T> squares[kLanes] = {};
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < kGroup; c += kLanes) {
-          for (int64_t lane = 0; lane < kLanes; ++lane) {
-            const Square<T> x = widen(data[r * row_stride + c + lane]);
-            squares[lane] += x * x;
-          }
-        }
-      }
-      for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += squares[lane];
+// sums[lane] += the squares of the lane's columns in a group of `columns`, over `rows` rows.
+// load(r, c, x): eight neighbouring elements.
+template <class T, int64_t rows, class Load>
+SPAMM_INLINE void add_squares(const Load& load, int64_t columns, double* sums) {
+  SquareLanes<T> squares = {};
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      SquareLanes<T> x;
+      load(r, c, x);
+      squares += x * x;
     }
   }
+  WideLanes before;
+  std::memcpy(&before, sums, sizeof(before));
+  before += __builtin_convertvector(squares, WideLanes);
+  std::memcpy(sums, &before, sizeof(before));
 }
 
 template <class T, int64_t rows>
 SPAMM_INLINE void add_squares_of_rows(const Strip<T>& strip, int64_t first, double* sums) {
   const T* data = strip.data + first * strip.row_stride;
-  const int64_t groups = strip.columns / kGroup, rest = strip.columns % kGroup;
-  add_squares<T, rows>(data, strip.row_stride, groups, sums);
-  if (rest == 0) return;
-  T padded[rows * kGroup] = {};
-  for (int64_t r = 0; r < rows; ++r)
-    std::copy_n(data + r * strip.row_stride + groups * kGroup, rest, padded + r * kGroup);
-  add_squares<T, rows>(padded, kGroup, 1, sums + groups * kLanes);
+  int64_t column = 0;
+  for (; column + kGroup <= strip.columns; column += kGroup, sums += kLanes) {
+    add_squares<T, rows>(
+        [&](int64_t r, int64_t c, SquareLanes<T>& x) {
+          load_lanes(data + r * strip.row_stride + column + c, x);
+        },
+        kGroup, sums);
+  }
+  if (column == strip.columns) return;
+  const int64_t rest = strip.columns - column;
+  add_squares<T, rows>(
+      [&](int64_t r, int64_t c, SquareLanes<T>& x) {
+        const T* from = data + r * strip.row_stride + column + c;
+        if (c + kLanes <= rest) return load_lanes(from, x);
+        T padded[kLanes] = {};
+        for (int64_t lane = 0; lane < rest - c; ++lane) padded[lane] = from[lane];
+        load_lanes(padded, x);
+      },
+      rest, sums);
 }
 
 template <class T>

@@ -187,9 +187,10 @@ class ListProduct {
         Sum* const sums = workspace.sums.data() + item->row * block_size();
         each_run(item->mask, [&](Range run) {
           const int64_t slot = slots_a_[item->next];
-          kernel_.multiply(workspace.packed.data() + workspace.place[slot - first_slot],
-                           kPageStride, edge_, run.size * edge_, workspace.panel.data(), run.begin,
-                           edge_, sums, item->started);
+          const RowsOfA<P> a{workspace.packed.data() + workspace.place[slot - first_slot],
+                             kPageStride};
+          kernel_.multiply_panel(a, edge_, run.size * edge_, workspace.panel.data(), run.begin,
+                                 edge_, sums, edge_, item->started);
           item->started = true;
           item->next += run.size;
         });
