@@ -131,14 +131,17 @@ def dense_network(model, cudnn):
 
 def networks_of(model, dtype, settings, options):
     """{name: network} to be timed."""
-    skipping_nothing, skipping = copy.deepcopy(model), copy.deepcopy(model)
+    skipping = copy.deepcopy(model)
     spamm_torch.convert_(skipping, settings)
-    for network in (skipping_nothing, skipping):
-        network.compile(backend="spamm_torch", options={"inner": "eager"}, dynamic=False)
     dense = dense_network(options.trained, options.device.type == "cuda")
-    found = {"dense": dense.to(dtype), "torch.compile": compiled(model)}
-    return found | {"nothing skipped": skipping_nothing, "SpAMM": skipping}
+    backend = {"backend": "spamm_torch", "options": {"inner": "eager"}}
+    return {
+        "dense": dense.to(dtype),
+        "torch.compile": compiled(model),
+        "nothing skipped": compiled(model, **backend),
+        "SpAMM": compiled(skipping, **backend),
+    }
 
 
-def compiled(model):
-    return torch.compile(copy.deepcopy(model), dynamic=False)
+def compiled(model, **how):
+    return torch.compile(copy.deepcopy(model), dynamic=False, **how)

@@ -182,9 +182,12 @@ def explain(model: nn.Module) -> ConvertReport:
     rows: list[Row] = list(getattr(model, "meta", {}).get("spamm_torch", ()))
     calls = [] if rows else sorted(_calls_of(model), key=lambda call: call.number)
     if not rows and not calls:
+        # model.compile() leaves torch's own forwards alone, Sequential's among them.
+        is_torchs = type(model).forward.__module__.startswith("torch.nn.")
+        hint = "; model.compile() compiles none of torch's own, torch.compile(model) does"
         raise ValueError(
             "explain expects a model that the backend spamm_torch compiled, called since; got "
-            f"{type(model).__name__} of which nothing is compiled"
+            f"{type(model).__name__} of which nothing is compiled{hint if is_torchs else ''}"
         )
     names: defaultdict[int | None, list[str]] = defaultdict(list)  # of the layers of each weight
     for name, tensor in _tensors_of(model):
