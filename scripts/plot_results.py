@@ -17,7 +17,7 @@ from models.files import UserError
 _FOLDER = REPOSITORY / "docs" / "results"
 _BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"
 _PAGES = ("products", "block_sparse", "density_matrix", "vgg13", "networks")
-_PRODUCTS = {"kind": "products", "data": "decay", "block": 64, "cold": False}
+_PRODUCTS = {"kind": "products", "data": "decay", "block": 64}
 
 
 def load(folder):

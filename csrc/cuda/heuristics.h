@@ -579,40 +579,131 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
-// The pixels that a convolution computes, and those that its blocks have room for. Channels are
-// those of a group.
-struct ThinConv {
-  int64_t pixels, pixels_of_blocks, positions;
+// A convolution that may skip. Pixels of an image are those of the output, channels those of a
+// group.
+struct HeldConv {
+  int64_t images, pixels, pixels_of_blocks;  // all those for which blocks have room
+  int64_t in_pixels, positions;
   int64_t groups, in_channels, out_channels;
+  int64_t block_m, block_k;
+
+  double millions(int64_t all_pixels, int64_t in, int64_t out) const {  // of products
+    return 1e-6 * static_cast<double>(all_pixels * positions * groups) *
+           static_cast<double>(in * out);
+  }
 };
 
-// Tells whether the kernel that computes existing entries alone (conv/sm80/thin.cuh) is faster than
-// those that fill blocks and tiles up with zeros. Both walk along K: a step of it waits for memory;
-// or products decide, a rate in 10^6 a microsecond. Measured on an H200. Tensor cores round what
-// they multiply in TF32, so there the number of images does not choose; and Hopper's kernels of
-// half types take pixels one by one.
-inline bool thin_conv_pays(c10::ScalarType dtype, bool allow_tf32, const ThinConv& x) {
-  const bool is_half = at::isReducedFloatingType(dtype);
+struct PackedChoice {
+  TileSize tile;
+  double time;  // of the product, in us
+};
+
+// The packed tile of least time where nothing is skipped (conv/sm80/packed.cuh). A step takes
+// `alone`, or `shared` for each of several tiles on a multiprocessor, and longer in narrow tiles,
+// and where slices share a tile. More images than a quarter of 64 have no slices: they take the
+// bits of whole batches. Measured on an H200.
+inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int multiprocessors,
+                                       std::optional<TileSize> forced = std::nullopt) {
+  constexpr int64_t kMostSliced = 16;
+  constexpr double kTurn = 4;  // launch or next tile, the first norms and loads, the end
+  const auto [alone, shared] = [&]() -> std::pair<double, double> {
+    switch (kernel) {
+      case Kernel::kSm80F32:
+        return {1.7, 1.13};
+      case Kernel::kSm80F64:
+        return {2.2, 1.39};
+      case Kernel::kSm80Tf32:
+        return {0.95, 0.5};
+      default:
+        return {0.7, 0.3};
+    }
+  }();
+  PackedChoice best{TileSize::kNarrow, std::numeric_limits<double>::infinity()};
+  for (const TileSize size : {TileSize::kSmall, TileSize::kNarrow, TileSize::kMedium}) {
+    const TileRow* const row = find_tile(kernel, size, kConvTiles);
+    const bool is_sliced = size == TileSize::kMedium;
+    if (row == nullptr || row->config.columns > x.block_m ||
+        (is_sliced && x.images > kMostSliced)) {
+      continue;
+    }
+    const TileConfig& tile = row->config;
+    const int64_t tiles = x.groups * blocks_of(x.images * x.pixels, tile.rows) *
+                          blocks_of(x.out_channels, tile.columns);
+    const int64_t steps = x.positions * blocks_of(x.in_channels, x.block_k) * x.block_k / 32;
+    const int64_t together = std::max(kernels::kPackedBlocks, tile.blocks_per_multiprocessor);
+    const int64_t turns = tiles / (together * multiprocessors);
+    const int64_t rest = blocks_of(tiles - turns * together * multiprocessors, multiprocessors);
+    const double last = rest == 0 ? 0 : std::max(alone, shared * static_cast<double>(rest));
+    const double all = static_cast<double>(turns * together) * shared + last;
+    const double longer = is_sliced ? 1.35 : size == TileSize::kNarrow ? 1.15 : 1;
+    const auto rounds =
+        static_cast<double>(is_sliced ? blocks_of(steps, kernels::kPackedSlices) : steps);
+    const double time = kTurn * static_cast<double>(turns + (rest != 0)) + longer * rounds * all;
+    if (time < best.time || forced == size) best = {size, time};
+    if (forced == size) break;
+  }
+  return best;
+}
+
+// The time of the kernel that computes existing entries alone (conv/sm80/thin.cuh), norms included,
+// in us. Both walk along their entries, each of which waits for memory; or products decide.
+inline double thin_conv_time(c10::ScalarType dtype, bool allow_tf32, const HeldConv& x) {
   const bool is_double = dtype == c10::ScalarType::Double;
-  const bool is_tf32 = dtype == c10::ScalarType::Float && allow_tf32;
-  if (x.groups == 1 && (is_half || is_tf32)) return is_tf32 && x.in_channels < 8;
-  const bool fills_rounded = is_half || is_tf32;
-  const double step = is_double ? 0.2 : 0.1, filling_step = step / 4;
-  const double rate = is_double ? 2.2 : fills_rounded ? 2.5 : 6;
-  const double filling_rate = is_double                            ? 25
-                              : fills_rounded                      ? 76
-                              : x.groups > 1 || x.in_channels < 32 ? 18
-                                                                   : 118;
-  const auto millions = [&](int64_t pixels, int64_t in_unit, int64_t out_unit) {
-    const int64_t in = blocks_of(x.in_channels, in_unit) * in_unit;
-    const int64_t out = blocks_of(x.out_channels, out_unit) * out_unit;
-    return 1e-6 * static_cast<double>(pixels * x.positions * x.groups) *
-           static_cast<double>(in * out);
+  const double step = is_double ? 0.2 : 0.1;
+  const double rate = is_double                                        ? 2.2
+                      : dtype == c10::ScalarType::Float && !allow_tf32 ? 6
+                                                                       : 2.5;  // millions
+  const int64_t of_norm = std::min<int64_t>(x.images, 64) * std::min(x.in_channels, x.block_k);
+  return 4 + 0.035 * static_cast<double>(of_norm) +
+         std::max(step * static_cast<double>(x.in_channels * x.positions),
+                  x.millions(x.images * x.pixels, x.in_channels, x.out_channels) / rate);
+}
+
+// The same of Hopper's kernels: split parts in tiles of 128 output channels and two pixels of 64
+// images, or TF32's boxes, four of them.
+inline double hopper_held_conv_time(bool allow_tf32, const HeldConv& x, int multiprocessors) {
+  const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
+  const auto turns = [&](int64_t pixels) {
+    const int64_t tiles = blocks_of(x.out_channels, 128) * blocks_of(x.pixels_of_blocks, pixels);
+    const int64_t whole = blocks_of(tiles, multiprocessors);
+    return whole <= 2 ? static_cast<double>(whole) : product(tiles) / multiprocessors;
   };
-  const auto depth = static_cast<double>(x.in_channels * x.positions);
-  const double filled = millions(x.pixels_of_blocks, 32, x.groups > 1 ? 64 : 128);
-  return std::max(step * depth, millions(x.pixels, 1, 1) / rate) <
-         std::max(filling_step * depth, filled / filling_rate);
+  if (allow_tf32) {
+    const int64_t in = blocks_of(x.in_channels, 32) * 32, out = blocks_of(x.out_channels, 64) * 64;
+    return 11 + product(4, x.images, x.in_pixels, x.in_channels) / 2.5e6 +
+           x.millions(x.pixels_of_blocks, in, out) / 180 + 1.2 * turns(256);
+  }
+  const int64_t in = blocks_of(x.in_channels, 64);
+  const double bytes = product(256, x.pixels_of_blocks / x.pixels, x.in_pixels, in) +
+                       product(512, x.positions, in, x.out_channels);
+  const double steps = product(x.positions, in), all = turns(128);
+  return 3.5 + bytes / 2.9e6 + all * (2 + steps) + 0.3 * std::min(all, 2.0) * steps;
+}
+
+// The kernels of a convolution under a held tau, if not those that fill blocks and tiles up.
+enum class HeldWay { kFilled, kThin, kPacked };
+
+// The way of least time. `packs`: rows can be packed; the portable kernel then does so by itself.
+// Tensor cores round what they multiply in TF32, so there the number of images does not choose
+// thin; and Hopper's kernels of half types take pixels one by one. `hopper`: the chip's kernels
+// take it; absent on other chips.
+inline HeldWay choose_held_conv(c10::ScalarType dtype, bool allow_tf32, std::optional<bool> hopper,
+                                bool packs, const HeldConv& x, int multiprocessors) {
+  const bool is_half = at::isReducedFloatingType(dtype);
+  const bool is_tf32 = dtype == c10::ScalarType::Float && allow_tf32;
+  const Kernel kernel =
+      choose_kernel(dtype, {x.block_m, x.block_k, 64}, allow_tf32, /*hopper=*/false);
+  packs = packs && !(is_half && hopper.value_or(false));
+  HeldConv rows = x;  // of tiles
+  if (!packs) rows.images = 64, rows.pixels = blocks_of(x.pixels_of_blocks, 64);
+  const double norms =
+      3.5 + 4e-6 * static_cast<double>(x.images * x.in_pixels * x.in_channels * x.groups) / 2.5;
+  const double packed = norms + choose_packed_tile(kernel, rows, multiprocessors).time;
+  const bool may_be_thin = x.groups > 1 || (is_tf32 ? x.in_channels < 8 : !is_half);
+  if (may_be_thin && thin_conv_time(dtype, allow_tf32, x) < packed) return HeldWay::kThin;
+  const bool pays = hopper && dtype == c10::ScalarType::Float &&
+                    (!*hopper || packed < hopper_held_conv_time(allow_tf32, x, multiprocessors));
+  return packs && pays ? HeldWay::kPacked : HeldWay::kFilled;
 }
 
 // Tells whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of

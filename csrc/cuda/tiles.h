@@ -65,7 +65,7 @@ inline constexpr TileRow kTiles[] = {
     {Kernel::kSm90F64, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.5},
     {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
     {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
-    {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 2}, 0},
+    {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
     {Kernel::kSm80F32, TileSize::kLarge, {64, 128, 32, 64, 4, 2}, 1},
     {Kernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
     {Kernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
@@ -73,7 +73,8 @@ inline constexpr TileRow kTiles[] = {
 
 // A tile's rows x columns are output channels x pixels on sm_90, and pixels x output channels on
 // sm_80. kSm90F32x1 stands for TF32's own instructions here. Its float32 output needs more shared
-// memory, so it has one stage less.
+// memory, so it has one stage less. On sm_80 narrow and medium tiles are of packed rows alone; four
+// slices of K share a medium one.
 inline constexpr TileRow kConvTiles[] = {
     {Kernel::kSm90F16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
     {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
@@ -85,10 +86,14 @@ inline constexpr TileRow kConvTiles[] = {
     {Kernel::kSm90F32x3, TileSize::kSmall, {128, 128, 64, 128, 3, 1}, 0},
     {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
     {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {Kernel::kSm80F16, TileSize::kNarrow, {128, 32, 32, 32, 4, 4}, 0},
     {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 2}, 0},
     {Kernel::kSm80F32, TileSize::kLarge, {128, 64, 32, 32, 4, 1}, 1},
+    {Kernel::kSm80F32, TileSize::kNarrow, {128, 32, 32, 32, 4, 3}, 0},
+    {Kernel::kSm80F32, TileSize::kMedium, {32, 32, 32, 32, 4, 3}, 0},
     {Kernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
     {Kernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
+    {Kernel::kSm80F64, TileSize::kNarrow, {128, 32, 32, 32, 4, 2}, 0},
 };
 
 // The tiles of Hopper's convolution of half types where nothing is skipped.

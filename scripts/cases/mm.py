@@ -45,12 +45,11 @@ def add_options(parser):
     cli.add_choices(parser, "--data", "as of common/operands.py", ["decay"], DATA)
     cli.add_ratios_option(parser, RATIOS)
     cli.add_repeats_option(parser, DEFAULTS)
-    cli.add_cold_option(parser)
 
 
 def cells(options):
     cases = itertools.product(options.data, options.precisions, options.blocks, options.sizes)
-    rest = options.ratios, options.device, options.repeats, options.cold
+    rest = options.ratios, options.device, options.repeats
     return {" ".join(map(str, c)): functools.partial(bench_operands, c, *rest) for c in cases}
 
 
@@ -70,7 +69,7 @@ def relative_error(product, a, b, norm_a, norm_b, tau, block):
     return (error / norm) ** 0.5 if norm else error**0.5
 
 
-def bench_operands(case, ratios, device, repeats, cold=False):
+def bench_operands(case, ratios, device, repeats):
     """All ratios of one case (data, precision, block, n), the dense product in turns with them:
     rows of "products", one a ratio, and of "norm maps".
     """
@@ -91,9 +90,9 @@ def bench_operands(case, ratios, device, repeats, cold=False):
         error = relative_error(call(), a, b, *norms, tau, block)
         require_near(error, TOLERANCE[precision], f"for {case} at ratio {ratio}")
         valid = spamm_torch.valid_ratio(*norms, tau).item()
-        found[ratio] = {"ratio": ratio, "cold": cold, "valid_ratio": valid, "error": error}
+        found[ratio] = {"ratio": ratio, "valid_ratio": valid, "error": error}
         candidates[ratio] = call
-    times = interleaved(candidates, device, repeats, cold=cold)
+    times = interleaved(candidates, device, repeats)
     place = {"data": data, "precision": precision, "block": block, "n": n}
     rows = []
     for ratio, row in found.items():
@@ -101,4 +100,4 @@ def bench_operands(case, ratios, device, repeats, cold=False):
         own |= {"mm_ms": own.pop("ms"), "dense_ms": times["dense"].median}
         rows.append(place | row | own)
     norms = {f"{name}_ms": times[name].median for name in ("norms", "search")}
-    return {"products": rows, "norm maps": [place | {"cold": cold} | norms]}
+    return {"products": rows, "norm maps": [place | norms]}

@@ -83,10 +83,6 @@ def add_ratios_option(parser, ratios):
     add(parser, "--ratios", what, ratios, metavar="RATIO", type=valid_ratio, nargs="+")
 
 
-def add_cold_option(parser):
-    parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
-
-
 def fill_in(options, defaults):
     """Makes ``options.device`` a torch.device, and gives options that were left out its
     ``defaults``, {"cpu" or "cuda": {name of the option: value}}. Those with ``parts`` get as many

@@ -19,7 +19,6 @@ _GRAPH_MS = 3.0  # a graph of this length hides its launch
 _MOST_IN_A_ROW = 50
 _ROW_MS = 10.0  # a row of this length hides what the clock and waiting for a device add
 _LONG_S = 0.1  # a call of this length warms up by itself
-_FLUSH_BYTES = 256 << 20  # more than any L2 cache
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Timing:
         return {"ms": self.median, "speedup": speedup, "spread": self.spread / self.median}
 
 
-def interleaved(candidates, device, repeats, *, cold=False, eager=False):
-    """Times {name: call} in turns on a device; gives {name: Timing}. ``cold``: empty the L2 cache
-    before each call (CUDA only). ``eager``: calls as Python makes them instead of CUDA graphs.
+def interleaved(candidates, device, repeats, *, eager=False):
+    """Times {name: call} in turns on a device; gives {name: Timing}. ``eager``: calls as Python
+    makes them instead of CUDA graphs.
     """
     if eager or device.type == "cpu":
         return by_clock(candidates, repeats, [device])
-    timers = _events(candidates.values(), cold)
+    timers = _events(candidates.values())
     return _timings(candidates, [[timer() for timer in timers] for _ in range(repeats)])
 
 
@@ -86,24 +85,17 @@ def _timings(names, rounds):
     return {name: Timing(*pair) for name, pair in zip(names, pairs, strict=True)}
 
 
-def _events(calls, cold):
+def _events(calls):
     """For each call a function that makes it, as a graph, and gives the milliseconds it took; the
-    graphs share their memory. ``cold``: one call a graph, the L2 cache overwritten before each.
+    graphs share their memory.
     """
     pool = torch.cuda.graph_pool_handle()
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda") if cold else None
 
     def timer_of(call):
         _warm_up(call)
-        count = 1 if cold else _calls_a_graph(call)
+        count = _calls_a_graph(call)
         graph = _captured(call, pool, count)
-
-        def timer():
-            if cold:
-                flush.zero_()
-            return _elapsed(graph.replay) / count
-
-        return timer
+        return lambda: _elapsed(graph.replay) / count
 
     return [timer_of(call) for call in calls]
 

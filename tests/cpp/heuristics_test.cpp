@@ -169,13 +169,6 @@ TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
   }
 }
 
-TEST(Heuristics, TileRowsWalkedTogetherAndCountersOfTiles) {
-  for (const int64_t columns : {1, 16, 17}) EXPECT_EQ(group_rows(columns), columns <= 16 ? 8 : 16);
-  for (const Kernel kernel : kKernels) {
-    EXPECT_EQ(claims_tiles(kernel), std::string(kernel_name(kernel)).starts_with("sm90"));
-  }
-}
-
 TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
   using Sizes = std::vector<UnskippedConv>;
   const auto expect = [](at::ScalarType dtype, bool hopper, const Sizes& ours, const Sizes& cudnns,
@@ -211,30 +204,66 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
          /*tf32=*/true);
 }
 
-TEST(Heuristics, Float32ConvolutionsByChannels) {
-  EXPECT_TRUE(split_conv_pays(32));
-  EXPECT_FALSE(split_conv_pays(31));
-  constexpr Block kBlock = {64, 64, 64};
-  EXPECT_TRUE(im2col_matrix_pays(Kernel::kSm90F32x3, kBlock, 32));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, kBlock, 31));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, {64, 32, 64}, 32));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm80F32, kBlock, 64));
+// 3 x 3 where `positions` is 9. Blocks have room for 64 images.
+HeldConv held(int64_t images, int64_t edge, int64_t positions, int64_t in, int64_t out,
+              int64_t groups = 1) {
+  const auto block = [](int64_t channels) { return channels <= 32 ? 32 : 64; };
+  return {.images = images,
+          .pixels = edge * edge,
+          .pixels_of_blocks = blocks_of(images, 64) * 64 * edge * edge,
+          .in_pixels = edge * edge,
+          .positions = positions,
+          .groups = groups,
+          .in_channels = in,
+          .out_channels = out,
+          .block_m = block(out),
+          .block_k = block(in)};
 }
 
 TEST(Heuristics, EntriesAloneWhereBlocksAreMostlyEmpty) {
-  const ThinConv one_image = {3136, 64 * 3136, 1, 1, 128, 128}, many = {3136, 3136, 1, 1, 128, 128};
-  const ThinConv depthwise = {3136, 3136, 9, 96, 1, 1}, wide_groups = {3136, 3136, 9, 32, 32, 32};
   for (const auto dtype : {at::kHalf, at::kFloat, at::kDouble}) {
-    EXPECT_TRUE(thin_conv_pays(dtype, /*allow_tf32=*/false, depthwise));
-    EXPECT_FALSE(thin_conv_pays(dtype, /*allow_tf32=*/false, wide_groups));
-    EXPECT_FALSE(thin_conv_pays(dtype, /*allow_tf32=*/false, many));
-    EXPECT_EQ(thin_conv_pays(dtype, /*allow_tf32=*/false, one_image), dtype != at::kHalf);
+    for (const std::optional<bool> hopper : {std::optional<bool>(), std::optional<bool>(false)}) {
+      const auto way = [&](const HeldConv& x, bool packs, bool tf32 = false) {
+        return choose_held_conv(dtype, tf32, hopper, packs, x, kMultiprocessors);
+      };
+      EXPECT_EQ(way(held(64, 56, 9, 1, 1, 96), false), HeldWay::kThin);
+      EXPECT_EQ(way(held(64, 56, 9, 32, 32, 32), false), HeldWay::kFilled);
+      EXPECT_EQ(way(held(64, 56, 1, 128, 128), false), HeldWay::kFilled);
+      // A first layer; in TF32 the precision of a call follows the channels, not the images.
+      EXPECT_EQ(way(held(8, 112, 49, 3, 64), true) == HeldWay::kThin, dtype != at::kHalf);
+      EXPECT_NE(way(held(1, 56, 1, 128, 128), true, true),
+                dtype == at::kFloat ? HeldWay::kThin : HeldWay::kPacked);
+    }
   }
-  // Small pictures leave threads waiting along K.
-  const ThinConv small = {49, 64 * 49, 1, 1, 2048, 512};
-  EXPECT_FALSE(thin_conv_pays(at::kFloat, /*allow_tf32=*/false, small));
-  // Else the precision of a call would follow the number of images.
-  EXPECT_FALSE(thin_conv_pays(at::kFloat, /*allow_tf32=*/true, one_image));
+}
+
+TEST(Heuristics, PackedRowsOfFewImages) {
+  const auto way = [&](const HeldConv& x, bool tf32, std::optional<bool> hopper = true) {
+    return choose_held_conv(at::kFloat, tf32, hopper, /*packs=*/true, x, kMultiprocessors);
+  };
+  for (const bool tf32 : {false, true}) {
+    EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32), HeldWay::kPacked);
+    EXPECT_EQ(way(held(8, 149, 9, 32, 32), tf32), HeldWay::kPacked);
+    EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32), HeldWay::kFilled);
+    EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32, false), HeldWay::kPacked);
+    // The portable kernel packs by itself.
+    EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32, std::nullopt), HeldWay::kFilled);
+  }
+  // Batches cut in two keep the kernel of whole blocks where sizes are small (and its bits).
+  EXPECT_EQ(way(held(36, 3, 9, 72, 72), false), HeldWay::kFilled);
+  EXPECT_EQ(way(held(100, 3, 9, 72, 72), false), HeldWay::kFilled);
+
+  const auto tile = [&](const HeldConv& x, Kernel kernel = Kernel::kSm80F32,
+                        std::optional<TileSize> forced = std::nullopt) {
+    return choose_packed_tile(kernel, x, kMultiprocessors, forced).tile;
+  };
+  EXPECT_EQ(tile(held(8, 56, 9, 64, 64)), TileSize::kSmall);
+  EXPECT_EQ(tile(held(8, 56, 9, 64, 32)), TileSize::kNarrow);  // a block of 32
+  EXPECT_EQ(tile(held(1, 7, 1, 2048, 512)), TileSize::kMedium);
+  EXPECT_EQ(tile(held(17, 7, 1, 2048, 512)), TileSize::kSmall);
+  EXPECT_EQ(tile(held(1, 7, 1, 2048, 512), Kernel::kSm80F64), TileSize::kSmall);  // has no slices
+  EXPECT_EQ(tile(held(8, 56, 9, 64, 64), Kernel::kSm80F32, TileSize::kMedium), TileSize::kMedium);
+  EXPECT_EQ(tile(held(8, 56, 9, 64, 64), Kernel::kSm80F64, TileSize::kLarge), TileSize::kSmall);
 }
 
 TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {

@@ -5,6 +5,7 @@
 #include <c10/util/accumulate.h>
 
 #include <array>
+#include <bit>
 #include <limits>
 
 #include "conv/backend.h"
@@ -61,8 +62,15 @@ Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input, bool th
   return m;
 }
 
-// The im2col matrix of the same input for a 1 x 1 kernel. Its blocks are pixels of several images.
-Im2colMatrix pixel_matrix(Im2colMatrix m) {
+// The im2col matrix of the same input for a 1 x 1 kernel. Its blocks are pixels of several images:
+// of a single one those that exist, but not less than norm_map's threads share. `line_bytes`: of an
+// image's channels in a block.
+Im2colMatrix pixel_matrix(Im2colMatrix m, int64_t line_bytes) {
+  constexpr uint64_t kLeastBytes = 2048;
+  if (m.image_blocks == 1) {
+    const uint64_t images = std::max<uint64_t>(m.images, kLeastBytes / line_bytes);
+    m.log2_images = std::min(m.log2_images, static_cast<int>(std::bit_width(images - 1)));
+  }
   m.output = m.input, m.blocks = m.input;
   m.stride = m.dilation = {1, 1}, m.padding = {0, 0};
   m.kernel_columns = m.positions = 1;
@@ -128,6 +136,29 @@ bool can_use_layer_norms(const Convolution& conv) {
          (conv.block.k == kLayerNormBlock || channels <= std::min(conv.block.k, kLayerNormBlock));
 }
 
+// Tells whether rows of the im2col matrix can be packed (conv/sm80/packed.cuh) and are much fewer.
+bool packs(const Convolution& conv, const Knob& knob) {
+  const Box& edge = conv.blocks.edge;
+  return knob.tau && edge[1] * edge[2] == 1 &&
+         8 * conv.shape.images <= 7 * conv.blocks.count()[0] * edge[0];
+}
+
+HeldConv held_size(const Convolution& conv) {
+  const ConvShape& shape = conv.shape;
+  const Box blocks = conv.blocks.count();
+  const bool of_one = conv.blocks.edge[0] == 1;  // an image does not depend on its batch
+  return {.images = of_one ? 1 : shape.images,
+          .pixels = shape.output.height * shape.output.width,
+          .pixels_of_blocks = (of_one ? 1 : blocks[0]) * blocks[1] * blocks[2] * conv.block.n,
+          .in_pixels = shape.input.height * shape.input.width,
+          .positions = shape.kernel_positions(),
+          .groups = shape.groups,
+          .in_channels = shape.group_in_channels(),
+          .out_channels = shape.group_out_channels(),
+          .block_m = conv.block.m,
+          .block_k = conv.block.k};
+}
+
 template <class Norm>
 Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
   const OnDevice device(conv.input);
@@ -158,9 +189,11 @@ Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
   } else if (can_use_layer_norms(conv)) {
     norms = conv.norm_input->contiguous();
   } else {
-    norms = im2col_norms<Norm>(pixel_matrix(p.pixels), conv, knob, thin, device);
+    norms = im2col_norms<Norm>(pixel_matrix(p.pixels, conv.block.k * conv.input.element_size()),
+                               conv, knob, thin, device);
   }
   p.norm_pixels.norms = norms.const_data_ptr<Norm>();
+  p.packed = !thin && packs(conv, knob);
   const auto find_threshold = [&] {
     const int64_t blocks = volume(conv.blocks.count());
     const Tensor norm_b = thin ? norms.view({blocks, shape.kernel_positions(), shape.groups, -1})
@@ -204,8 +237,11 @@ Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
     }
   }();
   const kernels::Launch how = {
-      .tile = choose_conv_tile_sm80(kernel, shape.groups, pixels, p.out_channels,
-                                    device.multiprocessors(), forced_tile()),
+      .tile = p.packed ? choose_packed_tile(kernel, held_size(conv), device.multiprocessors(),
+                                            forced_tile())
+                             .tile
+                       : choose_conv_tile_sm80(kernel, shape.groups, pixels, p.out_channels,
+                                               device.multiprocessors(), forced_tile()),
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream()};
   C10_CUDA_CHECK(convolve(p, how));
@@ -248,23 +284,27 @@ bool supports(const Convolution& conv, const Knob&) {
          are_groups_aligned(conv) && sizes_fit(conv, /*thin=*/false);
 }
 
-// A block of one image promises that an image does not depend on its batch.
-bool supports_thin(const Convolution& conv, const Knob& knob) {
-  const ConvShape& shape = conv.shape;
-  if (shape.group_in_channels() == 0 || skips_nothing(knob) || !sizes_fit(conv, /*thin=*/true)) {
-    return false;
+HeldWay held_way(const Convolution& conv, const Knob& knob) {
+  if (conv.shape.group_in_channels() == 0 || skips_nothing(knob) ||
+      !sizes_fit(conv, /*thin=*/true)) {
+    return HeldWay::kFilled;
   }
-  const Box blocks = conv.blocks.count();
-  const bool of_one = conv.blocks.edge[0] == 1;
-  const ThinConv x = {
-      .pixels = (of_one ? 1 : shape.images) * shape.output.height * shape.output.width,
-      .pixels_of_blocks = (of_one ? 1 : blocks[0]) * blocks[1] * blocks[2] * conv.block.n,
-      .positions = shape.kernel_positions(),
-      .groups = shape.groups,
-      .in_channels = shape.group_in_channels(),
-      .out_channels = shape.group_out_channels()};
-  return (!are_groups_aligned(conv) && x.in_channels <= conv.block.k) ||
-         thin_conv_pays(conv.input.scalar_type(), conv.allow_tf32, x);
+  const auto& device = check_device(conv.input.device());
+  const HeldConv x = held_size(conv);
+  if (!are_groups_aligned(conv) && x.in_channels <= conv.block.k) return HeldWay::kThin;
+  std::optional<bool> hopper;
+  if (has_hopper_kernels(device)) {
+    hopper = is_of_hopper_type(conv) ? fits_boxes(conv)
+                                     : split_conv_pays(x.in_channels) && fits_hopper(conv);
+  }
+  return choose_held_conv(conv.input.scalar_type(), conv.allow_tf32, hopper,
+                          packs(conv, knob) && are_groups_aligned(conv), x,
+                          device.multiProcessorCount);
+}
+
+template <HeldWay kWay>
+bool supports_way(const Convolution& conv, const Knob& knob) {
+  return held_way(conv, knob) == kWay;
 }
 
 template <bool kThin>
@@ -278,8 +318,11 @@ ConvolutionResult run(const Convolution& given, const Knob& knob) {
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
                                        {.convolve = {&supports, &run<false>}});
 const Backends<ConvBackend> of_thin(at::kCUDA, Rank::kSpecial,
-                                    {.convolve = {&supports_thin, &run<true>},
+                                    {.convolve = {&supports_way<HeldWay::kThin>, &run<true>},
                                      .name = "sm80-thin"});
+const Backends<ConvBackend> of_packed(at::kCUDA, Rank::kSpecial,
+                                      {.convolve = {&supports_way<HeldWay::kPacked>, &run<false>},
+                                       .name = "sm80-packed"});
 
 // ---- Dense convolutions with ReLU ---------------------------------------------------------------
 //

@@ -164,9 +164,6 @@ struct ConvOptions {
   // them.
   std::string activation = "none";
   Slope slope = {};
-  // The caller promises that the weight was complete before this call, or before each replay of a
-  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
-  bool weight_is_ready = false;
 };
 
 // activation(convolution + bias + residual), the 2-D convolution as weight matrix times im2col
@@ -183,7 +180,7 @@ Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& 
 // ---- Introspection ------------------------------------------------------------------------------
 
 // The name of the kernel that multiply would run for such operands on this device, for example
-// "cpu-brgemm" or "sm80-mma-f16".
+// "cpu-plain" or "sm80-mma-f16".
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block);
 
 }  // namespace spamm

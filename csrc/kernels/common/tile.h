@@ -50,6 +50,10 @@ struct Tiles {
   TileConfig small, large, narrow, medium, square;
 };
 
+// Packed rows (conv/sm80/packed.cuh): thread blocks that a multiprocessor has room for at least,
+// and slices of K that share a medium tile.
+constexpr int kPackedBlocks = 3, kPackedSlices = 4;
+
 // Limits of the product that reads B once (multiply/sm90/split/one_pass.cuh): rows of tiles, and
 // tiles of a thread block, which has a bit for each.
 constexpr int kOnePassRows = 2, kOnePassTiles = 64;

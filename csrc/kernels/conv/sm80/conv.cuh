@@ -7,7 +7,11 @@
 // window of each row of the tile. The epilogue adds the bias and applies ReLU.
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "kernels/conv/sm80/norms.cuh"
+#include "kernels/conv/sm80/packed.cuh"
 #include "kernels/conv/sm80/params.h"
 #include "kernels/multiply/sm80/multiply.cuh"
 
@@ -24,6 +28,25 @@ struct ConvConfig : MultiplyConfig<Engine, Shape, true, true> {
   };
 };
 
+// The same for packed rows.
+template <class Engine, class Shape, int kSlices_ = 1>
+struct PackedConfig : MultiplyConfig<Engine, Shape, true, true> {
+  using Base = MultiplyConfig<Engine, Shape, true, true>;
+  using Params = ConvSm80Params<typename Engine::Sum>;
+  static constexpr int kSlices = kSlices_, kThreads = kSlices * Shape::kThreads;
+  static constexpr int kBlocksPerSm = std::max(kPackedBlocks, Shape::kBlocksPerSm);
+  static constexpr int kParts = kSubTile / Base::TileA::kDepth;       // stages of a step
+  static constexpr int kRing = std::max(2, Shape::kStages / kParts);  // steps in shared memory
+  using List = PackedList<Shape::kTileM, Shape::kTileN, kThreads, kSlices>;
+
+  struct Storage {
+    using Stage = typename Base::Storage::Stage;
+    Stage stages[kRing * kSlices * kParts];
+    typename List::Storage list;
+    PackedRows<typename Engine::Sum, Shape::kTileM> tile;
+  };
+};
+
 // Like OperandStream, but gathers the lines of a tile of the im2col matrix.
 template <class Tile, int kThreads>
 class Im2colStream {
@@ -36,31 +59,51 @@ class Im2colStream {
   __device__ Im2colStream(const Im2colMatrix& matrix, int group, const Im2colRow* rows)
       : matrix_(matrix), rows_(rows), first_channel_(group * matrix.channels) {}
 
+  // As OperandStream's.
   __device__ void copy(char* stage, int64_t k, uint32_t bands) const {
     int kernel_position, channel;
     matrix_.by_position_depth(kernel_position, channel, static_cast<int>(k));
-    const WindowStep step(matrix_, kernel_position);
+    copy_step<1>(stage, 0, BandStep{channel, WindowStep(matrix_, kernel_position), bands});
+  }
+
+  // Copies the lines of a step into kParts stages that begin `distance` bytes apart. Lines that it
+  // does not have become zeros, or keep their old contents where it has none of their band.
+  template <int kParts, class Step>
+  __device__ void copy_step(char* stage, int distance, const Step& step) const {
     const int first_line = threadIdx.x / Tile::kLineChunks;
     const int chunk = threadIdx.x % Tile::kLineChunks;
-    channel += chunk * Tile::kChunkElements;
+    const int channel = step.channel + chunk * Tile::kChunkElements;
     const auto* data = static_cast<const Element*>(matrix_.data);
     const auto* source = data + first_channel_ + channel;
     const int pixel_stride = matrix_.groups * matrix_.channels;
-    const bool has_channel = channel < matrix_.channels;
     const typename Tile::Place place(first_line, chunk);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int line = first_line + pass * kPassLines;
-      if ((bands >> line / 32 & 1) == 0) continue;
+      if (!step.has_band(line)) continue;
       const Im2colRow row = rows_[line];
-      const bool exists = has_channel && step.is_inside(matrix_, row.row, row.column);
-      const int64_t number = row.input_pixel + step.pixels;
-      copy_async(stage + place.offset(pass * kPassLines, 0),
-                 exists ? source + number * pixel_stride : data, exists ? kChunkBytes : 0);
+      const bool exists = step.has(line) && step.window.is_inside(matrix_, row.row, row.column);
+      const int64_t number = row.input_pixel + step.window.pixels;
+      const auto* from = source + number * pixel_stride;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const bool has = channel + part * Tile::kDepth < matrix_.channels && exists;
+        copy_async(stage + part * distance + place.offset(pass * kPassLines, 0),
+                   has ? from + part * Tile::kDepth : data, has ? kChunkBytes : 0);
+      }
     }
   }
 
  private:
+  struct BandStep {
+    int channel;
+    WindowStep window;
+    uint32_t bands;
+
+    __device__ bool has_band(int line) const { return bands >> line / 32 & 1; }
+    __device__ bool has(int) const { return true; }
+  };
+
   const Im2colMatrix& matrix_;
   const Im2colRow* rows_;
   int first_channel_;
@@ -254,21 +297,76 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   }
 }
 
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    conv_packed(const __grid_constant__ typename Config::Params p) {
+  extern __shared__ __align__(128) char shared[];
+  auto& storage = *reinterpret_cast<typename Config::Storage*>(shared);
+  const Im2colMatrix& m = p.pixels;
+  const TileOrder<16> order{(packed_rows(m) - 1) / Config::kTileM + 1,
+                            (p.out_channels - 1) / Config::kTileN + 1};
+  const int tiles = order.per_batch() * m.groups;
+  // The shuffle tells the compiler that the value is uniform in the warp.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto [group, tile_row, tile_column] = order[tile];
+    const int row = tile_row * Config::kTileM, column = tile_column * Config::kTileN;
+    __syncthreads();  // all threads have finished the previous tile, so its rows may be overwritten
+    for (int i = threadIdx.x; i < Config::kTileM; i += Config::kThreads) {
+      storage.tile.set(i, row + i, p, group);
+    }
+    __syncthreads();
+    const Im2colStream<typename Config::TileA, Config::kThreads> a(m, group, storage.tile.rows);
+    const OperandStream<typename Config::TileB, Config::kThreads> b(p.weight, group, column,
+                                                                    p.out_channels, m.depth());
+    const PackedMask mask(p, p.tau.value(), group, column, storage.tile);
+    typename Config::List list(m.depth(), p.out_channels - column, storage.list);
+    const int slice = Config::kSlices > 1 ? warp : 0;
+    WarpProduct<Config> product(Config::kSlices > 1 ? 0 : warp);
+    while (const int count = list.fill(mask)) {
+      multiply_packed<Config>(list, count, storage, a, b, slice, product);
+    }
+    const PixelEpilogue<Config> epilogue(p, group, column, storage.tile.rows);
+    if constexpr (Config::kSlices > 1) {
+      store_slices<Config>(storage, slice, product, epilogue);
+    } else {
+      product.store(epilogue);
+    }
+  }
+}
+
 }  // namespace spamm::kernels
 
 namespace spamm::kernels::sm80 {
 
 template <class Engine, Tiles kTiles>
 cudaError_t convolve(const ConvSm80Params<typename Engine::Sum>& p, const Launch& how) {
-  const auto run = [&]<bool kLarge>(std::bool_constant<kLarge>) {
-    using Config = ConvConfig<Engine, ShapeOf<kLarge ? kTiles.large : kTiles.small>>;
-    const Im2colMatrix& m = p.pixels;
-    const int64_t rows = int64_t{m.block_count()} << m.log2_block();
+  const Im2colMatrix& m = p.pixels;
+  const auto run = [&]<class Config>(Config, void (*kernel)(typename Config::Params),
+                                     int64_t rows) {
     const int64_t tiles =
         m.groups * ((rows - 1) / Config::kTileM + 1) * ((p.out_channels - 1) / Config::kTileN + 1);
-    return start<Config>(conv_sm80<Config>, p, tiles, how);
+    return start<Config>(kernel, p, tiles, how);
   };
-  return with_constants(run, how.tile == TileSize::kLarge);
+  const auto run_packed = [&]<class Config>(Config config) {
+    return run(config, conv_packed<Config>, packed_rows(m));
+  };
+  if (p.packed) {
+    if constexpr (kTiles.medium.rows != 0) {
+      if (how.tile == TileSize::kMedium) {
+        return run_packed(PackedConfig<Engine, ShapeOf<kTiles.medium>, kPackedSlices>());
+      }
+    }
+    return how.tile == TileSize::kNarrow
+               ? run_packed(PackedConfig<Engine, ShapeOf<kTiles.narrow>>())
+               : run_packed(PackedConfig<Engine, ShapeOf<kTiles.small>>());
+  }
+  const auto run_plain = [&]<class Config>(Config config) {
+    return run(config, conv_sm80<Config>, int64_t{m.block_count()} << m.log2_block());
+  };
+  return how.tile == TileSize::kLarge ? run_plain(ConvConfig<Engine, ShapeOf<kTiles.large>>())
+                                      : run_plain(ConvConfig<Engine, ShapeOf<kTiles.small>>());
 }
 
 }  // namespace spamm::kernels::sm80

@@ -39,6 +39,11 @@ struct alignas(16) Im2colRow {
     if (image >= m.images || row >= m.output.rows || column >= m.output.columns) {
       return {0, kOutside, kOutside, -1};
     }
+    return of_pixel(m, image, row, column);
+  }
+
+  // The row of an output pixel that exists.
+  __device__ static Im2colRow of_pixel(const Im2colMatrix& m, int image, int row, int column) {
     const int y = row * m.stride.rows - m.padding.rows;
     const int x = column * m.stride.columns - m.padding.columns;
     return {(image * m.input.rows + y) * m.input.columns + x, y, x,

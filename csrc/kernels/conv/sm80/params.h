@@ -42,7 +42,17 @@ struct Im2colMatrix {
   __host__ __device__ int64_t depth() const {
     return static_cast<int64_t>(positions) * position_depth;
   }
+  // The images of a pixel block that exist.
+  __host__ __device__ int images_of(int image_block) const {
+    const int left = images - (image_block << log2_images), edge = 1 << log2_images;
+    return left < edge ? left : edge;
+  }
 };
+
+// The rows of pixels that exist.
+__host__ __device__ inline int packed_rows(const Im2colMatrix& m) {
+  return m.images * m.output.rows * m.output.columns;
+}
 
 template <class Norm>
 struct Im2colNormsParams {
@@ -73,6 +83,7 @@ struct ConvSm80Params {
   const void* bias;  // (groups x out_channels); may be null
   bool relu;
   void* output;  // (images, rows, columns, groups x out_channels), contiguous
+  bool packed;   // rows are those of pixels that exist; norms are per pixel
 };
 
 // For blocks that are mostly empty (thin.cuh). To `conv` all groups are one matrix, whose blocks of

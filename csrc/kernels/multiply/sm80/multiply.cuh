@@ -266,6 +266,9 @@ class WarpProduct {
   static constexpr uint32_t kAll = (1u << kRows * kColumns) - 1;
 
  public:
+  // The shuffle tells the compiler that the value is uniform in the warp.
+  __device__ explicit WarpProduct(int warp = __shfl_sync(~0u, threadIdx.x / 32, 0)) : warp_(warp) {}
+
   __device__ void multiply(const typename Storage::Stage& stage, uint32_t tile_mask) {
     const uint32_t mask = own_part(tile_mask);
     if (mask == kAll) {
@@ -323,8 +326,7 @@ class WarpProduct {
     return mask;
   }
 
-  // The shuffle tells the compiler that the value is uniform in the warp.
-  int warp_ = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  int warp_;
   int row_ = warp_ / Config::kWarpColumns * Config::kWarpM;
   int column_ = warp_ % Config::kWarpColumns * Config::kWarpN;
   int previous_step_ = 0;
