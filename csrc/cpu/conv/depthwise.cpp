@@ -6,6 +6,7 @@
 
 #include "conv/backend.h"
 #include "conv/shape.h"
+#include "cpu/common/convert.h"
 #include "cpu/common/machine.h"
 #include "stage_range.h"
 #include "threshold.h"
@@ -21,6 +22,10 @@ constexpr int64_t kTogether = 64;  // channels
 template <class T>
 SPAMM_CPU_CLONES void write_norms(const T* pixel, int64_t images, int64_t image_stride,
                                   int64_t channels, float* norms) {
+  if (images == 1) {  // the root of one square
+    for (int64_t c = 0; c < channels; ++c) norms[c] = std::abs(widen(pixel[c]));
+    return;
+  }
   std::array<double, kTogether> sums;
   for (int64_t first = 0; first < channels; first += kTogether) {
     const int64_t count = std::min(kTogether, channels - first);
@@ -28,7 +33,7 @@ SPAMM_CPU_CLONES void write_norms(const T* pixel, int64_t images, int64_t image_
     for (int64_t image = 0; image < images; ++image) {
       const T* const line = pixel + image * image_stride + first;
       for (int64_t c = 0; c < count; ++c) {
-        const double x = static_cast<float>(line[c]);
+        const double x = widen(line[c]);
         sums[c] += x * x;
       }
     }
@@ -36,16 +41,18 @@ SPAMM_CPU_CLONES void write_norms(const T* pixel, int64_t images, int64_t image_
   }
 }
 
-// Tells for each channel whether a block product is kept, and returns whether any is. A block of
-// zeros (padding) only matters where it meets an infinite or NaN weight.
-SPAMM_CPU_CLONES bool write_kept(const float* norm_weight, const float* norms, float scale,
-                                 float tau, int64_t channels, int32_t* kept) {
+// Writes each channel's weight where its block product is kept, else 0, and tells whether any is
+// kept. What is skipped is finite, since its norm is: times 0 it changes no sum. A block of zeros
+// (padding) only matters where it meets an infinite or NaN weight.
+SPAMM_CPU_CLONES bool write_kept(const float* weight, const float* norm_weight, const float* norms,
+                                 float scale, float tau, int64_t channels, float* kept) {
   int32_t any = 0;
   for (int64_t c = 0; c < channels; ++c) {
     const float skip_norm = norms[c] * scale;
     const float limit = skip_norm == 0 ? INFINITY : tau;
-    kept[c] = !(norm_weight[c] * skip_norm < limit);
-    any |= kept[c];
+    const bool is_kept = !(norm_weight[c] * skip_norm < limit);
+    kept[c] = is_kept ? weight[c] : 0.0f;
+    any |= is_kept;
   }
   return any != 0;
 }
@@ -55,34 +62,65 @@ SPAMM_CPU_CLONES bool write_kept(const float* norm_weight, const float* norms, f
 template <class T>
 struct Step {
   int64_t offset;
-  const T* padding;  // null where the position is inside of the picture
-  const float* weight;
-  const int32_t* kept;
+  const T* padding;     // null where the position is inside of the picture
+  const float* weight;  // where kept
 };
 
-// The sums of all channels of one pixel.
-template <class T>
-SPAMM_CPU_CLONES void add(const T* picture, const std::vector<Step<T>>& steps, int64_t channels,
-                          float* __restrict sums) {
-  std::fill_n(sums, channels, 0.0f);
+// The end of the sums of a pixel.
+struct End {
+  const float* bias;  // may be null
+  bool relu;
+};
+
+// `vectors` vectors of channels of one pixel, from channel `first` on. Their sums stay in
+// registers.
+template <class T, int lanes, int vectors>
+SPAMM_INLINE void convolve_channels(const T* picture, const std::vector<Step<T>>& steps,
+                                    int64_t first, const End& end, T* output) {
+  using Vector [[gnu::vector_size(lanes * sizeof(float))]] = float;
+  Vector sums[vectors] = {};
   for (const Step<T>& step : steps) {
-    const T* const line = step.padding ? step.padding : picture + step.offset;
-    const float* const weight = step.weight;
-    const int32_t* const kept = step.kept;
-    for (int64_t c = 0; c < channels; ++c) {
-      const float sum = sums[c] + weight[c] * static_cast<float>(line[c]);
-      sums[c] = kept[c] ? sum : sums[c];
+    const T* const line = (step.padding ? step.padding : picture + step.offset) + first;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      float wide[lanes];
+      for (int lane = 0; lane < lanes; ++lane) wide[lane] = widen(line[v * lanes + lane]);
+      Vector x, weight;
+      std::memcpy(&x, wide, sizeof(x));
+      std::memcpy(&weight, step.weight + first + v * lanes, sizeof(weight));
+      sums[v] += weight * x;
     }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    Vector bias = {};
+    if (end.bias) std::memcpy(&bias, end.bias + first + v * lanes, sizeof(bias));
+    Vector result = sums[v] + bias;
+    if (end.relu) result = result < 0 ? Vector{} : result;  // keeps NaN, like torch's relu
+    float wide[lanes];
+    std::memcpy(wide, &result, sizeof(wide));
+    for (int lane = 0; lane < lanes; ++lane)
+      output[first + v * lanes + lane] = narrow<T>(wide[lane]);
   }
 }
 
+// All channels of one pixel. The last vectors may overlap those before them.
 template <class T>
-SPAMM_CPU_CLONES void store(const float* sums, const float* bias, bool relu, int64_t channels,
-                            T* output) {
-  for (int64_t c = 0; c < channels; ++c) {
-    const float sum = sums[c] + (bias == nullptr ? 0.0f : bias[c]);
-    output[c] = static_cast<T>(relu && sum < 0 ? 0.0f : sum);  // keeps NaN, like torch's relu
+SPAMM_CPU_CLONES void convolve_pixel(const T* picture, const std::vector<Step<T>>& steps,
+                                     int64_t channels, const End& end, T* output) {
+  constexpr int64_t kLanes = 16;
+  int64_t first = 0;
+  for (; first + 4 * kLanes <= channels; first += 4 * kLanes)
+    convolve_channels<T, kLanes, 4>(picture, steps, first, end, output);
+  for (; first + 2 * kLanes <= channels; first += 2 * kLanes)
+    convolve_channels<T, kLanes, 2>(picture, steps, first, end, output);
+  if (channels < kLanes) {
+    for (; first < channels; ++first)
+      convolve_channels<T, 1, 1>(picture, steps, first, end, output);
   }
+  for (; first < channels; first += kLanes)
+    convolve_channels<T, kLanes, 1>(picture, steps, std::min(first, channels - kLanes), end,
+                                    output);
 }
 
 template <class T>
@@ -117,10 +155,14 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   const Tensor output =
       at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
   T* const results = output.mutable_data_ptr<T>();
+  const float* const weights = weight.const_data_ptr<float>();
+  const float* const norm_weights = norm_weight.const_data_ptr<float>();
   const std::vector<float> zeros(channels);
+  const End end{conv.bias ? bias.const_data_ptr<float>() : nullptr,
+                conv.activation == Activation::kRelu};
   at::parallel_for(0, image_blocks * shape.output.height, 1, [&](int64_t from, int64_t to) {
-    std::vector<float> sums(channels);
-    std::vector<int32_t> kept(positions * channels);
+    const Tensor kept = at::empty({positions, channels}, at::kFloat);
+    auto* const kept_weights = kept.mutable_data_ptr<float>();
     const std::vector<T> padding(channels);
     std::vector<Step<T>> steps;
     for (int64_t line = from; line < to; ++line) {
@@ -134,18 +176,17 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
           const int64_t pixel = seen ? seen->height * width + seen->width : 0;
           const float* const norm =
               seen ? first_norm + (block * height * width + pixel) * channels : zeros.data();
-          int32_t* const of_position = kept.data() + position * channels;
-          if (write_kept(norm_weight.const_data_ptr<float>() + position * channels, norm, scale,
-                         tau, channels, of_position)) {
-            steps.push_back({pixel * channels, seen ? nullptr : padding.data(),
-                             weight.const_data_ptr<float>() + position * channels, of_position});
+          const int64_t first = position * channels;
+          if (write_kept(weights + first, norm_weights + first, norm, scale, tau, channels,
+                         kept_weights + first)) {
+            steps.push_back(
+                {pixel * channels, seen ? nullptr : padding.data(), kept_weights + first});
           }
         }
         for (int64_t image = block * edge; image < block * edge + images; ++image) {
-          add(pixels + image * image_stride, steps, channels, sums.data());
           const int64_t place = (image * shape.output.height + row) * shape.output.width + column;
-          store(sums.data(), conv.bias ? bias.const_data_ptr<float>() : nullptr,
-                conv.activation == Activation::kRelu, channels, results + place * channels);
+          convolve_pixel(pixels + image * image_stride, steps, channels, end,
+                         results + place * channels);
         }
       }
     }
