@@ -118,16 +118,17 @@ def forced(variable, value):
 
 
 def product_segments():
-    """Steps of a tile of float64 shared by several thread blocks, which meet in the result."""
-    double = {"dtype": torch.float64}
-    with forced("SPAMM_TORCH_SEGMENTS", 2):
-        for (m, k, n), tau in itertools.product(
-            ((65, 513, 130), (201, 777, 333)), (0.0, 64.0 * 64.0, 1e30)
-        ):
-            a, b, added = randn(m, k, **double), randn(k, n, **double), randn(m, n, **double)
-            for left in (a, a.t().contiguous().t(), randn(m, k + 1, **double)[:, 1:]):
-                spamm_torch.mm(left, b, tau=tau)
-                spamm_torch.addmm(added, left, b, tau=tau, beta=0.5, alpha=2, out=added)
+    """Steps of a tile shared by several thread blocks. Those of two of float64 meet in the result."""
+    for dtype, number in itertools.product((torch.float16, torch.float32, torch.float64), (2, 8)):
+        of = {"dtype": dtype}
+        with forced("SPAMM_TORCH_SEGMENTS", number):
+            for (m, k, n), tau in itertools.product(
+                ((65, 513, 130), (201, 777, 333)), (0.0, 64.0 * 64.0, 1e30)
+            ):
+                a, b, added = randn(m, k, **of), randn(k, n, **of), randn(m, n, **of)
+                for left in (a, a.t().contiguous().t(), randn(m, k + 1, **of)[:, 1:]):
+                    spamm_torch.mm(left, b, tau=tau)
+                    spamm_torch.addmm(added, left, b, tau=tau, beta=0.5, alpha=2, out=added)
         for edge, tau in itertools.product((513, 601), (0.0, 64.0 * 64.0)):
             a = randn(edge, edge, **double)
             spamm_torch.mm(a, a, tau=tau, symmetric=True, return_norms=True)
