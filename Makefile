@@ -30,7 +30,7 @@ help:
 	@echo "make test    build, then run the C++ and Python tests (make test-all: every combination, too)"
 	@echo "make asan    the same tests in part, under AddressSanitizer (make tsan: ThreadSanitizer)"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
-	@echo "make tables  build, measure the paper's tables; writes results/tables.md"
+	@echo "make tables  build, measure the paper's tables; writes results/table_1.md and so on"
 	@echo "make wheel   build dist/*.whl for this torch, and run README.md's examples with it"
 	@echo "make docs    build, write the reference of all functions to build/docs"
 	@echo "make lint    check formatting, style, types and docs/budget.toml"
@@ -149,12 +149,11 @@ asan tsan: $(ENVIRONMENT)
 
 study: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'
-	$(PY) scripts/train_vgg13.py $(TRAIN_ARGS)
-	$(PY) scripts/reproduce.py 5 $(STUDY_ARGS)
+	$(PY) scripts/bench.py table_5 $(TRAIN_ARGS) $(STUDY_ARGS)
 
 tables: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the tables are small ones of the CPU")'
-	$(PY) scripts/reproduce.py all $(TABLES_ARGS)
+	for table in 1 2 3 4 5; do $(PY) scripts/bench.py table_$$table $(TABLES_ARGS) || exit; done
 
 # Its file says the oldest glibc that it runs on. What torch brings is not packed a second time. README.md's examples run
 # with it in a folder of its own, where no compiler is.

@@ -93,7 +93,7 @@ struct ConvArguments : ConvOptions {
     return std::tuple_cat(std::tie(x.input, x.weight, x.bias), geometry(x), std::tie(x.knob.tau),
                           search(x),
                           std::tie(x.norm_weight, x.norm_input, x.residual, x.activation,
-                                   x.slope.number, x.slope.tensor, x.weight_is_ready));
+                                   x.slope.number, x.slope.tensor));
   }
 };
 

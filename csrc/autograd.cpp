@@ -373,15 +373,10 @@ void autocast(const c10::OperatorHandle& op, Stack* stack) {
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const auto& schema = op.schema().arguments();
   const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(schema.size());
-  bool same_weight = true;
   for (size_t i = 0; i < schema.size(); ++i) {
     const std::string_view name = schema[i].name();
     if (std::ranges::find(kCast, name) != std::end(kCast)) {
-      c10::IValue result = cast<device>(arguments[i]);
-      if (name == "weight") same_weight = result.is(arguments[i]);
-      arguments[i] = std::move(result);
-    } else if (name == "weight_is_ready" && !same_weight) {
-      arguments[i] = false;  // the cast has written it just now
+      arguments[i] = cast<device>(arguments[i]);
     }
   }
   op.callBoxed(stack);

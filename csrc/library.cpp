@@ -24,8 +24,7 @@ const string activation = "str activation=\"none\", float negative_slope=0.01, T
 const string epilogue = "Tensor? residual=None, " + activation;
 const string convolution = "Tensor input, Tensor weight, Tensor? bias=None, " + geometry + ", " +
                            knob + ", " + blocks +
-                           ", Tensor? norm_weight=None, Tensor? norm_input=None, " + epilogue +
-                           ", bool weight_is_ready=False";
+                           ", Tensor? norm_weight=None, Tensor? norm_input=None, " + epilogue;
 const string pool =
     "Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, "
     "bool ceil_mode=False";
@@ -86,9 +85,7 @@ TORCH_LIBRARY(spamm_torch, m) {
   // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
   // is activation(convolution + bias + residual); activation.h names the activations, and slope, if
   // it is given, takes the place of negative_slope. A convolution that the host knows to skip
-  // nothing is dense_conv2d's where that is faster. weight_is_ready: the caller promises that the
-  // weight was complete before this call, or before each replay of a captured graph. Kernels may
-  // then read it while earlier kernels on the stream still run.
+  // nothing is dense_conv2d's where that is faster.
   define("conv2d(" + convolution + ") -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");

@@ -28,6 +28,12 @@ inline void check_find_tau(const FindTauArguments& x) {
   check_norm_maps(x.norm_a, x.norm_b);
   check_skip_norm_map(x.skip_norm_b, x.norm_b);
   check_search(x);
+  const auto products = static_cast<double>(x.norm_a.numel() * x.norm_b.size(-1));
+  if (x.valid_ratio && products > 0 && *x.valid_ratio * products < 0.5) {
+    TORCH_WARN_ONCE("valid_ratio ", *x.valid_ratio, " of ", products,
+                    " block products is nearest to none of them: all are skipped (", 0.5 / products,
+                    " and more keep one)");
+  }
 }
 
 // The 0-d threshold for a knob that has been checked. `skip_norm_b`: see error_bound.

@@ -9,14 +9,13 @@
 
 SP2 purification turns F into the projector on the occupied states by some 25 products, all of them
 spamm_torch's. Only the last four need accuracy: those before may lose a hundred times more, and be
-in float32, because later ones mend it. Compares such schedules with budgets that stay the same,
-with torch.mm and with eigenvectors. Shows a table and writes a page, all numbers and a picture.
+in float32, because later ones mend it. Compares that with torch.mm and with eigenvectors. Shows a
+table and writes a page, all numbers and a picture.
 docs/density_matrix.md explains the method.
 """
 
 import argparse
 import functools
-import importlib.util
 import math
 import sys
 import time
@@ -31,15 +30,15 @@ import torch
 
 from common import options as cli
 from common import results
-from common.console import exit_code, make_console
+from common.console import exit_code
 from common.measuring import describe_machine
 from density import sources
-from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
+from density.measuring import DENSE, EIGH, STORED, measure, methods, said, tables
 from density.ranks import group, is_first, on_ranks, part, started, whole
 from models.files import UserError, require_writable, write_atomically
 from spamm_torch import linalg, sparse
 
-_PEERS = (EIGH, DENSE, UNSKIPPED, STORED)
+_PEERS = (EIGH, DENSE, STORED)
 _LARGE = 10_000  # functions from which on matrices are block-sparse
 _NOTES = """\
 Seconds are medians of the whole iteration, norms and the choice of each step included. The energy
@@ -81,12 +80,6 @@ def parse(arguments):
     )
     small = cli.number(float, lambda value: 0 < value < 1, "a number above 0 and below 1")
     add("--max-errors", what, (1e-7, 3e-8, 1e-9), metavar="ERROR", type=small, nargs="+")
-    what = "how many times more the products before may lose"
-    said = "so many that they cost the energy as much, sqrt(0.00025 / ERROR)"
-    larger = cli.number(float, lambda value: 1 < value < math.inf, "a number above 1")
-    add("--loose", what, None, said, metavar="FACTOR", type=larger)
-    few = cli.number(int, lambda value: 1 <= value <= 12, "an integer from 1 to 12")
-    add("--last", "how many products are the last, from 1 to 12", 4, metavar="COUNT", type=few)
     cli.add_repeats_option(parser, 3)
     what = (
         "leave these out, which take long for large matrices; of whole matrices one of eigh and "
@@ -182,8 +175,7 @@ def main(arguments=None):
             raise UserError(f"expected a file for --density; got the folder {options.density}")
         require_writable(options.density.parent)
     print(f"{problem.name}: N = {problem.functions}, {problem.electrons} electrons")
-    rest = options.loose, options.last, options.without, options.sparse, problem.occupied
-    compared = methods(options.max_errors, *rest)
+    compared = methods(options.max_errors, options.without, options.sparse)
     say = functools.partial(print, flush=True)  # as it happens, into a file too
     how = {"repeats": options.repeats, "block": options.block, "progress": say}
     try:
@@ -216,8 +208,7 @@ def main(arguments=None):
         "tables": found,
     }
     title = "The density matrix by purification"
-    console = make_console() if importlib.util.find_spec("rich") else None
-    results.finish(options.out / options.name, title, run, console, _NOTES)
+    results.finish(options.out / options.name, title, run, _NOTES)
 
     if not wants_density:
         return

@@ -253,5 +253,5 @@ def load_checkpoint(path):
         or content["format"] != _FORMAT
         or not isinstance(content["config"], dict)
     ):
-        raise UserError(f"expected a checkpoint of train_vgg13.py; got something else in {path}")
+        raise UserError(f"expected a checkpoint of VGG13; got something else in {path}")
     return content

@@ -1,4 +1,4 @@
-"""Benchmarks: what products, convolutions and networks take beside their peers.
+"""Benchmarks: what products, convolutions and networks take beside their peers; the paper's tables.
 
 Each result is verified before it is timed, and all candidates of a cell take turns. Writes rows as
 NAME.json, and a page and a picture of them as NAME.md and NAME.png; plot_results.py --add puts the
@@ -17,16 +17,18 @@ import torch
 from cases import block_sparse, conv, mm, multi_gpu, networks, shapes, vgg13
 from common import options as cli
 from common import results
-from common.console import Steps, exit_code, make_console
+from common.console import exit_code
 from common.measuring import describe_machine, measure_all
 from models.files import require_writable
+from tables import table_1, table_2, table_3, table_4, table_5
 
 # A case has TITLE, DEFAULTS by kind of device, add_options(parser) and cells(options), {name: call
 # that measures it}, as of common.measuring. It may have choose(options), which completes options
-# and raises UserError; prepare(options), where something must be made first; header(options). Its
-# docstring is on its pages.
+# and raises UserError; prepare(options), where something must be made first; header(options);
+# said(tables), what was found in a line. Its docstring is on its pages.
 _CASES = (mm, conv, shapes, block_sparse, networks, vgg13, multi_gpu)
-CASES = {case.__name__.removeprefix("cases."): case for case in _CASES}
+_TABLES = (table_1, table_2, table_3, table_4, table_5)
+CASES = {case.__name__.partition(".")[2]: case for case in _CASES + _TABLES}
 
 
 def parse(arguments):
@@ -53,7 +55,7 @@ def _if_it_has(case, name, *arguments):
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    case, console = CASES[options.case], make_console()
+    case = CASES[options.case]
     require_writable(options.out)
     _if_it_has(case, "prepare", options)
     torch.backends.cudnn.benchmark = True
@@ -64,13 +66,13 @@ def main(arguments=None):
         header |= _if_it_has(case, "header", options)
         tables = {}
         try:
-            with Steps(console, options.case) as steps:
-                measure_all(case.cells(options), tables, steps)
+            measure_all(case.cells(options), tables)
         finally:  # after Ctrl-C, too
             if tables:
-                run = {"name": options.name, "said": results.said(tables)}
+                said = getattr(case, "said", results.said)(tables)
+                run = {"name": options.name, "said": said}
                 run |= {"header": header, "tables": tables}
-                results.finish(options.out / options.name, case.TITLE, run, console, case.__doc__)
+                results.finish(options.out / options.name, case.TITLE, run, case.__doc__)
 
 
 if __name__ == "__main__":

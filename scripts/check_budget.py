@@ -44,21 +44,13 @@ def lines(room):
     return sum(path.read_bytes().count(b"\n") for path in text)
 
 
-def check(budget, count_lines=lines, count_files=lambda: len(files())):
+def check(counts, budget):
     """Lines that say what each room has and may have; UserError: rooms have more."""
-    counts = {room: (count_lines(room), of) for room, of in budget["lines"].items()}
-    counts["files"] = count_files(), budget["files"]["all"]
-    over = [
-        f"{room} has {count}, at most {of['most']}"
-        for room, (count, of) in counts.items()
-        if count > of["most"]
-    ]
+    rooms = {room: (count, *budget[room].values()) for room, count in counts.items()}
+    over = [f"{room} has {n}, at most {most}" for room, (n, most, _) in rooms.items() if n > most]
     if over:
         raise UserError(f"expected the numbers of docs/budget.toml; got more: {'; '.join(over)}")
-    return [
-        f"{room:12} {count:6} of {of['most']:6}, goal {of['goal']}"
-        for room, (count, of) in counts.items()
-    ]
+    return [f"{room:12} {n:6} of {most:6}, goal {goal}" for room, (n, most, goal) in rooms.items()]
 
 
 def check_words(paths):
@@ -80,7 +72,8 @@ def main(arguments=None):
     make_parser(__doc__).parse_args(arguments)
     budget = tomllib.loads(_BUDGET.read_text())
     check_words(path for path in files() if path.suffix in _CODE)
-    print("\n".join(check(budget)))
+    counts = {room: lines(room) for room in budget["lines"]} | {"files": len(files())}
+    print("\n".join(check(counts, budget["lines"] | {"files": budget["files"]["all"]})))
 
 
 if __name__ == "__main__":

@@ -38,14 +38,21 @@ class Mutation(NamedTuple):
 
 
 def read_table(text: str) -> list[Mutation]:
-    found, file, tests = [], "", ""
+    found, place, tests = [], "", ""
     for line in text.splitlines():
         if line.startswith("  "):
             old, new = line[2:].replace(r"\n", "\n").split(" =>")
-            found.append(Mutation(file, old, new.removeprefix(" "), tests))
+            found.append(Mutation(file_with(place, old), old, new.removeprefix(" "), tests))
         elif not line.startswith("#"):
-            file, tests = line.split(": ")
+            place, tests = line.split(": ")
     return found
+
+
+def file_with(place: str, text: str) -> str:
+    """The file that a place is, or the one of this folder that holds a text, while it is whole."""
+    folder = ROOT / place
+    inside = (path for path in folder.glob("*.[chp]*") if text.encode() in path.read_bytes())
+    return str(next(inside, folder).relative_to(ROOT))
 
 
 TABLE = read_table(Path(__file__).with_name("mutations.txt").read_text())

@@ -9,10 +9,9 @@ import math
 import numbers
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -23,24 +22,8 @@ EDGES = (32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Activation(NamedTuple):
-    """The facts on an activation that bounds need: its largest slope, and what it rounds in
-    float32, relative to its argument; nothing where it only compares.
-    """
-
-    slope: float = 1.0
-    rounds: float = 0.0
-
-
-# By name, which is that of torch.nn.functional; csrc/activation.h has the same.
-ACTIVATIONS = {
-    "none": Activation(),
-    "relu": Activation(),
-    "relu6": Activation(),
-    "hardswish": Activation(1.5, 2.0**-19),
-    "silu": Activation(1.1, 2.0**-19),
-    "leaky_relu": Activation(1.0, 2.0**-19),
-}
+# By their names in torch.nn.functional; csrc/activation.h has the same.
+ACTIVATIONS = ("none", "relu", "relu6", "hardswish", "silu", "leaky_relu")
 
 
 class Knobs(TypedDict):
@@ -160,21 +143,6 @@ def held_tau(knobs: Knobs) -> Tensor | None:
 def has_tau(knobs: Knobs) -> bool:
     """Tells whether the knob of checked knobs is a threshold."""
     return knobs["tau"] is not None or knobs["threshold"] is not None
-
-
-def warn_where_none_stays(valid_ratio: float, grid: Sequence[int], level: int) -> None:
-    """Warns where a ratio is nearest to none of a grid of block products, so that all are skipped.
-    ``level``: of the caller's caller, as of ``warnings.warn``.
-    """
-    if torch.compiler.is_compiling():
-        return
-    products = math.prod(grid)
-    if 0 < valid_ratio * products < 0.5:
-        warnings.warn(
-            f"valid_ratio {valid_ratio:g} of {products} block products is nearest to none of them: "
-            f"all are skipped ({0.5 / products:g} and more keep one)",
-            stacklevel=level,
-        )
 
 
 # ---- Numbers ------------------------------------------------------------------------------------

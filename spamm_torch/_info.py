@@ -1,11 +1,11 @@
-"""The threshold of a call, the share of products that it keeps, and a bound of its error.
+"""The threshold of a call, the share of products that it keeps, and a bound of what it loses.
 
 All come from norm maps, by tensor operations on the operands' device. Nothing waits for it.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -13,43 +13,31 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ._arguments import Knobs, conv_block
-from ._rounding import Made, bounds, dense_maps, norm
 
 _ops = torch.ops.spamm_torch
 
 
-class _Skipped(NamedTuple):
-    tau: Tensor
-    valid_ratio: Tensor
-    error_bound: Tensor
-    block: tuple[int, int, int]
-    pixel_block: tuple[int, int, int] | None = None
-
-
-class SkipInfo(_Skipped):
-    """The products that a call skipped, as ``return_info=True`` reports: a tuple of five.
+class SkipInfo(NamedTuple):
+    """The products that a call skipped, as ``return_info=True`` reports.
 
     The first three are 0-d tensors on the operands' device, of the norms' dtype (float32, or
-    float64 for float64 operands), the last two float64, all without a gradient. Reading one on the
-    host waits for the device.
+    float64 for float64 operands), without a gradient. Reading one on the host waits for the device.
 
     Attributes:
         tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call,
             and then the least product that was kept.
         valid_ratio: the share of block products that were computed, from 0 to 1.
         error_bound: a proven bound of the Frobenius norm of the error from skipping, absolute (in
-            the result's units, before ``alpha``). Rounding is not in it.
+            the result's units, before ``alpha`` and an activation). Rounding is not in it.
         block: the blocks (m, k, n) of the call, and pixel_block, of a convolution: its pixel block;
             None for other products. A tau that was found means the same with these alone.
-        rounding_bound: a proven bound of the Frobenius norm of what rounding changes in the result,
-            subnormal numbers and those that may count as 0 included; inf where an entry is not
-            finite, or a sum may overflow unseen. docs/error_bound.md has the proof.
-        total_bound: a proven bound of norm(result - exact), where exact is what the call stands
-            for, in real numbers, of its operands in the type that multiplies them.
     """
 
-    rounding_bound: Tensor
-    total_bound: Tensor
+    tau: Tensor
+    valid_ratio: Tensor
+    error_bound: Tensor
+    block: tuple[int, int, int]
+    pixel_block: tuple[int, int, int] | None = None
 
 
 class NormMaps(NamedTuple):
@@ -93,22 +81,6 @@ def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
     return SkipInfo(tau, share_of_valid(norm_a, deciding, tau), lost, *maps[3:])
 
 
-def with_bounds(info: SkipInfo, maps: NormMaps, made: Made) -> Callable[[Tensor], SkipInfo]:
-    """A function of a product's result that completes its :class:`SkipInfo` with bounds."""
-    norm_a, norm_b, deciding = maps[:3]
-    near, lost = made.near(info.tau.dtype), info.error_bound
-    if made.are_near:
-        apart = None if deciding is norm_b else deciding
-        lost = _ops.error_bound(norm_a, norm_b, info.tau * near, skip_norm_b=apart)
-    complete = bounds(dense_maps(*maps[:3], info.tau / near, maps.block), made, lost)
-
-    def completed(result: Tensor) -> SkipInfo:
-        info.rounding_bound, info.total_bound = complete(norm(result))
-        return info
-
-    return completed
-
-
 def as_multiplied(operand: Tensor) -> Tensor:
     """The operand as autocast lets the op multiply it, outside autograd."""
     return operand.detach().to(multiplied_dtype(operand))
@@ -150,18 +122,6 @@ def _blocks(
     edges = conv_block(weight.shape[0] // groups, weight.shape[1], block, pixel_block)
     images, rows, columns = pixel_block or default_pixel_block(has_tau, images, edges[2])
     return edges, (images, rows, columns)
-
-
-def conv2d_grid(
-    weight: Tensor, groups: int, output: Sequence[int], block: Any, pixel_block: Any
-) -> list[int]:
-    """The numbers of groups and of blocks along M, K and N, for a threshold that is searched for.
-    ``output``: the shape of the result.
-    """
-    images, channels, *sides = (1, *output)[-4:]
-    (m, k, _), pixels = _blocks(weight, groups, images, False, block, pixel_block)
-    edges = zip((channels // groups, weight.shape[1], images, *sides), (m, k, *pixels), strict=True)
-    return [groups, *weight.shape[2:], *(-(-size // edge) for size, edge in edges)]
 
 
 def conv2d_norm_maps(

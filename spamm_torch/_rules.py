@@ -1,11 +1,9 @@
-"""Rules of the ops: fake kernels, and ``torch.utils.flop_counter.FlopCounterMode``.
+"""Fake kernels of the ops: shapes and dtypes, for FakeTensor, torch.compile and export.
 
-Fake kernels give shapes and dtypes, for FakeTensor, torch.compile and export. The op itself says
-what is wrong with its arguments. These kernels refuse arguments for which there is no shape or a
-wrong one, and tensors on several devices, of which some may be on meta.
+The op itself says what is wrong with its arguments. These kernels refuse arguments for which there
+is no shape or a wrong one, and tensors on several devices, of which some may be on meta.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +14,6 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
 from torch.nn.functional import max_pool2d
-from torch.utils.flop_counter import register_flop_formula
 
 from ._arguments import check_block, check_block_pair, conv_block, dtype_name, norm_dtype
 
@@ -261,24 +258,3 @@ def _(norms: bool, **arguments: Any) -> tuple[Tensor, Tensor | None]:
 
 
 _fake("conv2d_max_pool")(lambda **given: _max_pool(_conv(**given), 2))
-
-
-# ---- Flops --------------------------------------------------------------------------------------
-
-# Those of the dense product: the device alone knows how much of it is skipped. Norm maps and
-# thresholds count nothing, as torch counts nothing but products.
-
-
-@register_flop_formula([_ops.spamm, _ops.spamm_with_norms, _ops.spamm_into, _ops.multiply])
-def _product_flops(a: Sequence[int], b: Sequence[int], *args: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(a) * b[-1]
-
-
-def _conv_flops(weight: Tensor, **given: Any) -> int:
-    return 2 * _conv(weight=weight, **given).numel() * weight.shape[1:].numel()
-
-
-for _name in ("conv2d", "dense_conv2d", "conv2d_with_norms", "conv2d_max_pool"):
-    _op = getattr(_ops, _name)
-    _formula = partial(_by_name, _conv_flops, _op.default._schema.arguments)
-    register_flop_formula(_op, get_raw=True)(_formula)

@@ -22,8 +22,8 @@ Common to all functions:
       float; in a tensor, whose value is not looked at, it skips nothing.
   ``valid_ratio``
       Share of block products to keep, in (0, 1], met as nearly as whole block products and ties
-      allow: with few blocks the nearest may be none of them, and the result zero (a warning says
-      so). The threshold is searched for in each call, on the device.
+      allow: with few blocks the nearest may be none of them, and the result zero (the first time
+      a line on standard error says so). The threshold is searched for in each call, on the device.
   ``max_error``
       Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B);
       inf skips all. Searched for likewise. For an absolute bound e,
@@ -36,32 +36,27 @@ Common to all functions:
   Where one of them is faster alone, it works alone. The result lies where the first operand lies
   and, if they are of one model, has the bits of one.
 * ``return_info=True`` adds a :class:`SkipInfo` of the same norm maps. It costs the counts and the
-  bounds of the maps, a second search, and a pass over the result.
+  bound of the maps, and a second search.
 * Gradients are dense: those of the product without skipping. They can be differentiated again;
   forward mode and ``torch.func.grad`` are refused.
 * Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two.
   Each new ``valid_ratio`` or ``max_error`` compiles again.
-* ``torch.fx.symbolic_trace`` records a call of one of these functions as one node.
 * Errors are one line, with what was expected and the value got. ValueError: none or several knobs,
   a knob out of range, a block of other sizes. TypeError: a dtype that is not supported, operands of
   two dtypes, no dense tensor, no number, no bool. RuntimeError: shapes or devices that do not fit,
   a ``tau`` that requires a gradient.
 """
 
-import itertools
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as _pad
 from torch.nn.modules.utils import _pair
-from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ._arguments import (
-    Knobs,
     as_activation,
     as_devices,
     as_knobs,
@@ -81,21 +76,15 @@ from ._arguments import (
     has_tau,
     holds_dtensor,
     norm_dtype,
-    warn_where_none_stays,
 )
-from ._hints import with_hints
 from ._info import (
     NormMaps,
     SkipInfo,
     as_multiplied,
-    conv2d_grid,
     conv2d_norm_maps,
-    multiplied_dtype,
     share_of_valid,
     skip_info,
-    with_bounds,
 )
-from ._rounding import Made, conv_made, norm, sums_of
 from .sparse import maps, products
 from .sparse.blocks import is_sparse
 
@@ -104,12 +93,6 @@ from .sparse.blocks import is_sparse
 _ops = torch.ops.spamm_torch
 _spamm, _spamm_with_norms = _ops.spamm.default, _ops.spamm_with_norms.default
 _conv2d, _conv2d_with_norms = _ops.conv2d.default, _ops.conv2d_with_norms.default
-
-
-def _overridden(function: Callable[..., Any], operands: tuple[Any, ...], arguments: Any) -> Any:
-    """The call as ``__torch_function__`` of an operand answers it; ``arguments``: all, in order."""
-    options = dict(itertools.islice(arguments.items(), len(operands), None))
-    return handle_torch_function(function, operands, *operands, **options)
 
 
 # ---- Norm maps and thresholds -------------------------------------------------------------------
@@ -133,8 +116,6 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
         tensor([[64., 64.],
                 [64., 64.]])
     """
-    if has_torch_function_variadic(a):
-        return _overridden(norm_map, (a,), locals())
     if is_sparse(a):
         return maps.norm_map(a, block)
     check_tensor(a, "a")
@@ -170,24 +151,14 @@ def find_tau(
         >>> print(f"{valid_ratio(norms, norms, tau):.0%} are kept")
         25% are kept
     """
-    if has_torch_function_variadic(norm_a, norm_b):
-        return _overridden(find_tau, (norm_a, norm_b), locals())
     of_blocks = is_sparse(norm_a, norm_b)
     if not of_blocks:
         _check_norm_maps(norm_a, norm_b)
     check_search(valid_ratio, max_error, max_iterations, tolerance)
-    if valid_ratio is not None and not of_blocks:
-        warn_where_none_stays(valid_ratio, (*norm_a.shape, norm_b.shape[-1]), 3)
     if of_blocks:
         return maps.find_tau(*maps.of_maps("find_tau", norm_a, norm_b), valid_ratio, max_error)
     limits = {"max_iterations": max_iterations, "tolerance": tolerance}
     return _ops.find_tau(norm_a, norm_b, valid_ratio, max_error=max_error, **limits)
-
-
-def _grid(a: Tensor, b: Tensor, edges: Sequence[int]) -> list[int]:
-    """The numbers of batches and of blocks along M, K and N."""
-    sizes = zip((*a.shape[-2:], b.shape[-1]), edges, strict=True)
-    return [*a.shape[:-2], *(-(-size // edge) for size, edge in sizes)]
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -238,8 +209,6 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
 
 def _of_maps(function: Callable[..., Tensor], norm_a: Tensor, norm_b: Tensor, tau: Any) -> Tensor:
     """The result of a function of norm maps, by the op of its name if there is one."""
-    if has_torch_function_variadic(norm_a, norm_b):
-        return handle_torch_function(function, (norm_a, norm_b), norm_a, norm_b, tau=tau)
     if is_sparse(norm_a, norm_b):
         name, threshold = function.__name__, as_tau(tau)
         return getattr(maps, name)(*maps.of_maps(name, norm_a, norm_b), threshold)
@@ -298,9 +267,7 @@ def _product(
     if norm_b is not None:
         check_tensor(norm_b, "norm_b")
     knob, edges = as_knobs(*knobs), check_block(block)
-    if knob["valid_ratio"] is not None:
-        warn_where_none_stays(knob["valid_ratio"], _grid(a, b, edges), 4)
-    complete: Callable[[Tensor], SkipInfo] | None = None
+    info: SkipInfo | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
         m, k, n = edges
         # With out, autocast does not change the operands.
@@ -309,37 +276,15 @@ def _product(
         norm_a = _ops.norm_map(of_a, (m, k)) if norm_a is None else norm_a
         if norm_b is None:
             norm_b = norm_a if is_one else _ops.norm_map(of_b, (k, n))
-        maps = NormMaps(norm_a, norm_b, norm_b, edges)
-        complete = _count(a, b, knob, maps, addition, (devices, out), symmetric)
+        info = skip_info(NormMaps(norm_a, norm_b, norm_b, edges), knob)
     given = (*knob.values(), edges, norm_a, norm_b, *addition, devices, symmetric)
     if out is not None:
         result = _product_into(out, a, b, given, return_norms)
     else:
         result = (_spamm_with_norms if return_norms else _spamm)(a, b, *given)
-    if complete is None:
+    if info is None:
         return result
-    with torch.no_grad():
-        info = complete(result[0] if return_norms else result)
     return (*result, info) if return_norms else (result, info)
-
-
-def _count(
-    a: Tensor, b: Tensor, knob: Knobs, maps: NormMaps, addition: Any, place: Any, symmetric: bool
-) -> Callable[[Tensor], SkipInfo]:
-    """A function of a product that gives its :class:`SkipInfo`. ``place``: devices and out."""
-    devices, out = place
-    dtype = multiplied_dtype(a) if out is None else out.dtype
-    device = a.device if not devices else torch.device("cuda", devices[0])
-    entries = math.prod((*a.shape[:-1], b.shape[-1]))
-    input, beta, alpha = addition
-    added: tuple[Tensor, ...] = ()
-    if input is not None and beta != 0 and input.numel():
-        # 1.01: autocast rounds it.
-        added = (1.01 * abs(beta) * (entries / input.numel()) ** 0.5 * norm(input),)
-    mirrored = 2**0.5 if symmetric and a is not b else 1.0
-    sums = sums_of(device, dtype, maps.block)
-    made = Made(dtype, sums, entries, alpha, added, mirrored=mirrored, are_near=symmetric)
-    return with_bounds(skip_info(maps, knob), maps, made)
 
 
 def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: bool) -> Any:
@@ -446,8 +391,6 @@ def mm(
         >>> print(f"{info.valid_ratio:.0%} of the products, error at most {info.error_bound:.0e}")
         25% of the products, error at most 1e-03
     """
-    if has_torch_function_variadic(a, b):
-        return _overridden(mm, (a, b), locals())
     # The usual operands, without the cost of the others.
     plain = type(a) is type(b) is Tensor and a.layout is b.layout is torch.strided
     if not plain and is_sparse(a, b):
@@ -469,10 +412,7 @@ def mm(
     if (  # the usual call, without the cost of the others
         symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
     ):
-        checked, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-        if checked["valid_ratio"] is not None:
-            warn_where_none_stays(checked["valid_ratio"], _grid(a, b, edges), 3)
-        given = *checked.values(), edges
+        given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
         if devices is None:
             return _spamm(a, b, *given)
         return _spamm(a, b, *given, None, None, None, 1, 1, as_devices(devices))
@@ -548,12 +488,7 @@ def mm_shards(
     check_tensors(a_shards, "a_shards")
     check_tensors(b_shards, "b_shards")
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    result = _ops.spamm_shards(list(a_shards), list(b_shards), **knobs, block=edges)
-    if valid_ratio is not None:
-        sizes = sum(map(len, a_shards)), *a_shards[0].shape[1:], *b_shards[0].shape[1:]
-        grid = [-(-size // edge) for size, edge in zip(sizes, edges, strict=True)]
-        warn_where_none_stays(valid_ratio, grid, 3)
-    return result
+    return _ops.spamm_shards(list(a_shards), list(b_shards), **knobs, block=edges)
 
 
 def addmm(
@@ -595,8 +530,6 @@ def addmm(
         >>> print(f"{(c - (2 * a - a @ a)).norm():.0e}")
         5e-04
     """
-    if has_torch_function_variadic(input, a, b):
-        return _overridden(addmm, (input, a, b), locals())
     if holds_dtensor(input, a, b):
         raise TypeError("addmm takes no DTensor, unlike mm; got one")
     if is_sparse(input, a, b):
@@ -639,8 +572,6 @@ def bmm(
         >>> bmm(torch.stack([a, a / 2]), torch.stack([a, a]), valid_ratio=0.3).shape
         torch.Size([2, 512, 512])
     """
-    if has_torch_function_variadic(a, b):
-        return _overridden(bmm, (a, b), locals())
     check_tensor(a, "a")
     check_tensor(b, "b")
     if a.dim() != 3 or b.dim() != 3:
@@ -679,8 +610,6 @@ def linear(
         >>> linear(a, torch.eye(512)[:10], torch.zeros(10), valid_ratio=0.5).shape
         torch.Size([512, 10])
     """
-    if has_torch_function_variadic(input, weight):
-        return _overridden(linear, (input, weight), locals())
     check_tensor(input, "input")
     check_tensor(weight, "weight")
     check_optional_tensor(bias, "bias")
@@ -761,7 +690,6 @@ def _explicit_padding(
     return input, before
 
 
-@with_hints
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -849,8 +777,6 @@ def conv2d(
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")
         check_bool(return_info, "return_info")
-    if has_torch_function_variadic(input, weight):
-        return _overridden(conv2d, (input, weight), locals())
     more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
     for argument, value in more.items():
         check_optional_tensor(value, argument)
@@ -876,30 +802,12 @@ def conv2d(
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
     epilogue = (*more.values(), name, number, slopes)
     result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *epilogue)
-    output = result[0] if return_norms else result
-    if valid_ratio is not None:
-        grid = conv2d_grid(weight, groups, output.shape, block, pixel_block)
-        warn_where_none_stays(valid_ratio, grid, 4)
     if not return_info:
         return result
     x, w = (as_multiplied(operand) for operand in (input, weight))
     geometry = (_both(stride), _both(padding), _both(dilation), groups)
     maps = conv2d_norm_maps(x, w, geometry, has_tau(knobs), block, pixel_block, norm_weight)
-    with torch.no_grad():
-        is_torchs = _skips_nothing(knobs) and (
-            torch.compiler.is_compiling()
-            or _ops.conv2d_backend(x, w, *given[2:]) in ("cudnn", "onednn")
-        )
-        made = conv_made(output, output.device, (bias, residual), name, is_torchs, slope)
-        return result, with_bounds(skip_info(maps, knobs), maps, made)(output)
-
-
-def _skips_nothing(knobs: Any) -> bool:
-    """Tells whether the host knows it; True in a graph, where it may."""
-    tau = knobs["threshold"] if knobs["tau"] is None else knobs["tau"]
-    if isinstance(tau, Tensor):
-        return tau.device.type == "cpu" and (torch.compiler.is_compiling() or not tau > 0)
-    return tau is not None and tau <= 0
+    return result, skip_info(maps, knobs)
 
 
 # ---- Introspection ------------------------------------------------------------------------------
@@ -909,23 +817,16 @@ def backend_for(
     device: torch.device | str,
     dtype: torch.dtype,
     block: int | Sequence[int] = 64,
-    *,
-    convolution: Mapping[str, Any] | None = None,
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
 
     On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
-    portable kernel ("sm80-...") all the same.
+    portable kernel ("sm80-...") all the same. ``torch.ops.spamm_torch.conv2d_backend`` names that
+    of a convolution.
 
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
-        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
-            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
-            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
-            torch's convolution; where blocks are mostly empty "sm80-thin" or "cpu-depthwise". Of
-            the arguments, ``stride``, ``padding`` (numbers), ``dilation``, ``groups``, ``tau`` or
-            ``valid_ratio`` and ``pixel_block`` count.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -937,11 +838,4 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    if convolution is None:
-        return _ops.backend_for(place, dtype, check_block(block))
-    counting = ["stride", "padding", "dilation", "groups", "pixel_block", "valid_ratio"]
-    counting += ["max_error"]
-    given = {name: convolution[name] for name in counting if convolution.get(name) is not None}
-    element = torch.empty(1, dtype=dtype, device=place)
-    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
-    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))
+    return _ops.backend_for(place, dtype, check_block(block))

@@ -6,7 +6,6 @@ initialisation and state dicts are those of torch's modules, so that weights mov
 dense and the approximate form. Training works: gradients are those of the dense layer.
 """
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,17 +17,16 @@ from torch import Tensor, nn
 from ._arguments import (
     EDGES,
     as_activation,
-    as_knobs,
     check_block,
-    check_bool,
     check_knobs,
     check_pixel_block,
-    is_number,
 )
 from ._info import NormMaps, as_multiplied, conv2d_norm_maps, multiplied_dtype
 from .functional import conv2d, linear, norm_map
 
 _ops = torch.ops.spamm_torch
+for _name in ("conv2d", "linear"):
+    torch.fx.wrap(_name)  # symbolic_trace records a layer's call as one node
 
 Pair = int | tuple[int, int]
 Block = int | Sequence[int]
@@ -231,13 +229,6 @@ class _SpAMM(nn.Module):
         return ", ".join([super().extra_repr(), *parts, *frozen])
 
 
-def _runs_now(input: Any) -> bool:
-    """Tells whether a call is on a GPU and at once: one that is recorded may meet other weights."""
-    if not isinstance(input, Tensor) or not input.is_cuda or torch.compiler.is_compiling():
-        return False
-    return not torch.cuda.is_current_stream_capturing()
-
-
 def _check_replaceable(module: nn.Module, ours: type[_SpAMM]) -> None:
     """Raises TypeError unless a module computes as torch's own, or is ours already."""
     dense = ours._dense
@@ -295,8 +286,7 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             dense twin has no such option, so that ``to_dense`` refuses.
 
     Attributes:
-        activation: as the argument; may be set.
-        relu: whether it is "relu". Setting it sets or clears that activation.
+        activation: as the argument, "relu" of ``relu=True``; may be set.
 
     Raises as that function for a setting, now and not in the first call.
     """
@@ -346,31 +336,16 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         self._set(tau, valid_ratio, max_error, block=block, pixel_block=pixel_block)
         self.activation = None if name == "none" else name
 
-    @property
-    def relu(self) -> bool:
-        """Tells whether the activation is "relu"."""
-        return self.activation == "relu"
-
-    @relu.setter
-    def relu(self, value: bool) -> None:
-        check_bool(value, "relu")
-        if value or self.relu:
-            self.activation = "relu" if value else None
-
     @classmethod
     def from_dense(cls, module: nn.Conv2d, **setting: Any) -> "SpAMMConv2d":
         """As of the base. With neither ``activation`` nor ``relu`` a SpAMMConv2d keeps its own
-        activation ("none" or ``relu=False`` clears it). Warns where groups of fewer than 32
-        channels will make it slow: a float ``tau`` <= 0 makes it torch's own convolution.
+        activation ("none" or ``relu=False`` clears it).
         """
         if setting.get("relu") is None:
             if setting.get("activation") is None:
                 setting["activation"] = getattr(module, "activation", None)
             setting["relu"] = False
-        layer = super().from_dense(module, **setting)
-        if reason := _reason_slow(layer):
-            warnings.warn(reason, stacklevel=2)
-        return layer
+        return super().from_dense(module, **setting)
 
     def to_dense(self) -> nn.Module:
         """torch's own module with the very same Parameters, in the same training mode.
@@ -379,19 +354,14 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         """
         if as_activation(self.activation) != "none":
             raise ValueError(
-                "to_dense expects relu=False and no activation, since nn.Conv2d has none; got "
-                f"{self._shown_activation()} (clear it and put such a module behind this one)"
+                "to_dense expects no activation, since nn.Conv2d has none; got "
+                f"{self.activation!r} (clear it and put such a module behind this one)"
             )
         return super().to_dense()
 
     def extra_repr(self) -> str:
-        shown = self._shown_activation()
-        return super().extra_repr() + (f", {shown}" if shown else "")
-
-    def _shown_activation(self) -> str:
-        if self.activation in (None, "none"):
-            return ""
-        return "relu=True" if self.relu else f"activation={self.activation!r}"
+        has_own = self.activation not in (None, "none")
+        return super().extra_repr() + (f", activation={self.activation!r}" if has_own else "")
 
     def _weight_norms(self) -> Tensor:
         return _ops.conv2d_weight_norm(
@@ -418,10 +388,6 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         geometry: Any = (self.stride, padding, self.dilation, self.groups)
         options: dict[str, Any] = {"block": self.block, "pixel_block": self.pixel_block}
         options |= {"norm_weight": norm_weight, "activation": as_activation(self.activation)}
-        if norm_weight is not None and not isinstance(padding, str) and _runs_now(input):
-            # Pinning waited for the weight: kernels may read it while those before them still run.
-            options |= {**as_knobs(**self._knobs()), "weight_is_ready": True}
-            return _ops.conv2d.default(input, weight, bias, *geometry, **options)
         options |= self._knobs()
         return conv2d(input, weight, bias, *geometry, **options)
 
@@ -433,18 +399,6 @@ def reason_not_to_skip(layer: nn.Conv2d) -> str:
         if (count := channels // layer.groups) < EDGES[0]:
             return f"{count} {side} channels{of} do not fill a block of {EDGES[0]}"
     return ""
-
-
-def _reason_slow(layer: SpAMMConv2d) -> str:
-    """The reason why groups make a layer slower than torch's convolution; "" where they do not."""
-    tau: Any = layer.tau
-    reason = reason_not_to_skip(layer)
-    if layer.groups == 1 or not reason or (is_number(tau) and tau <= 0):
-        return ""
-    return (
-        f"a SpAMMConv2d of weight {tuple(layer.weight.shape)} with {layer.groups} groups will be "
-        f"slow: {reason}; leave it dense, or use tau=0.0, which is torch's convolution"
-    )
 
 
 class SpAMMLinear(_SpAMM, nn.Linear):
@@ -497,19 +451,15 @@ class SpAMMLinear(_SpAMM, nn.Linear):
 
     def norm_maps(self, input: Tensor) -> NormMaps:
         """The norm maps of a call with this input: of its rows and of the transposed weight."""
-        rows = torch.cat(input.unbind()) if input.is_nested else input
-        rows, weight = as_multiplied(rows).reshape(-1, rows.shape[-1]), as_multiplied(self.weight)
+        rows, weight = as_multiplied(input).reshape(-1, input.shape[-1]), as_multiplied(self.weight)
         m, k, n = block = check_block(self.block)
         norms = norm_map(weight.t(), (k, n))
         return NormMaps(norm_map(rows, (m, k)), norms, norms, block)
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., out_features) for an input (..., in_features), which may be a nested tensor."""
-        if isinstance(input, Tensor) and input.is_nested:  # nn.TransformerEncoder makes these
-            sequences = input.unbind()
-            rows = self.forward(torch.cat(sequences))
-            outputs = rows.split([len(sequence) for sequence in sequences])
-            return torch.nested.as_nested_tensor(list(outputs), layout=input.layout)
+        """(..., out_features) for an input (..., in_features). A TransformerEncoder makes nested
+        tensors, which are refused, unless it has ``enable_nested_tensor=False``.
+        """
         weight = self.weight
         options = {**self._knobs(), "block": self.block}
         return linear(input, weight, self.bias, **options, norm_weight=self._pinned_norms(weight))

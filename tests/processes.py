@@ -22,35 +22,32 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor"])
 
 
-def forked(*arguments, cwd=None, ranks=1, seconds=600, **environment):
+def forked(*arguments, cwd=None, ranks=None, seconds=600, context=FORKS, **environment):
     """The same, of a process that has torch already: the result of one rank of so many, as under
-    torchrun, of one that failed if one did. It begins without options of Python, by -c or a script.
+    torchrun, of one that failed if one did, and what all wrote to stderr. It begins without options
+    of Python, by -c or a script. ``context``: of multiprocessing; what has met CUDA cannot fork.
     """
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     met = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     with tempfile.TemporaryDirectory() as folder:
         processes, logs = [], []
-        for rank in map(str, range(ranks)):
-            own = met | {"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {}
+        for rank in map(str, range(ranks or 1)):
+            own = met | {"RANK": rank, "LOCAL_RANK": rank} if ranks else {}
             logs.append([f"{folder}/{kind}{rank}" for kind in ("out", "error")])
             given = list(map(str, arguments)), cwd or ".", environment | own, logs[-1]
-            processes.append(FORKS.Process(target=_as_python, args=given, daemon=True))
+            processes.append(context.Process(target=_as_python, args=given, daemon=True))
             processes[-1].start()
         deadline = time.monotonic() + seconds
         for process in processes:
             process.join(max(0, deadline - time.monotonic()))
             process.kill()
             process.join()
-        found = [
-            subprocess.CompletedProcess(arguments, process.exitcode, *map(_text_of, log))
-            for process, log in zip(processes, logs, strict=True)
-        ]
-    return next((one for one in found if one.returncode), found[0])
-
-
-def _text_of(path):
-    return Path(path).read_text()
+        codes = [process.exitcode for process in processes]
+        shown = next((rank for rank, code in enumerate(codes) if code), 0)
+        errors = "".join(Path(error).read_text() for _, error in logs if Path(error).exists())
+        output = Path(logs[shown][0]).read_text()
+    return subprocess.CompletedProcess(arguments, codes[shown], output, errors)
 
 
 def _as_python(arguments, cwd, environment, logs):

@@ -11,6 +11,7 @@ import torch
 import bench
 from common import results
 from common.console import exit_code
+from common.measuring import TOLERANCE
 from common.results import KINDS
 
 # ---- Kept texts: GOLDEN=write writes those of the tests that run ---------------------------------
@@ -33,47 +34,31 @@ def assert_golden(name, found):
         assert found == golden(name)
 
 
-def outline(tables):
-    """Tables without their figures: the place of each row, with why it has none, and the columns
-    that have figures in all rows, or in some.
+PEERS = ("peer_ms", "rival_ms", "one_ms")  # where the dense product is not the peer
+
+
+def assert_rows(tables):
+    """Each row has a place of its own, and figures or the reason why it has none; times are above
+    zero, speeds are a peer's time over the own one, and errors are within what rounding explains.
     """
-    found = {}
     for kind, rows in tables.items():
-        key = KINDS[kind].key
-        at = [tuple(str(row.get(name)) for name in (*key, "absent")) for row in rows]
-        measured = [row for row in rows if not row.get("absent")]
-        names = {name for row in rows for name in row} - {"absent", *key}
-        held = [{name for name in names if row.get(name) is not None} for row in measured]
-        every, some = set.intersection(*held or [set()]), set().union(*held)
-        found[kind] = {"rows": folded(at), "in all": " ".join(sorted(every))}
-        found[kind] |= {"in some": " ".join(sorted(some - every))} if some - every else {}
-    return found
-
-
-def folded(rows):
-    """Rows that follow each other and differ in one column as one, from the last column on."""
-    for column in reversed(range(len(rows[0]))):
-        joined = []
-        for *row, of in ((*row[:column], *row[column + 1 :], row[column]) for row in rows):
-            if joined and joined[-1][0] == row:
-                joined[-1][1].append(of)
-            else:
-                joined.append((row, [of]))
-        rows = [(*row[:column], "|".join(of), *row[column:]) for row, of in joined]
-    return [" ".join(row).removesuffix(" None") for row in rows]
-
-
-def assert_consistent(rows, **ratios):
-    """Times are above zero, and each column of ``ratios``, "a/b", is a over b."""
-    for row in rows:
-        for name, value in row.items():
-            assert not name.endswith(("ms", "_us")) or not isinstance(value, float) or value > 0, (
-                name
+        places = [str([row.get(name) for name in (*KINDS[kind].key, "case")]) for row in rows]
+        assert len(set(places)) == len(rows) > 0, kind
+        for row in (row for row in rows if not row.get("absent")):
+            of = kind, row
+            figures = (row[name] for name in row.keys() - {*KINDS[kind].key})
+            assert any(isinstance(value, (int, float)) for value in figures), of
+            times = {name: row[name] for name in row if name.endswith("_ms") or name == "ms"}
+            assert all(value is None or value > 0 for value in times.values()), of
+            own, peer = (
+                next((times[name] for name in names if times.get(name)), None)
+                for names in (("ms", "mm_ms", "all_ms"), (*PEERS, "dense_ms"))
             )
-        for name, of in ratios.items():
-            over, under = of.split("/")
-            if row.get(name) is not None:
-                assert abs(row[name] / (row[over] / row[under]) - 1) < 1e-6, name
+            if own and peer and row.get("speedup"):
+                assert abs(row["speedup"] * own / peer - 1) < 1e-6, of
+            if kind in ("products", "convolutions", "speedups"):
+                assert 0 <= row["error"] <= TOLERANCE[row["precision"]], of
+                assert row["spread"] >= 0, of
 
 
 # ---- Tiny data sets, in MNIST's own file format -------------------------------------------------

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import spamm_torch
 from spamm_torch import _arguments, _library
@@ -42,9 +41,12 @@ def float32_precision(precision):
 
 def is_torchs(input, weight, **given):
     """Tells whether torch's convolution serves a call that skips nothing."""
-    convolution = {"input": input.shape, "weight": weight.shape, **given}
-    name = spamm_torch.backend_for(input.device, input.dtype, convolution=convolution)
-    return name in ("cudnn", "onednn")
+    return conv2d_backend(input, weight, **given) in ("cudnn", "onednn")
+
+
+def conv2d_backend(input, weight, tau, **given):
+    """The kernel of a convolution."""
+    return torch.ops.spamm_torch.conv2d_backend(input, weight, threshold=tau, **given)
 
 
 def waiting_is_an_error():
@@ -101,14 +103,6 @@ def check_overwritten(call, operands, expected, rounds):
             del given, x
             for got, wanted in zip(found, expected, strict=True):
                 assert torch.equal(got.cpu(), wanted.cpu())
-
-
-def flops_of(call, backward=False):
-    with FlopCounterMode(display=False) as counter:
-        result = call()
-        if backward:
-            result.sum().backward()
-    return counter.get_total_flops()
 
 
 def uneven(*shape, seed, dtype, least=0.1):

@@ -35,7 +35,6 @@ struct Convolution : DenseConvolution {
   std::optional<at::Tensor> norm_weight = {};  // (groups, MB, KB)
   std::optional<at::Tensor> norm_input = {};   // output_norms_of() the input
   bool wants_output_norms = false;
-  bool weight_is_ready = false;  // see kernels/common/overlap.cuh
 
   std::array<int64_t, 4> output_sizes() const { return shape.output_sizes(); }
 };

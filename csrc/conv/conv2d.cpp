@@ -334,8 +334,7 @@ Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms) {
                             blocks,
                             x.norm_weight,
                             x.norm_input,
-                            wants_output_norms,
-                            x.weight_is_ready};
+                            wants_output_norms};
   check_norm_weight(conv);
   if (x.norm_input) {
     check_precomputed_norm_map(*x.norm_input,

@@ -12,18 +12,17 @@ from density.ranks import group, products, whole
 from density.sources import Problem
 from models.files import UserError
 from spamm_torch import linalg, sparse
-from spamm_torch.linalg import Budget, Result, Schedule, constant, loose_then_tight
+from spamm_torch.linalg import Iteration, Result
 from spamm_torch.linalg.matrices import norm_of
 from spamm_torch.sparse.blocks import is_sparse
 
-DENSE, UNSKIPPED, EIGH = "torch.mm", "nothing skipped", "eigh"
-STORED = "dense storage"
+DENSE, EIGH, STORED = "torch.mm", "eigh", "dense storage"
 _OVER = {"eigh": EIGH, "dense": DENSE, "stored": STORED}  # peers, and the columns over them
-CONSTANT, SCHEDULED, FLOAT32 = "constant", "scheduled", "float32 first"
-_DIGITS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+FLOAT32 = "float32 first"
 _GOAL = 1e-7  # hartree an atom, which the conclusion speaks of
 _ROUNDING = 1e-15  # errors below it are drawn there
 _GAPLESS = 1e-9  # of the spectrum's width
+_MOST = 120  # products by torch.mm
 
 
 def exponent(number: float) -> str:
@@ -33,72 +32,34 @@ def exponent(number: float) -> str:
 
 
 def name_of(method: dict) -> str:
-    """As a table calls it: "constant 1e-8", "float32 1e-5, last four float64 1e-8"."""
+    """As a table calls it: "float32 1e-5, last four float64 1e-8"."""
     series, error = method["series"], method["max_error"]
     if error is None:
         return series
-    if series == CONSTANT:
-        return f"constant {exponent(error)}"
-    few = method["last_iterations"]
-    few = _DIGITS[few] if few < len(_DIGITS) else few
     first = exponent(method["first_max_error"])
-    if series == SCHEDULED:
-        return f"{first}, last {few} {exponent(error)}"
-    name = f"float32 {first}, last {few} float64 {exponent(error)}"
+    name = f"float32 {first}, last four float64 {exponent(error)}"
     return f"{series}, {name}" if series == STORED else name
 
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the picture, by one of the names above, and a point on it; eigenvectors need no
-    schedule.
+    """A line of the picture, by one of the names above, and a point on it: ``energy_error`` of
+    ``linalg.purify``.
     """
 
     series: str
-    schedule: Schedule | None
-
-    @property
-    def max_error(self) -> float | None:
-        """The error of the last iterations; None where nothing is skipped."""
-        return self.schedule.last.max_error or None if self.schedule else None
-
-    def described(self) -> dict:
-        row = {"series": self.series, "max_error": self.max_error}
-        if self.max_error is not None:
-            row["first_max_error"] = self.schedule.first.max_error
-            row["last_iterations"] = self.schedule.last_iterations
-        return row
+    energy_error: float | None = None
 
 
 def methods(
-    max_errors: list[float],
-    loose: float | None,
-    last_iterations: int,
-    without: Container[str] = (),
-    blocks: bool = False,
-    states: int = 0,
+    errors: list[float], without: Container[str] = (), blocks: bool = False
 ) -> list[Method]:
-    """All that are compared, ``without`` some series, peers first and the most accurate schedule
-    last; with ``blocks`` that schedule in dense storage is a peer. The rest: as of
-    ``loose_then_tight``.
+    """All that are compared, ``without`` some series, peers first and the most accurate last; with
+    ``blocks`` that one in dense storage is a peer.
     """
-    errors = sorted(max_errors, reverse=True)
-    options = {"loose": loose, "last_iterations": last_iterations, "states": states}
-    scheduled = {
-        series: [loose_then_tight(error, dtype, **options) for error in errors]
-        for series, dtype in ((SCHEDULED, torch.float64), (FLOAT32, torch.float32))
-    }
-    firsts = {schedule.first.max_error for schedule in scheduled[SCHEDULED]}
-    budgets = [Budget(error) for error in sorted(firsts | set(errors), reverse=True)]
-    found = [
-        Method(EIGH, None),
-        Method(DENSE, constant(Budget(None))),
-        Method(STORED, scheduled[FLOAT32][-1])
-        if blocks
-        else Method(UNSKIPPED, constant(Budget(0))),
-        *(Method(CONSTANT, constant(budget)) for budget in budgets),
-        *(Method(series, schedule) for series, them in scheduled.items() for schedule in them),
-    ]
+    found = [Method(EIGH), Method(DENSE)]
+    found += [Method(STORED, min(errors))] if blocks else []
+    found += [Method(FLOAT32, error) for error in sorted(errors, reverse=True)]
     return [method for method in found if method.series not in without]
 
 
@@ -116,34 +77,42 @@ def measure(
 
     Returns a row a method with its "iterations", and the projector of the last method.
     """
-    # Peers converge as far as the most accurate schedule, and no further.
-    tolerance = min((method.max_error for method in compared if method.max_error), default=0.0)
+    # torch.mm's iteration converges as far as the most accurate one, and no further.
+    tolerance = min((x.energy_error for x in compared if x.energy_error), default=1e-15)
     rows: list[dict] = []
     peers = _OVER.values()
     dense = fock
     if is_sparse(fock) and any(method.series in peers for method in compared):
         dense = sparse.to_dense(whole(fock), (problem.functions,) * 2)
-    options = {"block": block, "tolerance": tolerance, "size": problem.functions}
+    options = {"block": block, "size": problem.functions}
     clocks: list[list[list[float]]] = [[] for _ in compared]
     for turn in range(repeats):
         for method, clock in zip(compared, clocks, strict=True):
             f = dense if method.series in peers else fock
-            if method.schedule is None:
+            if method.series == EIGH:
                 run = _by_eigenvectors(f, problem.occupied)
+            elif method.series == DENSE:
+                run = _by_torch(f, problem.occupied, tolerance)
             else:
-                options |= {"schedule": method.schedule, "group": group(f)}
+                options |= {"energy_error": method.energy_error, "group": group(f)}
                 run = linalg.purify(f, problem.electrons, **options)
             clock.append([run.seconds, *(iteration.seconds for iteration in run.iterations)])
             if turn == 0:
-                rows.append(method.described() | _result(run, f, problem))
+                rows.append(_described(method, run) | _result(run, f, problem))
                 progress(f"{name_of(rows[-1])}: {run.seconds:.3g} s")
-    right = rows[0 if compared[0].series in (*peers, UNSKIPPED) else -1]["energy"]
+    right = rows[0 if compared[0].series in peers else -1]["energy"]
     for row, clock in zip(rows, clocks, strict=True):
         row["energy_error"] = (row["energy"] - right) / problem.atoms
         row["seconds"], *each = (statistics.median(turns) for turns in zip(*clock, strict=True))
         for iteration, seconds in zip(row["iterations"], each, strict=True):
             iteration["ms"] = 1e3 * seconds
     return rows, run.matrix
+
+
+def _described(method: Method, run: Result) -> dict:
+    errors = [each.max_error for each in run.iterations] if method.energy_error else [None]
+    row = {"series": method.series, "max_error": errors[-1]}
+    return row | ({"first_max_error": errors[0]} if method.energy_error else {})
 
 
 def _result(run: Result, fock: Tensor, problem: Problem) -> dict:
@@ -185,6 +154,29 @@ def _by_eigenvectors(fock: Tensor, occupied: int) -> Result:
             f"expected a gap above the {occupied} occupied states; got {gap:.2g} hartree"
         )
     return Result(projector, [], seconds, 0.0, 0.0)
+
+
+def _by_torch(fock: Tensor, occupied: int, tolerance: float) -> Result:
+    """The same iteration by torch's own products."""
+    clock, iterations, residuals = [time.perf_counter()], [], []
+    lowest, highest = linalg.gershgorin(fock)
+    x = fock / -((highest - lowest) or 1.0)
+    x.diagonal().add_(highest / ((highest - lowest) or 1.0))
+    while True:
+        trace, square = x.trace().item(), x.norm().item() ** 2  # tr(X^2)
+        residuals.append(trace - square)
+        decay = [abs(residual) for residual in residuals[-3:]]
+        has_stalled = len(decay) == 3 and decay[0] < 0.01 and decay[2] > decay[0] / 4
+        if decay[-1] <= tolerance * occupied or has_stalled:
+            break
+        if len(iterations) == _MOST:
+            raise UserError(f"expected a gap above the {occupied} occupied states; got none")
+        squares = abs(square - occupied) < abs(2 * trace - square - occupied)
+        x = x @ x if squares else torch.addmm(x, x, x, beta=2, alpha=-1)
+        clock.append(time.perf_counter())
+        facts = ("X^2" if squares else "2X - X^2", x.dtype, None, residuals[-1])
+        iterations.append(Iteration(*facts, clock[-1] - clock[-2], 1.0, 0.0))
+    return Result(x, iterations, time.perf_counter() - clock[0], 0.0, residuals[-1])
 
 
 def tables(problem: str, rows: list[dict]) -> dict[str, list[dict]]:

@@ -191,8 +191,7 @@ def density(waters, device, repeats):
     del basis
     clock.append(now(device))
     purify = functools.partial(linalg.purify, fock, electrons, size=size)
-    schedule = linalg.loose_then_tight(MAX_ERROR, states=electrons // 2)
-    runs = [purify(schedule=schedule) for _ in range(repeats if waters < _SMALL else 1)]
+    runs = [purify(energy_error=MAX_ERROR) for _ in range(repeats if waters < _SMALL else 1)]
     found = min(runs, key=lambda run: run.seconds)
     energy = energy_of(found.matrix, fock)
     took = [1e3 * (end - start) for start, end in itertools.pairwise(clock)]
@@ -205,12 +204,11 @@ def density(waters, device, repeats):
         "energy": energy / atoms,
     }
     if waters < _SMALL:
-        fine = linalg.loose_then_tight(MAX_ERROR / 100, states=electrons // 2)
-        right = energy_of(purify(schedule=fine).matrix, fock)
+        right = energy_of(purify(energy_error=MAX_ERROR / 100).matrix, fock)
         row["energy_error"] = (energy - right) / atoms
     if dense_fits(fock) and waters <= 2000:
         dense = sparse.to_dense(fock, (size, size))
-        options = {"block": BLOCK, "schedule": schedule}
+        options = {"block": BLOCK, "energy_error": MAX_ERROR}
         runs = [linalg.purify(dense, electrons, **options) for _ in range(repeats)]
         row["over_dense"] = min(run.seconds for run in runs) / found.seconds
     return [row]

@@ -18,7 +18,6 @@ import spamm_torch
 from common import options as cli
 from common.measuring import PRECISIONS, TOLERANCE, require_near, use_precision
 from common.timing import interleaved
-from models.files import UserError
 from spamm_torch._info import conv2d_norm_maps
 
 TITLE = "conv2d against torch.nn.functional.conv2d"
@@ -72,8 +71,8 @@ _BLOCKS = {"block": (64, 64, 64), "pixel_block": (64, 1, 1)}
 def add_options(parser):
     cli.add_device_option(parser)
     cli.add_choices(parser, "--groups", "of layers", DEFAULTS, GROUPS)
-    what = f"some of the groups' layers, which are {', '.join(NAMES)}"
-    cli.add_choices(parser, "--layers", what, None, NAMES, "all", metavar="LAYER")
+    what = f"some layers in place of groups, of {', '.join(NAMES)}"
+    cli.add_choices(parser, "--layers", what, None, NAMES, "those of the groups", metavar="LAYER")
     cli.add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
     cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
     what = "inputs: even in size at random, or falling off from the middle"
@@ -81,14 +80,6 @@ def add_options(parser):
     cli.add_ratios_option(parser, RATIOS)
     cli.add_repeats_option(parser, DEFAULTS)
     cli.add_cold_option(parser)
-
-
-def choose(options):
-    if not list(cases_of(options)):
-        raise UserError(
-            f"expected layers of --groups {' '.join(options.groups)}; got "
-            f"{' '.join(options.layers)}"
-        )
 
 
 def cells(options):
@@ -102,9 +93,13 @@ def cells(options):
 
 def cases_of(options):
     """(layer, batch, precision, data) in the order of the tables."""
-    for group in options.groups:
-        layers = [x for x in GROUPS[group] if options.layers is None or x.name in options.layers]
-        yield from itertools.product(layers, options.batches, options.precisions, options.data)
+    layers = [
+        layer
+        for group, of_group in GROUPS.items()
+        for layer in of_group
+        if (layer.name in options.layers if options.layers else group in options.groups)
+    ]
+    return itertools.product(layers, options.batches, options.precisions, options.data)
 
 
 # ---- A case -------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ against float32's. Candidates:
 dense, as it is; compiled, torch.compile's default; max-autotune, that mode without CUDA graphs;
 freezing, the same with torch._inductor.config.freezing, which folds batch norms into weights; ours,
 the backend spamm_torch, and nothing else is compiled (inner eager); ours-compiled, with Inductor
-behind it; held-tau, convert_ with tau = 1e-30 held in pixel blocks (64, 1, 1), then as ours: each
-layer that can skip asks of each block, in batches of up to 32.
+behind it.
 """
 
 import copy
@@ -22,7 +21,6 @@ import torch
 import torchvision
 from torch import nn
 
-import spamm_torch
 from common import options as cli
 from common.measuring import PRECISIONS, use_precision
 from common.timing import interleaved
@@ -32,10 +30,7 @@ from models.vgg13 import VGG13
 # torch.compile's mode without CUDA graphs: all candidates are captured by the same
 # code, so that their times mean the same.
 _MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
-# Skips blocks of zeros at most.
-HELD = spamm_torch.SpAMMConfig(tau=1e-30, pixel_block=(64, 1, 1))
-HELD_TAU_IMAGES = 32  # the largest batch at which a held tau is measured
-CANDIDATES = ("dense", "compiled", "max-autotune", "freezing", "ours", "ours-compiled", "held-tau")
+CANDIDATES = ("dense", "compiled", "max-autotune", "freezing", "ours", "ours-compiled")
 TITLE = "networks by the backend, nothing skipped, against torch.compile"
 MODES = ("CUDA graph", "eager")
 _PEERS = {"CUDA graph": "compiled", "eager": "dense"}  # of each mode's speedups
@@ -157,11 +152,9 @@ def prepared(name, dense, pictures):
     """A candidate of a dense network, compiled for these pictures."""
     if name == "dense":
         return dense
-    if name in ("ours", "ours-compiled", "held-tau"):
-        own = copy.deepcopy(dense)
-        if name == "held-tau":
-            spamm_torch.convert_(own, HELD)
+    if name in ("ours", "ours-compiled"):
         inner = "inductor" if name == "ours-compiled" else "eager"
+        own = copy.deepcopy(dense)
         model = _compiled(own, backend="spamm_torch", options={"inner": inner})
     elif name == "freezing":
         # Dynamo and Inductor read the global setting; the option tells this call's code apart
@@ -215,8 +208,6 @@ def _rows(network, batch, options):
     most = _MOST_ERROR * max(error_of(dense), _LEAST_ERROR)
     calls, rows = {}, {}
     for name in options.candidates:
-        if name == "held-tau" and batch > HELD_TAU_IMAGES:
-            continue
         row = rows[name] = {"network": label, "batch": batch, "candidate": name}
         try:
             model = prepared(name, dense, pictures)

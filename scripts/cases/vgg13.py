@@ -1,6 +1,6 @@
 """VGG13 calibrated and served with SpAMM convolutions, against the dense network.
 
-Trains VGG13 on MNIST, or uses the checkpoint of train_vgg13.py. spamm_torch.calibrate finds the
+Trains VGG13 on MNIST, or uses the checkpoint of another run. spamm_torch.calibrate finds the
 settings that save the most time within an accuracy drop; they go to calibrated_DEVICE.json. Then
 the network so converted is timed beside the dense one.
 
@@ -22,13 +22,12 @@ from torch import nn
 
 import spamm_torch
 from common import options as cli
-from common.console import make_console
-from common.measuring import PRECISIONS, compiled, use_precision
+from common.measuring import PRECISIONS, use_precision
 from common.timing import interleaved
-from models.files import UserError, first_line, require_writable
+from common.training import add_training_options, train_or_load
+from models.files import UserError, first_line
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from train_vgg13 import add_training_options, train_or_load
 
 TITLE = "VGG13 as served against the dense network"
 DEFAULTS = {"cpu": {"dtype": "float32"}, "cuda": {"dtype": "float16"}}
@@ -48,10 +47,7 @@ def add_options(parser):
 
 def prepare(options):
     """Trains, or loads what was trained."""
-    require_writable(options.checkpoint.parent)
-    options.trained, options.config, options.digits = train_or_load(
-        options, options.device, make_console()
-    )
+    options.trained, options.config, options.digits = train_or_load(options)
 
 
 def header(options):
@@ -68,7 +64,6 @@ def cells(options):
 
 def measure(options):
     """The tables of the network as calibrated, and as served."""
-    console = make_console()
     dtype = use_precision(options.dtype)
     model = copy.deepcopy(options.trained).to(dtype)
     _, validation = options.digits.split(options.config.seed)
@@ -80,8 +75,7 @@ def measure(options):
     except ValueError as error:
         raise UserError(first_line(error)) from error
     report.save(path)
-    console.print(str(report), soft_wrap=True)
-    console.print(f"settings: {path}")
+    print(f"{report}\nsettings: {path}")
 
     found, place = report.outcome, {"model": options.config.model}
     dense_accuracy, _ = score_and_answers(model, batches)
@@ -89,7 +83,7 @@ def measure(options):
     quality |= {name: getattr(found, name) for name in ("changed", "valid_ratio", "max_drop")}
     case = f"{options.config.model}, {options.dtype}, batch {options.images}"
     layers = [{"case": case} | (row.pop("setting") or {}) | row for row in map(asdict, report)]
-    networks, served = networks_of(model, batches[0][0], path, options, console), []
+    networks, served = networks_of(model, dtype, path, options), []
     calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}
     on_gpu = options.device.type == "cuda"
     for mode in ("eager", "CUDA graph") if on_gpu else ("eager",):
@@ -135,15 +129,16 @@ def dense_network(model, cudnn):
     return nn.Sequential(layers).eval()
 
 
-def networks_of(model, pictures, settings, options, console):
+def networks_of(model, dtype, settings, options):
     """{name: network} to be timed."""
     skipping_nothing, skipping = copy.deepcopy(model), copy.deepcopy(model)
     spamm_torch.convert_(skipping, settings)
     for network in (skipping_nothing, skipping):
         network.compile(backend="spamm_torch", options={"inner": "eager"}, dynamic=False)
     dense = dense_network(options.trained, options.device.type == "cuda")
-    found = {"dense": dense.to(pictures.dtype)}
-    peer = compiled(model, pictures, console)
-    if peer is not None:
-        found["torch.compile"] = peer
+    found = {"dense": dense.to(dtype), "torch.compile": compiled(model)}
     return found | {"nothing skipped": skipping_nothing, "SpAMM": skipping}
+
+
+def compiled(model):
+    return torch.compile(copy.deepcopy(model), dynamic=False)

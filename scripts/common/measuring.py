@@ -2,7 +2,6 @@
 the others.
 """
 
-import copy
 import functools
 import gc
 import json
@@ -58,14 +57,13 @@ def _device_name(device):
 # ---- Cells ---------------------------------------------------------------------------------------
 
 
-def measure_all(cells, tables, steps):
+def measure_all(cells, tables):
     """Adds the rows of each cell, {name: call that gives {kind: rows}}, to ``tables``, as plain
     data, as soon as it is measured.
     """
-    steps.at(0, len(cells))
     for done, (name, measure) in enumerate(cells.items(), start=1):
         found = json.loads(json.dumps(measure(), default=str))
-        steps.at(done, len(cells), f"{name}: {said_of(found)}")
+        print(f"{done} of {len(cells)}, {name}: {said_of(found)}", flush=True)
         for kind, rows in found.items():
             tables.setdefault(kind, []).extend(rows)
 
@@ -99,14 +97,3 @@ def require_near(error, most, of):
         raise UserError(
             f"wrong result {of}: expected an error of at most {most:.3g}; got {error:.3g}"
         )
-
-
-def compiled(model, example, console):
-    """A copy of a model by torch.compile; None, and a line that says why, where that fails."""
-    found = torch.compile(copy.deepcopy(model), dynamic=False)
-    try:
-        found(example)
-    except Exception as error:  # Inductor has no compiler, or none that works here
-        console.print(f"torch.compile is left out: {first_line(error)}")
-        return None
-    return found

@@ -21,18 +21,6 @@ def draw(picture, rows, device):
     for name, wanted in picture.prefer.items():
         kept = [row for row in rows if row[name] in wanted]
         rows = kept or [row for row in rows if row[name] == rows[-1][name]]
-    if picture.panel is None:
-        best = {row[picture.line]: row for row in sorted(rows, key=lambda x: x[picture.drawn])}
-        found = [
-            (
-                f"{name}, {picture.x} {row[picture.x]}",
-                row[picture.drawn],
-                f"{row[picture.drawn]:.2f}x",
-            )
-            for name, row in best.items()
-        ]
-        lines = "\n".join((*textwrap.wrap(picture.caption, 80), device))
-        return bars({"": found}, lines, picture.title)
     panels = {}
     for row in rows:
         line = panels.setdefault(row.get(picture.panel), {})
@@ -62,7 +50,7 @@ def draw(picture, rows, device):
     return _png(figure)
 
 
-def bars(groups, caption, title=""):
+def bars(groups, caption):
     """The PNG of bars of speeds on a logarithmic axis, longest first: {name of a colour: (name,
     speed, said of it) of each bar}.
     """
@@ -82,11 +70,9 @@ def bars(groups, caption, title=""):
     axis.set_xticks(ticks, [f"{tick}x" for tick in ticks])
     axis.axvline(1, color="black", linewidth=1)
     axis.spines[["top", "right"]].set_visible(False)
-    if len(groups) > 1:
-        patches = [Patch(color=f"C{i}") for i in range(len(groups))]
-        axis.legend(patches, groups, loc="lower right")
+    patches = [Patch(color=f"C{i}") for i in range(len(groups))]
+    axis.legend(patches, groups, loc="lower right")
     axis.set_xlabel(caption, fontsize=8.5, color="#444444")
-    axis.set_title(title, fontsize=13, fontweight="bold")
     return _png(figure)
 
 

@@ -6,13 +6,13 @@ page has one line, and the JSON file the tables. A run is what one command measu
 its kind; KINDS says how a page shows a kind. In the file a table is {"columns", "rows"}, one row a
 line. Kinds that no script measures any more are in the file alone.
 
-A measurement that is made again supersedes the old one: `add` marks old rows that have the key of a
-new one, on the same device, with the date of the new one. Pages show the rows that hold.
+A measurement that is made again supersedes the old one: `add` takes rows away that have the key of
+a new one, on the same device. What they were is in the history of the file.
 """
 
 import datetime
-import functools
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from models.files import UserError, write_atomically
 
-_MARK = "superseded"  # a column: the date, or None
 _WIDTH = 120  # of text
 _MOVES = 0.03  # of a figure: what add() tells
 _APART = ("device", "date", "command")  # of a header: said first
@@ -57,7 +56,6 @@ def text(value, column=""):
 
 class Picture(NamedTuple):
     """Lines of ``drawn`` by ``x``, one for each value of ``line``, a panel for each of ``panel``.
-    Where ``panel`` is None, a bar for each value of ``line``, of the best row.
 
     ``prefer`` names columns of which some values are drawn, or the last one where there are none of
     these. ``title`` and ``caption`` are for who has not read the page. ``least``: where the y axis
@@ -67,7 +65,7 @@ class Picture(NamedTuple):
     x: str
     drawn: str
     line: str
-    panel: str | None
+    panel: str
     prefer: dict
     log: str  # "x", "y", "xy": axes by factors
     labels: tuple[str, str]
@@ -95,9 +93,9 @@ class Kind:
 
     @property
     def figure(self):
-        """The column that tells best how fast it was."""
+        """The column that tells best how fast it was; None where no column is shown."""
         inside = [value for value in self.values if value not in self.beside]
-        return "speedup" if "speedup" in inside else inside[0]
+        return "speedup" if "speedup" in inside else next(iter(inside), None)
 
 
 _STEPS = "s_ms, z_ms, zfz_ms, sp2_ms, iterations, stored_x, energy_error"  # of a density matrix
@@ -135,12 +133,7 @@ KINDS: dict[str, Kind] = {
     "shapes": Kind("op precision shape"),
     "networks": Kind("network batch mode candidate",
         "ms of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
-        "ms, speedup", "candidate", mode=("CUDA graph",), batch=(1, 8, 32, 64, 512),
-        picture=Picture("batch", "speedup", "network", None,
-                        {"mode": ("CUDA graph",), "candidate": ("ours", "ours-compiled"),
-                         "batch": (32, 64)}, "x", (), "Networks with nothing skipped",
-                        "speed over torch.compile, float16 but where named, in one CUDA graph, "
-                        "with or without Inductor; longer is faster")),
+        "ms, speedup", "candidate", mode=("CUDA graph",), batch=(1, 8, 32, 64, 512)),
     "served": Kind("model mode network",
         "Time of a batch, and the speed over the dense network:", "ms, speedup", "mode"),
     "served, quality": Kind("model",
@@ -248,12 +241,11 @@ def load(path):
 
 
 def rows_of(page, kind):
-    """The rows of a kind that hold, of all runs, each with its run's device and name."""
+    """The rows of a kind, of all runs, each with its run's device and name."""
     return [
         row | {"device": run["header"]["device"], "run": run["name"]}
         for run in page["runs"]
         for row in run["tables"].get(kind, ())
-        if not row.get(_MARK)
     ]
 
 
@@ -303,27 +295,24 @@ def _machine(run):
 
 
 def add(page, run):
-    """Puts a run into a page, in the place of one of its name, and marks what it supersedes.
+    """Puts a run into a page, in the place of one of its name, and takes away what it supersedes.
     Returns a line for each row that is more than 3% from the one it supersedes.
     """
     moved = []
     for kind, rows in run["tables"].items():
         measured = {_key(kind, row): row for row in rows if not row.get("absent")}
-        old_rows = [
-            row
-            for old in page["runs"]
-            if _machine(old) == _machine(run)
-            for row in old["tables"].get(kind, ())
-            if _key(kind, row) in measured and not row.get(_MARK)
-        ]
-        for row in old_rows:
-            row[_MARK] = run["header"]["date"]
-            figure = KINDS[kind].values and KINDS[kind].figure
-            before, now = (of.get(figure) for of in (row, measured[_key(kind, row)]))
-            if before and now and abs(now / before - 1) > _MOVES:
-                at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
-                moved.append(f"{kind}: {at}: {figure} {before:.4g} -> {now:.4g}")
-    page["runs"] = [old for old in page["runs"] if old["name"] != run["name"]] + [run]
+        for tables in (old["tables"] for old in page["runs"] if _machine(old) == _machine(run)):
+            old_rows = tables.pop(kind, [])
+            if rest := [row for row in old_rows if _key(kind, row) not in measured]:
+                tables[kind] = rest
+            figure = KINDS[kind].figure
+            for row in old_rows:
+                before, now = (of.get(figure) for of in (row, measured.get(_key(kind, row), {})))
+                if before and now and abs(now / before - 1) > _MOVES:
+                    at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
+                    moved.append(f"{kind}: {at}: {figure} {before:.4g} -> {now:.4g}")
+    kept = (old for old in page["runs"] if old["tables"] and old["name"] != run["name"])
+    page["runs"] = [*kept, run]
     return moved
 
 
@@ -331,22 +320,20 @@ def _key(kind, row):
     return tuple(str(row.get(name)) for name in KINDS[kind].key)
 
 
-def finish(path, title, run, console=None, notes=""):
+def finish(path, title, run, notes=""):
     """Ends a measurement: shows its tables, writes them as a page of one run, says where. ``path``:
-    of the page's files, without suffix. ``console``: None where rich is not installed. ``notes``:
-    what a reader of the tables must know.
+    of the page's files, without suffix. ``notes``: what a reader of the tables must know.
     """
-    say = functools.partial(console.print, soft_wrap=True, markup=False) if console else print
     for kind, rows in run["tables"].items():
         head, cells, left = _cells(KINDS[kind], rows)
         for line in [KINDS[kind].title, *table(head, cells, left)] if cells else ():
-            say(line)
-    say(run["said"])
+            print(line)
+    print(run["said"])
     if not _can_draw():
-        say("no picture: matplotlib is not installed")
+        print("no picture: matplotlib is not installed")
     page = {"title": title, "headline": run["said"], "notes": notes, "runs": [run]}
     for written in write(path.with_name(path.name + ".json"), page):
-        say(f"wrote {written}")
+        print(f"wrote {written}")
 
 
 # ---- In words -----------------------------------------------------------------------------------
@@ -430,21 +417,14 @@ def _wrapped(words):
 
 def _of_table(kind, of_runs, brief):
     """Lines of a table of {run: rows}, which names runs if several; ``brief``: on such a page."""
-    rows = [row | {"run": run} for run, of in of_runs.items() for row in of]
-    holding = [row for row in rows if not row.get(_MARK)]
-    chosen = []
-    for run in of_runs:
-        of_run = [row for row in holding if row["run"] == run]
+    chosen, by_reason = [], {}
+    for run, rows in of_runs.items():
         for name, values in kind.shown.items() if brief else ():
-            of_run = [row for row in of_run if row[name] in values] or of_run
-        chosen += of_run
+            rows = [row for row in rows if row[name] in values] or rows
+        chosen += [row | {"run": run} for row in rows]
     head, cells, left = _cells(kind, chosen)
     lines = [kind.title, "", *table(head, cells, left)] if cells else []
-    if dates := sorted({row[_MARK] for row in rows if row.get(_MARK)}):
-        said = f"{len(rows) - len(holding)} of {len(rows)} rows are not shown: superseded on "
-        lines += ["", f"{said}{', '.join(dates)} by a later run."]
-    by_reason = {}
-    for row in holding:
+    for row in itertools.chain(*of_runs.values()):
         if row.get("absent"):
             place = " ".join(text(row[key], key) for key in kind.key if row.get(key) is not None)
             by_reason.setdefault(row["absent"], []).append(place)

@@ -7,6 +7,7 @@ import warnings
 import zlib
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +15,6 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # where the oracle lies
 import matrices
 import reference
-
-from spamm_torch._rounding import _STORED
 
 warnings.filterwarnings("ignore", message="Sparse ")  # that torch's own are in beta, and unchecked
 
@@ -120,12 +119,60 @@ def expect_norms(found, oracle, what="norm map", digits=1e-5):
     expect(not at, f"{what}: {found[~near][:1]}, not {oracle[~near][:1]}, at {at}")
 
 
+class Sums(NamedTuple):
+    """The rounding of a kernel's sum over n of K, in at most v block products: by at most ``fixed +
+    each * n`` units of the sum of the magnitudes, and with pieces by ``min(n, piece) + v`` units
+    more. docs/error_bound.md has the proof.
+    """
+
+    unit: float
+    fixed: float = 0.0
+    each: float = 0.0
+    piece: int = 0
+
+
+_SINGLE, _DOUBLE = 2.0**-24, 2.0**-53
+_TF32 = 1.02 * 2.0**14  # units that operands lose which are rounded to eleven bits
+_OF_KERNEL = {
+    "cpu-plain": Sums(_DOUBLE, piece=128),
+    "cpu-brgemm": Sums(_SINGLE, piece=128),
+    "cpu-brgemm-float32": Sums(_SINGLE, piece=512),
+    "cpu-brgemm-vnni": Sums(_SINGLE, each=1),
+    "cpu-blas": Sums(_SINGLE, each=1),
+    "cpu-blas-float32": Sums(_SINGLE, each=1),
+    "sm90-wgmma-f16": Sums(_SINGLE, each=2),
+    "sm90-wgmma-bf16": Sums(_SINGLE, each=2),
+    "sm90-wgmma-f32x3": Sums(_SINGLE, fixed=132, each=1 / 16),
+    "sm90-wgmma-f32x1": Sums(_SINGLE, fixed=_TF32, each=4),
+    "sm90-dmma-f64": Sums(_DOUBLE, each=1),
+    "sm80-mma-f16": Sums(_SINGLE, each=4),
+    "sm80-mma-bf16": Sums(_SINGLE, each=4),
+    "sm80-mma-tf32": Sums(_SINGLE, fixed=_TF32, each=4),
+    "sm80-simt-f32": Sums(_SINGLE, fixed=132, each=1 / 16),
+    "sm80-dmma-f64": Sums(_DOUBLE, each=1),
+}
+# The rounding of a stored result: with this relative error, or this absolute one where numbers end.
+_STORED = {torch.float16: (2.0**-11, 2.0**-25), torch.bfloat16: (2.0**-8, 2.0**-126)}
+_STORED |= {torch.float32: (0.0, 0.0), torch.float64: (0.0, 0.0)}
+
+
+def sums_of(device, dtype, block):
+    """The rounding of such matrices' kernel."""
+    return _OF_KERNEL[torch.ops.spamm_torch.backend_for(device, dtype, block)]
+
+
+def sums_of_conv(device, dtype):
+    """The rounding of a convolution's sums, in any order, as its kernels differ."""
+    sums = sums_of(device, dtype, (64, 64, 64))
+    return sums._replace(each=1 if device.type == "cpu" or dtype == torch.float64 else 4, piece=1)
+
+
 def rounding(exact, size, inner, sums, dtype, *, alpha=1.0, slope=1.0, own=0.0, passes=0):
-    """The most that an entry may be off, as docs/error_bound.md proves of entries what it says of
-    norms.
+    """The most that an entry may be off, as docs/error_bound.md proves.
 
     sums: of the kernel, None where they are exact. size: the magnitudes that an entry adds. inner:
-    how many products. slope, own and passes: of what follows the sum (_rounding.Made). The oracle's
+    how many products. slope, own and passes: of what follows the sum: its largest slope, what it
+    rounds, relative to its argument, and how often it is stored before the last time. The oracle's
     own sum, which rounds as well, counts in float64.
     """
     double = dtype == torch.float64

@@ -36,14 +36,14 @@ SPEEDUP = {
     for n, pair in zip(SIZES, pairs, strict=True)
 }
 
-# Table 3: (size, share of nonzeros) -> valid ratio, errors, speedup over cuSPARSE by GPUs.
+# Table 3: (size, share of nonzeros) -> valid ratio, errors, speedup over cuSPARSE on one GPU.
 SPGEMM = {
-    (1024, 0.5213): (0.2683, 1020, 996, {1: 232.3, 2: 379.5, 4: 586.8, 8: 875.8}),
-    (1024, 0.2437): (0.0670, 1324, 1302, {1: 34.6, 2: 53.2, 4: 71.6, 8: 88.4}),
-    (1024, 0.1091): (0.0187, 1400, 1387, {1: 11.0, 2: 14.6, 4: 22.9, 8: 21.4}),
-    (8192, 0.5959): (0.1035, 38173, 37090, {1: 589.9, 2: 1171.4, 4: 2127.4, 8: 3985.1}),
-    (8192, 0.2695): (0.0073, 46340, 46340, {1: 601.0, 2: 1150.6, 4: 1900.8, 8: 3097.0}),
-    (8192, 0.0212): (0.0028, 46340, 46340, {1: 71.2, 2: 130.9, 4: 220.8, 8: 336.9}),
+    (1024, 0.5213): (0.2683, 1020, 996, 232.3),
+    (1024, 0.2437): (0.0670, 1324, 1302, 34.6),
+    (1024, 0.1091): (0.0187, 1400, 1387, 11.0),
+    (8192, 0.5959): (0.1035, 38173, 37090, 589.9),
+    (8192, 0.2695): (0.0073, 46340, 46340, 601.0),
+    (8192, 0.0212): (0.0028, 46340, 46340, 71.2),
 }
 
 # Table 4: (norm of C, error by tau) of the four matrices of 13,656 rows, by number.
@@ -64,20 +64,18 @@ class Convolution:
     accuracy_change: float  # percentage points
     tau: float
     speedup: float  # over the dense im2col GEMM
-    speedup_2: float  # on two GPUs
-    speedup_4: float
 
 
 # Table 5: (layer, valid ratio) -> what the paper reports.
 CONVOLUTION = {
-    ("conv21", 0.9747): Convolution(0.0, 0.1, 2.8, 5.0, 8.4),
-    ("conv21", 0.9684): Convolution(0.0, 0.05, 2.8, 5.1, 8.5),
-    ("conv21", 0.8500): Convolution(-0.1, 2.5, 3.1, 5.6, 9.3),
-    ("conv21", 0.8290): Convolution(-0.1, 3.0, 3.2, 5.7, 9.4),
-    ("conv21", 0.6341): Convolution(-0.9, 4.5, 3.9, 6.8, 10.8),
-    ("conv31", 0.9792): Convolution(0.0, 2.5, 2.6, 4.8, 7.6),
-    ("conv31", 0.9421): Convolution(0.0, 3.5, 2.6, 4.8, 7.8),
-    ("conv31", 0.8744): Convolution(-0.1, 4.5, 2.7, 5.0, 8.1),
-    ("conv31", 0.7436): Convolution(-0.1, 5.5, 3.1, 5.8, 9.0),
-    ("conv31", 0.4338): Convolution(-1.1, 7.5, 4.8, 8.1, 12.4),
+    ("conv21", 0.9747): Convolution(0.0, 0.1, 2.8),
+    ("conv21", 0.9684): Convolution(0.0, 0.05, 2.8),
+    ("conv21", 0.8500): Convolution(-0.1, 2.5, 3.1),
+    ("conv21", 0.8290): Convolution(-0.1, 3.0, 3.2),
+    ("conv21", 0.6341): Convolution(-0.9, 4.5, 3.9),
+    ("conv31", 0.9792): Convolution(0.0, 2.5, 2.6),
+    ("conv31", 0.9421): Convolution(0.0, 3.5, 2.6),
+    ("conv31", 0.8744): Convolution(-0.1, 4.5, 2.7),
+    ("conv31", 0.7436): Convolution(-0.1, 5.5, 3.1),
+    ("conv31", 0.4338): Convolution(-1.1, 7.5, 4.8),
 }

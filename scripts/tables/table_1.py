@@ -5,11 +5,13 @@ from functools import partial
 import torch
 
 import spamm_torch
+import tables
 from common.measuring import cell
 from common.operands import decay_rows
 from tables import paper
 
-TITLE = "thresholds for a valid ratio"
+DEFAULTS, add_options = tables.DEFAULTS, tables.add_options_with_sizes
+TITLE = "Table 1: thresholds for a valid ratio"
 BLOCK = 32
 _STRIP = 1024  # rows that are made at a time: the largest matrix has 4 GiB
 

@@ -16,14 +16,16 @@ from typing import NamedTuple
 import torch
 
 import spamm_torch
+import tables
 from cases.mm import relative_error
 from common.measuring import TOLERANCE, cell, require_near, use_precision
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians, synchronize
 from models.files import first_line
-from tables import GPU_COUNTS, gpu_counts, paper, sizes
+from tables import paper, sizes
 
-TITLE = "against sparse products at equal error"
+DEFAULTS, add_options = tables.DEFAULTS, tables.add_options_with_sizes
+TITLE = "Table 3: against sparse products at equal error"
 SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
 BLOCKS = (32, 64)  # the paper's and this library's
 _STEPS = 40  # of the bisection of tau
@@ -67,11 +69,9 @@ def _rows(run, n, share):
         ours[block] = _at_error(a, b, exact, target, block)
         call = partial(spamm_torch.mm, a, b, tau=ours[block]["tau"], block=block)
         timed[f"block {block}"] = on_device[block] = call
-        for gpus in gpu_counts(run) if len(run.gpus) > 1 else ():
-            timed[f"block {block}, {gpus} GPUs"] = partial(call, devices=run.gpus[:gpus])
     convert = {"convert": lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
-    times = {"sparse": peer.ms} | medians(by_clock(timed | convert, run.repeats, run.gpus))
-    if run.gpus:
+    times = {"sparse": peer.ms} | medians(by_clock(timed | convert, run.repeats, [run.device]))
+    if run.device.type == "cuda":
         graphs = medians(interleaved(on_device, run.device, run.repeats))
         for block, of in ours.items():
             of["graph_ms"] = graphs[block]
@@ -90,18 +90,13 @@ def _rows(run, n, share):
         sparse = {"peer": peer.name, "absent": peer.absent}
     more = {"sparse_error": target, "peer": peer.ms and peer.name, "peer_ms": times["sparse"]}
     if of_paper:
-        names = ("paper_valid", "paper_sparse_error", "paper_error")
-        more |= dict(zip(names, of_paper, strict=False))
-        more |= {f"paper_speedup_{gpus}": speedup for gpus, speedup in of_paper[3].items()}
+        names = ("paper_valid", "paper_sparse_error", "paper_error", "paper_speedup_1")
+        more |= dict(zip(names, of_paper, strict=True))
     rows = []
     for block, of in ours.items():
-        several = {gpus: times.get(f"block {block}, {gpus} GPUs") for gpus in GPU_COUNTS}
-        several[1] = of["ms"] = times[f"block {block}"]
-        speeds = {
-            f"speedup_{gpus}": ms and peer.ms and times["sparse"] / ms
-            for gpus, ms in several.items()
-        }
-        rows.append(of | more | {"block": block, "speedup": speeds.pop("speedup_1")} | speeds)
+        ms = times[f"block {block}"]
+        own = {"block": block, "ms": ms, "speedup": peer.ms and times["sparse"] / ms}
+        rows.append(of | more | own)
     return {"at equal error": rows, "sparse products": [sparse]}
 
 

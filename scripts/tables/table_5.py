@@ -1,6 +1,9 @@
-"""Table 5: VGG13 on MNIST, its convolutions replaced, by layer, layout and valid ratio."""
+"""Table 5: VGG13 on MNIST, its convolutions replaced, by layer, layout and valid ratio.
 
-import itertools
+Layouts are the paper's, blocks of 32 on an explicit im2col matrix, and pixel blocks of 64, image by
+image (1, 8, 8) or by position (64, 1, 1); tau is found for each batch, and held for its time.
+"""
+
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +14,15 @@ from torch import nn
 from torch.nn.functional import pad
 
 import spamm_torch
+import tables
+from common import options as cli
 from common.measuring import cell, use_precision
-from common.timing import by_clock, interleaved, medians
+from common.timing import interleaved, medians
+from common.training import add_training_options, train_or_load
 from models.data import draw_shifts
-from models.files import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from tables import first_gpus, gpu_counts, paper
-from train_vgg13 import train_or_load
+from tables import paper
 
 
 class Layout(NamedTuple):
@@ -68,7 +72,8 @@ def im2col_operands(conv, x):
     return conv.weight.flatten(1), windows.permute(0, 4, 5, 1, 2, 3).flatten(3).flatten(0, 2)
 
 
-TITLE = "VGG13 on MNIST"
+DEFAULTS = tables.DEFAULTS
+TITLE = "Table 5: VGG13 on MNIST"
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
 _ALL = "conv12 to conv52"  # the group of the conclusion
 _MOST_LOST = 0.5  # points: the accuracy that the conclusion is ready to lose
@@ -113,36 +118,31 @@ GROUPS = _groups()
 # ---- The table ----------------------------------------------------------------------------------
 
 
+def add_options(parser):
+    add_training_options(parser)
+    cli.add_repeats_option(parser, DEFAULTS)
+
+
+def prepare(run):
+    run.trained = train_or_load(run)
+
+
 def cells(run):
-    trained, config, digits = train_or_load(run, run.device, run.console)
+    trained, config, digits = run.trained
     validation = digits.split(config.seed)[1].to(run.device)
     images = digits.description.partition(" (")[0]
 
-    def model_in(precision):
+    def group(title, precision, images):
         dtype = use_precision(precision)
         torch.backends.cudnn.benchmark = True
-        return fold_batch_norm(trained).to(dtype)
-
-    def group(title, precision, images):
-        model = model_in(precision)
+        model = fold_batch_norm(trained).to(dtype)
         return study_group(GROUPS[title], model, validation, config.batch, run.repeats)
-
-    def several(title, precision, gpus, images):
-        devices = first_gpus(run, gpus)
-        model = model_in(precision)
-        pictures, _ = next(validation_pictures(validation[: config.batch], config.batch))
-        x = layer_inputs(model, (title,), pictures.to(model.conv11.weight.dtype))[title]
-        return on_devices(title, getattr(model, title), x, devices, run.repeats)
 
     found = {}
     for precision in PRECISIONS[run.device.type]:
         at = {"precision": precision, "images": images}
         for title in GROUPS:
             found[f"{title}, {precision}"] = cell("study", group, title=title, **at)
-        layers = dict.fromkeys(layer for layer, _ in paper.CONVOLUTION)
-        for layer, gpus in itertools.product(layers, gpu_counts(run)):
-            one = cell("study, several GPUs", several, title=layer, gpus=gpus, **at)
-            found[f"{layer}, {precision}, {gpus} GPUs"] = one
     return found
 
 
@@ -168,26 +168,6 @@ def said(tables):
         f"At most {_MOST_LOST} points of accuracy lost, all layers but the first against the dense "
         f"convolutions: {'; '.join(parts)}."
     )
-
-
-@torch.inference_mode()
-def on_devices(layer, conv, x, devices, repeats):
-    """A row for each valid ratio of the paper's: time of its product on several devices over
-    torch's convolution on one, norms included, of a 3 x 3 layer with padding 1 and a batch.
-    """
-    calls, rows = {"dense": partial(conv, x)}, {}
-    for (name, ratio), of_paper in paper.CONVOLUTION.items():
-        if name == layer:
-            tau = LAYOUTS[0].held(conv, x, ratio)[1].tau.item()
-            one = partial(LAYOUTS[0].run, conv, x, tau=tau)
-            calls[ratio] = partial(one, devices=devices)
-            if not torch.equal(calls[ratio](), one()):
-                raise UserError(
-                    f"wrong result on several devices at ratio {ratio}: expected the bits of one"
-                )
-            rows[ratio] = {"paper_2": of_paper.speedup_2, "paper_4": of_paper.speedup_4}
-    times = by_clock(calls, repeats, devices)
-    return [{"ratio": at} | row | times[at].over(times["dense"]) for at, row in rows.items()]
 
 
 # ---- A group of convolutions --------------------------------------------------------------------

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from .._arguments import check_bool, check_integer, check_module, check_number
-from .._hints import with_hints
 from .._output import Progress, table, write_text
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
@@ -26,7 +25,6 @@ _LEAST_EVALUATIONS = 6
 _LEAST_SHARE = 0.05  # of the products: skipping fewer does not make a model 3% faster
 
 
-@with_hints
 def calibrate(
     model: nn.Module,
     loader: Iterable[Any],

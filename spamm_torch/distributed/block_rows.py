@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._arguments import as_knobs
-from .._rounding import BELOW
 from ..sparse.blocks import Blocks, check_block_of, check_pair, index_dtype, read, read_map
-from ..sparse.maps import TO_DROP, Plan, dropped, find_tau, make_plan
+from ..sparse.maps import BELOW, TO_DROP, Plan, dropped, find_tau, make_plan
 from ..sparse.matrices import blocks_at, identity
-from ..sparse.products import Recipe, SparseInfo, info_of
+from ..sparse.products import SparseInfo, info_of
 from ..sparse.strips import Strips
 from .axis import Axis
 from .call import Call, agree, check_served
@@ -322,12 +321,8 @@ class Rows:
             needed, stored = (marks.cumsum(0) - 1)[needed], [int(each.sum()) for each in stay]
         blocks = _Asked(needed, stored, self.axis).fetch(made, order)()[1]
         c = kept.of_rows(*self._own)._replace(values=blocks)
-        if input is not None and added is not a and added is not b:  # its bound is of all rows
-            input = self.gathered(input.with_norms())
-        of = ((a, b, added), (left, right, input), (map_a, map_b), (alpha, scale.get("beta", 1)))
-        recipe = Recipe.of(*of, symmetric)
-        counted = (map_a, map_b, tau, drop_bound, kept.values, recipe)
-        return c.matrix(), kept.matrix(), partial(info_of, *counted)
+        counted = partial(info_of, map_a, map_b, tau, drop_bound, left.edge, alpha)
+        return c.matrix(), kept.matrix(), counted
 
     def _slice(self, of: Blocks) -> slice:
         """This rank's blocks among those of all."""

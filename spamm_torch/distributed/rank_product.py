@@ -7,18 +7,17 @@ stage's units travel. K is never split, so that every sum has the bits of one de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from .._arguments import Knobs, as_knobs, held_tau, warn_where_none_stays
+from .._arguments import Knobs, as_knobs, held_tau
 from . import plan as planning
-from .axis import Cut, Exchange, one_ahead, recut
+from .axis import Cut, Exchange, recut
 from .plan import ROW_MULTIPLE
 
 _ops = torch.ops.spamm_torch
@@ -121,8 +120,6 @@ class _Maps:
             # Thread blocks keep pace with each other at a tau of 0, and would wait for those that
             # NCCL's kernels keep from running. A tau below 0 skips nothing, too.
             return torch.full_like(tau, -1.0) if tau == 0 else tau
-        if valid_ratio is not None:
-            warn_where_none_stays(valid_ratio, (*self.whole[0].shape, self.whole[1].shape[1]), 5)
         axes = self._rows.axis, self._columns.axis
         tau = _ops.find_tau(*self.whole, valid_ratio, max_error=max_error)
         for axis in axes:  # of different devices, say
@@ -211,11 +208,11 @@ class _Part:
         return need & multiplies[:, None, None], stage * edge
 
 
-# ---- Dense gradients, by collective calls over the same shards -----------------------------------
+# ---- Dense gradients, by collective calls --------------------------------------------------------
 
 
 class Product(torch.autograd.Function):
-    """The product with skipping. The backward pass, collective too, holds a shard at a time."""
+    """The product with skipping. In the backward pass, collective too, each rank has all of B."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
@@ -229,26 +226,9 @@ class Product(torch.autograd.Function):
         (a, b), depth = ctx.saved_tensors, ctx.depth
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_a = a.new_empty(a.shape)
-            for k, shard in _shards(b, depth):
-                grad_a[:, k] = grad @ shard.t()
+            grad_a = grad @ depth.axis.gather(b, depth.lengths).t()
         if ctx.needs_input_grad[1]:  # sums of what all ranks' rows contribute
-            for rank in range(depth.axis.size):
-                part = a[:, depth.of(rank)].t() @ grad
-                dist.reduce(part, group_dst=rank, group=depth.axis.group)
-                grad_b = part if rank == depth.axis.rank else grad_b
+            whole = a.t() @ grad
+            depth.axis.sum(whole)
+            grad_b = whole[depth.own].clone()
         return grad_a, grad_b, None, None
-
-
-def _shards(own: Tensor, cut: Cut) -> Iterator[tuple[slice, Tensor]]:
-    """Every rank's shard of a matrix and where it lies, while the next rank's shard travels."""
-
-    def start(rank: int) -> tuple[slice, Tensor, dist.Work]:
-        mine = rank == cut.axis.rank
-        shard = own.contiguous() if mine else own.new_empty(cut.lengths[rank], own.shape[1])
-        work = dist.broadcast(shard, group_src=rank, group=cut.axis.group, async_op=True)
-        return cut.of(rank), shard, work
-
-    for where, shard, work in one_ahead(map(start, range(cut.axis.size))):
-        work.wait()
-        yield where, shard

@@ -27,22 +27,18 @@ from .density import Density, DensitySolver
 from .functions import in_basis, matrix_power, sign
 from .inverses import inverse_factor, inverse_sqrt
 from .matrices import Iteration, NotConverged, Result, gershgorin
-from .purification import Budget, Schedule, constant, loose_then_tight, purify
+from .purification import purify
 
 __all__ = [
-    "Budget",
     "Density",
     "DensitySolver",
     "Iteration",
     "NotConverged",
     "Result",
-    "Schedule",
-    "constant",
     "gershgorin",
     "in_basis",
     "inverse_factor",
     "inverse_sqrt",
-    "loose_then_tight",
     "matrix_power",
     "purify",
     "sign",

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .. import sparse
 from .._arguments import check_number
-from .._hints import with_hints
 from ..sparse.blocks import is_sparse, read
 from ..spatial import spatial_order
 from .expansion import (
@@ -613,7 +612,6 @@ class DensitySolver:
         NotConverged: S is not positive definite.
     """
 
-    @with_hints
     def __init__(
         self,
         S: Any = None,

@@ -173,13 +173,15 @@ def matrix_power(
     of, a = Matrices.opened(*given, group=group, alike=alike, **options)
     if n == 0:
         return replace(of.result(of.identity(a)), total_bound=0.0)
-    tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
+    # The (left, right) factors of each product, their norms, and what it rounds.
+    tree: list[tuple[int, int, float, float, float]] = []
 
     def multiply(left: _Factor, right: _Factor) -> _Factor:
         power, pair = left.power + right.power, (left.operand, right.operand)
         product = of.product(f"a^{power}", *pair, max_error, symmetric=False)
         norm_x, norm_y = (norm_of(x.norms).item() for x in pair)
-        tree.append((left.number, right.number, norm_x, norm_y))
+        own = of.rounding(pair[0], pair[1].norms)
+        tree.append((left.number, right.number, norm_x, norm_y, own))
         return _Factor(power, product, len(tree))
 
     square = _Factor(1, of.operand(a), 0)
@@ -195,11 +197,11 @@ def matrix_power(
     def bound(of_products: list[float]) -> float:
         # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').
         lost = [0.0]
-        for (left, right, norm_x, norm_y), own in zip(tree, of_products, strict=True):
+        for (left, right, norm_x, norm_y, _), own in zip(tree, of_products, strict=True):
             of_y = norm_y + lost[right]
             lost.append((lost[left] * of_y + norm_x * lost[right] + own) * slack)
         return math.inf if math.isnan(lost[number]) else lost[number]  # 0 * inf
 
-    bounds = [bound([each.error_bound for each in result.iterations])]
-    bounds.append(bound([each.total_bound for each in result.iterations]))
-    return Result(result.matrix, result.iterations, result.seconds, bounds[0], 0.0, bounds[1])
+    lost = [each.error_bound for each in result.iterations]
+    own = [x + each[-1] for x, each in zip(lost, tree, strict=True)]
+    return replace(result, error_bound=bound(lost), total_bound=bound(own))

@@ -12,7 +12,7 @@ from .. import sparse
 from ..sparse.blocks import read
 from ..sparse.matrices import blocks_at
 from .functions import newton_schulz
-from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of, smaller
+from .matrices import Callback, Iteration, Matrices, NotConverged, Operand, Result, norm_of, smaller
 
 # Up to so many rows the one diagonal block is the whole matrix. So it is, of dense matrices, where
 # the norm of D over the norm of 1 is more than this in the first step: many steps would follow.
@@ -159,12 +159,13 @@ class _Overlap:
 
     def distance(self, z: Operand, loss: float, before: float) -> Operand:
         """1 - (S Z)^T Z, where both products together lose at most 3 ``loss``."""
-        of, self.z = self.of, z.matrix
-        rounding = torch.finfo(self.z.dtype).eps * math.sqrt(of.size) / 2  # of 1
-        self.width, self.lost = of.bound_of_norm(self.z), 3 * loss + rounding
+        of, self.z = self.of, z
+        rounding = torch.finfo(z.matrix.dtype).eps * math.sqrt(of.size) / 2  # of 1
+        self.width, self.lost = of.bound_of_norm(z.matrix), 3 * loss + rounding
         each: dict[str, Any] = {"loss": loss / self.width, "residual": before}
         y = of.product("S Z", self.s, z, symmetric=False, **each).matrix
         y = of.operand(of.transposed(y))
+        self.of_y = y.norms
         each = {"loss": loss, "residual": before, "added": self.one, "alpha": -1}
         return of.product("1 - Z^T S Z", y, z, **each)
 
@@ -179,19 +180,26 @@ class _Overlap:
         NotConverged where it will not. Below 1/2 each step cubes it.
         """
         of, whole = self.of, error + self.lost
-        rounding = torch.finfo(self.z.dtype).eps * (self.condition + 8 * math.sqrt(of.size))
+        rounding = torch.finfo(self.z.matrix.dtype).eps * (self.condition + 8 * math.sqrt(of.size))
         goal, most = self.goal, _ACCEPTED * self.max_error
         if not self.max_error:
             goal, most = rounding / 10, rounding
         has_stalled = before < 0.5 and error >= before / 4
         if whole <= (most if has_stalled else goal):
-            result = of.result(self.z, whole)
-            first, second = (each.total_bound for each in result.iterations[-2:])
-            off = math.sqrt(2) * self.width * first + second + of.asymmetry * self.width**2
-            return replace(result, total_bound=(error + off) * (1 + 1e-4))
+            result = of.result(self.z.matrix, whole)
+            bound = error + self._off_by(*result.iterations[-2:])
+            return replace(result, total_bound=bound * (1 + 1e-4))
         if has_stalled or not error < 2 * max(before, math.sqrt(of.size)):
             raise self.failed(error)
         return None
+
+    def _off_by(self, first: Iteration, second: Iteration) -> float:
+        """A bound of how far the measured norm may be from the true one."""
+        of, z = self.of, self.z.norms
+        of_y = first.error_bound + of.rounding(self.s, z)
+        y = Operand(self.s.matrix, self.of_y)  # the matrix for its type and size alone
+        of_d = second.error_bound + of.rounding(y, z, math.sqrt(of.size))
+        return math.sqrt(2) * (self.width * of_y + of_d) + of.asymmetry * self.width**2
 
     def failed(self, error: float) -> NotConverged:
         number, known = len(self.of.steps), f"at most {self.condition:.2g}"

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from .. import functional, sparse
 from .._arguments import as_knobs, check_integer, check_max_error, check_tensor, dtype_name
-from .._info import NormMaps, SkipInfo, skip_info, with_bounds
-from .._rounding import BELOW
+from .._info import NormMaps, SkipInfo, skip_info
 from ..distributed import axis_of
 from ..distributed.block_rows import Rows
 from ..sparse.blocks import is_sparse, places_of, read
+from ..sparse.maps import BELOW
 from ..sparse.matrices import blocks_at
-from ..sparse.products import Recipe, SparseInfo, multiplied
+from ..sparse.products import SparseInfo, multiplied
 
 Callback = Callable[[int, float], Any]
 
@@ -39,7 +39,6 @@ class Iteration:
         seconds: of it and of what followed, up to the next product.
         valid_ratio: share of the products of stored blocks that were computed.
         error_bound: proven bound of the Frobenius norm of what it lost.
-        total_bound: of that and of rounding together; inf for torch's own.
     """
 
     step: str
@@ -49,7 +48,6 @@ class Iteration:
     seconds: float
     valid_ratio: float
     error_bound: float
-    total_bound: float
 
 
 class NotConverged(RuntimeError):
@@ -84,6 +82,10 @@ class Result:
 
 SYMMETRIC = 1024  # times eps and norm(A), what norm(A - A^T) of a symmetric matrix may be
 _ENTRIES = 2**24  # that are compared at a time
+# Kernels that sum 128 in a row, and those that round operands to eleven bits, with the units of
+# float32 that a sum then loses.
+_IN_PIECES = ("cpu-plain", "cpu-brgemm")
+_IN_TF32, _OF_TF32 = ("sm90-wgmma-f32x1", "sm80-mma-tf32"), 17000
 
 _Count = Callable[[], SkipInfo | SparseInfo]
 
@@ -95,18 +97,12 @@ class Operand(NamedTuple):
     norms: Tensor
 
 
-def _numbers(count: _Count | None) -> tuple[float, float, float]:
-    """The valid ratio and the two bounds; of torch's own product nothing is proven."""
+def _numbers(count: _Count | None) -> tuple[float, float]:
+    """The valid ratio and the error bound."""
     if count is None:
-        return 1.0, 0.0, math.inf
+        return 1.0, 0.0
     info = count()
-    return info.valid_ratio.item(), info.error_bound.item(), info.total_bound.item()
-
-
-def _counted(maps: tuple[Tensor, Tensor], tau: Tensor, recipe: Recipe, norms: Tensor) -> SkipInfo:
-    """The info of a dense product with these norm maps and that of its result."""
-    both = NormMaps(*maps, maps[1], (recipe.edge,) * 3)
-    return with_bounds(skip_info(both, as_knobs(tau, None, None)), both, recipe.made())(norms)
+    return info.valid_ratio.item(), info.error_bound.item()
 
 
 class Matrices:
@@ -334,10 +330,8 @@ class Matrices:
                 options |= {"tau": tau if max_error else 0.0, "out": out, "return_norms": True}
                 function: Callable[..., Any] = functional.mm if added is None else functional.addmm
                 c, norms = function(*operands, **options)
-                of_added = map_a if added is a else map_b if added is b else added
-                of = (a.dtype, a.device, c.numel(), self.block, alpha, beta, of_added)
-                recipe = Recipe(*of, symmetric, a is b)
-                count = partial(_counted, (map_a, map_b), tau, recipe, norms)
+                maps = NormMaps(map_a, map_b, map_b, (self.block,) * 3)
+                count = partial(skip_info, maps, as_knobs(tau, None, None))
         self.steps.append(((step, a.dtype, max_error, residual), count))
         return Operand(c, norms)
 
@@ -353,8 +347,24 @@ class Matrices:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
 
-    def commutator(self, a: Tensor, x: Tensor, loss: float | None) -> float:
-        """norm(A X - X A) of symmetric matrices, with what their product may lose; None: nothing.
+    def rounding(self, x: Operand, y: Tensor, added: float = 0.0) -> float:
+        """A bound of what rounding changes in a product of X and of a matrix with these norms, plus
+        a matrix with the norm ``added``: docs/error_bound.md has the proof.
+        """
+        info, depth = torch.finfo(x.matrix.dtype), x.matrix.shape[1]
+        device, block = x.matrix.device, (self.block,) * 3
+        kernel = torch.ops.spamm_torch.backend_for(device, x.matrix.dtype, block)
+        units = 150 + (128 + depth / 32 if kernel in _IN_PIECES else 4 * depth)
+        units += _OF_TF32 if kernel in _IN_TF32 else 0
+        # At least the norm of the product of the magnitudes; a norm that is not finite is no bound.
+        size = functional.error_bound(x.norms, y, math.inf).item()
+        norms = norm_of(x.norms).item(), norm_of(y).item()
+        lost = math.expm1(units * info.eps / 2) * size + 4 * info.eps * added
+        flushed = info.tiny * depth * (2 * depth + 16 + sum(norms))
+        return (lost + flushed) * (1 + 2.0**-16) if sum(norms) < math.inf else math.inf
+
+    def commutator(self, a: Tensor, x: Tensor, loss: float) -> float:
+        """norm(A X - X A) of symmetric matrices, with what their product may lose.
 
         No step of a function, and so to be called after :meth:`result`.
         """
@@ -362,7 +372,7 @@ class Matrices:
         operands = self.operand(a), self.operand(x)
         product, _ = self.product("A X", *operands, loss=loss, symmetric=False)
         largest = self.whole(_sums(product)).amax().item()
-        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * (loss or 0.0)
+        return self._size_and_asymmetry(product, largest or 1.0)[1] + 2 * loss
 
     def identity(self, like: Tensor) -> Tensor:
         """1, which is zero in padding."""

@@ -2,22 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._arguments import check_integer, check_max_error
-from .._hints import with_hints
-from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of, smaller
+from .._arguments import check_integer, check_max_error, check_number
+from .matrices import Callback, Matrices, NotConverged, Result, smaller
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
-# Hartree an atom for the square of the max_error of the first iterations, and the number of
-# occupied states from which on both kinds of iterations cost more; see loose_then_tight.
-_SECOND_ORDER, _MANY = 4000, 1540
+# Errors of products before the last few enter the energy squared: on water clusters of up to 500
+# they cost about 1000 to 6000 max_error^2 hartree an atom. Of more than 1,540 occupied states an
+# atom's share of all errors grows with the root of their number.
+_SECOND_ORDER, _LAST_FEW, _MANY = 4000, 4, 1540
 # The runs for a max_error, and the part of it that a product may lose at first.
 _RUNS, _PART = 4, 8
 _MOST_ITERATIONS = 120  # a gap of 1e-9 of the spectrum's width needs no more
@@ -26,74 +26,32 @@ _NOISE = 4
 _SQUARED = "X^2"
 
 
-@dataclass(frozen=True)
-class Budget:
+class _Budget(NamedTuple):
     """The error that one product may have, and the type that it is computed in.
 
-    Attributes:
-        max_error: as of ``spamm_torch.mm``: the norm of what is lost, relative to norm(X)^2. 0
-            loses nothing; None takes ``torch.mm`` itself, to compare with.
-        dtype: torch.float32 or torch.float64.
+    ``max_error``: as of ``spamm_torch.mm``: the norm of what is lost, relative to norm(X)^2.
     """
 
-    max_error: float | None
+    max_error: float
     dtype: torch.dtype = torch.float64
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The budgets of the iterations: ``first``, then ``last`` for the last few."""
-
-    first: Budget
-    last: Budget
-    last_iterations: int = 4
-
-    @property
-    def is_constant(self) -> bool:
-        return self.first == self.last
-
-
-def constant(budget: Budget) -> Schedule:
-    """The same budget in every iteration."""
-    return Schedule(budget, budget)
-
-
-def loose_then_tight(
-    max_error: float,
-    first_dtype: torch.dtype = torch.float32,
-    *,
-    loose: float | None = None,
-    last_iterations: int = 4,
-    states: int = 0,
-) -> Schedule:
-    """The accuracy that costs the energy of a molecule about ``max_error`` hartree an atom.
-
-    Args:
-        max_error: of the last iterations, which are in float64.
-        first_dtype: of the iterations before.
-        loose: how many times more these may lose. None: so much that they cost the energy about as
-            much as the last. Their errors enter it squared: on water clusters of up to 500 they
-            cost about 1000 to 6000 max_error^2 hartree an atom.
-        last_iterations: how many are the last.
-        states: how many are occupied. Of more than 1,540 an atom's share of both errors grows with
-            the root of their number, and all iterations may lose less by it.
+def _for_energy(error: float, occupied: int) -> tuple[_Budget, _Budget]:
+    """The budgets of the first products, in float32, and of the last few that cost the energy about
+    ``error`` hartree an atom.
     """
-    many = math.sqrt(max(1.0, states / _MANY))
-    first, last = math.sqrt(max_error / _SECOND_ORDER) / many, max_error / many
-    first = first if loose is None else loose * last
-    return Schedule(Budget(first, first_dtype), Budget(last), last_iterations)
+    many = math.sqrt(max(1.0, occupied / _MANY))
+    return _Budget(math.sqrt(error / _SECOND_ORDER) / many, torch.float32), _Budget(error / many)
 
 
-@with_hints
 def purify(
     hamiltonian: Tensor,
     electrons: int,
     *,
     max_error: float | None = None,
-    schedule: Schedule | None = None,
+    energy_error: float | None = None,
     block: int = 64,
     size: int | None = None,
-    tolerance: float = 0.0,
     callback: Callback | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Result:
@@ -109,10 +67,9 @@ def purify(
         max_error: the error of the projector P, norm(X - P) / norm(P), all products in float64. It
             is judged by norm(X H - H X) over the gap, which is estimated, and trace(X - X^2); where
             that is more, products may lose less in another run. 0: what rounding allows.
-        schedule: instead of max_error: what each product may lose. :func:`loose_then_tight` is
-            right to its error in the energy alone, for less work.
-        tolerance: done where trace(X - X^2) is at most this share of the occupied states. The last
-            budget counts where it is larger: products that lose so much leave no less.
+        energy_error: instead of max_error: about what the energy of a molecule may be off, in
+            hartree an atom. Only the last four products are so accurate, and the others in float32:
+            less work, for a projector that is right in its energy alone. Above 0.
         block, size, callback, group: see above.
 
     Returns:
@@ -131,33 +88,37 @@ def purify(
 
     def check(of: Matrices) -> None:
         check_integer(electrons, "electrons")
-        if (max_error is None) == (schedule is None):
-            got = "both" if schedule else "neither"
-            raise ValueError(f"exactly one of max_error and schedule must be given; got {got}")
+        if (max_error is None) == (energy_error is None):
+            got = "both" if energy_error is not None else "neither"
+            raise ValueError(f"exactly one of max_error and energy_error must be given; got {got}")
         if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
             raise ValueError(
                 f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; "
                 f"got {electrons}"
             )
-        if schedule is None:
+        if energy_error is None:
             check_max_error(max_error)
-        elif of.are_shards and None in (schedule.first.max_error, schedule.last.max_error):
-            raise ValueError("purify over ranks has no torch.mm: expected a max_error; got None")
+            return
+        check_number(energy_error, "energy_error")
+        if not energy_error > 0:
+            raise ValueError(f"energy_error must be above 0; got {energy_error}")
 
-    alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error}
-    alike |= {"schedule": schedule, "tolerance": tolerance}
+    alike = {"electrons": electrons, "max_error": max_error, "energy_error": energy_error}
 
-    def run(by: Schedule | None) -> _Projector:
+    def run() -> _Projector:
         given = ("purify", hamiltonian, block, size, callback)
         of, h = Matrices.opened(*given, group=group, alike=alike, check=check)
-        by = by or constant(Budget(share / math.sqrt(electrons // 2)))
-        return _sp2(of, h, by, electrons // 2, tolerance)
+        occupied = electrons // 2
+        first = last = _Budget(share / math.sqrt(occupied))
+        if energy_error is not None:
+            first, last = _for_energy(energy_error, occupied)
+        return _sp2(of, h, first, last, occupied)
 
     share = (max_error or 0.0) / _PART
     if max_error is None:
-        return run(schedule).result
+        return run().result
     for _ in range(_RUNS):
-        projector = run(None)
+        projector = run()
         if projector.off <= max(max_error, 0.0 if max_error else projector.rounding):
             return projector.result
         share = smaller(share, max_error / projector.off / 2)
@@ -176,15 +137,14 @@ class _Projector(NamedTuple):
 
 
 def _sp2(
-    of: Matrices, hamiltonian: Tensor, schedule: Schedule, occupied: int, tolerance: float
+    of: Matrices, hamiltonian: Tensor, first: _Budget, last: _Budget, occupied: int
 ) -> _Projector:
-    budget, last_done = schedule.first, 0
-    tolerance = occupied * max(
-        tolerance, schedule.last.max_error or 0, 4 * torch.finfo(schedule.last.dtype).eps
-    )
+    budget, last_done = first, 0
+    # Products that lose so much leave no less of trace(X - X^2).
+    tolerance = occupied * max(last.max_error, 4 * torch.finfo(last.dtype).eps)
     lowest, highest = of.gershgorin(hamiltonian)
     width = highest - lowest or 1.0
-    x = _operand(of, of.shifted(hamiltonian, -1 / width, highest / width), budget)
+    x = of.operand(of.shifted(hamiltonian, -1 / width, highest / width).to(budget.dtype))
     spare: Tensor | None = None  # memory for a dense product
     residuals: list[float] = []
     while True:
@@ -193,22 +153,21 @@ def _sp2(
         trace_of_square = norm**2
         residuals.append(trace - trace_of_square)
         decay = [abs(residual) for residual in residuals]
-        if budget == schedule.last:
-            enough = schedule.is_constant or last_done >= schedule.last_iterations
+        if budget == last:
+            enough = first == last or last_done >= _LAST_FEW
             at_end = decay[-1] <= _NOISE * tolerance
             if enough and (at_end or _has_stalled(decay, budget, occupied)):
                 if abs(trace - occupied) < 0.5:
                     return _judge(of, hamiltonian, x.matrix, budget, occupied, decay[-1], width)
                 break
         elif (  # only the last iterations remain, or the first can do no more
-            _predicted(decay, schedule.last_iterations) <= tolerance
-            or _has_stalled(decay, budget, occupied)
+            _predicted(decay, _LAST_FEW) <= tolerance or _has_stalled(decay, budget, occupied)
         ):
-            budget, spare = schedule.last, None
-            x = _operand(of, x.matrix, budget)
+            budget, spare = last, None
+            x = of.operand(x.matrix.to(budget.dtype))
         if len(of.steps) == _MOST_ITERATIONS:
             break
-        last_done += budget == schedule.last
+        last_done += budget == last
         squared = abs(trace_of_square - occupied) < abs(2 * trace - trace_of_square - occupied)
         step = _SQUARED if squared else "2X - X^2"
         options: dict[str, Any] = {"residual": residuals[-1], "out": spare}
@@ -225,7 +184,7 @@ def _judge(
     of: Matrices,
     hamiltonian: Tensor,
     x: Tensor,
-    budget: Budget,
+    budget: _Budget,
     occupied: int,
     left: float,
     width: float,
@@ -237,7 +196,7 @@ def _judge(
     result = of.result(x)
     away = min(max(left, occupied * 2.0**-50), 0.25)  # the trace is rounded
     gap = _gap_before([each.step == _SQUARED for each in result.iterations], away)
-    share = budget.max_error and budget.max_error * occupied * max(gap, 0.0) * width / 2
+    share = budget.max_error * occupied * max(gap, 0.0) * width / 2
     residual = of.commutator(hamiltonian, x, share)
     noise = torch.finfo(hamiltonian.dtype).eps * math.sqrt(of.size)
     if not (gap > 64 * noise and residual < 0.25 * gap * width * math.sqrt(occupied)):
@@ -265,11 +224,6 @@ def _before(squares: bool, image: float) -> float:
     return math.sqrt(image) if squares else 1 - math.sqrt(1 - image)
 
 
-def _operand(of: Matrices, x: Tensor, budget: Budget) -> Operand:
-    x = x.to(budget.dtype)
-    return of.operand(x) if budget.max_error is not None else Operand(x, norm_of(x))
-
-
 def _predicted(decay: list[float], steps: int) -> float:
     """trace(X - X^2) as it will be ``steps`` iterations from now.
 
@@ -283,12 +237,12 @@ def _predicted(decay: list[float], steps: int) -> float:
     return decay[-1] * ratio ** (2 ** (steps // 2 + 1) - 2)
 
 
-def _has_stalled(decay: list[float], budget: Budget, occupied: int) -> bool:
+def _has_stalled(decay: list[float], budget: _Budget, occupied: int) -> bool:
     """Tells whether errors of the products, and no longer the steps, decide about the trace.
 
     Once all eigenvalues are decided, two steps divide it by more than 25. That a lower order of
     convergence tells numerical errors: Kruchinina, Rudberg and Rubensson, J. Chem. Theory Comput.
     12, 5788 (2016).
     """
-    decided = max(_DECIDED, occupied * (budget.max_error or 0))
+    decided = max(_DECIDED, occupied * budget.max_error)
     return len(decay) > 2 and decay[-3] < decided and decay[-1] > decay[-3] / 4

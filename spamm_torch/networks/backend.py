@@ -164,9 +164,8 @@ def explain(model: nn.Module) -> ConvertReport:
             since, or the result of :func:`fuse`.
 
     Returns:
-        A report: a row for each convolution by the name of its weight, with what its call computes
-        and what follows, the times of its candidates, and the reason of the choice, or why it was
-        left.
+        A report: a row for each convolution by the name of its weight, with what its call computes,
+        the times of its candidates, and the reason of the choice, or why it was left.
 
     Raises:
         TypeError: a model that is no module.
@@ -624,13 +623,12 @@ def _row(site: Site, choice: Choice | None) -> Row:
     row = Row(site.name, shape, "left", reason=site.reason)
     if choice is None:
         return row
-    absorbed, then = site.absorbed, site.then
+    absorbed = site.absorbed
     if choice.engine == "torch":
         absorbed = tuple(what for what in absorbed if what in ("bn", "scale", "shift"))
-        then = next(iter(site.absorbed[len(absorbed) :]), then)
     elif choice.engine == "spamm, pool":
-        absorbed, then = (*absorbed, "pool"), ""
-    made: Any = {"absorbed": absorbed, "then": then, "reason": choice.reason, "times": choice.times}
+        absorbed = (*absorbed, "pool")
+    made: Any = {"absorbed": absorbed, "reason": choice.reason, "times": choice.times}
     return replace(row, action=choice.engine, **made)
 
 

@@ -4,7 +4,6 @@ import difflib
 import json
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -13,8 +12,7 @@ import torch
 from torch import nn
 
 from .._arguments import check_module, dtype_name, is_number
-from .._hints import HINTS, with_hints
-from .._library import VERSION
+from .._hints import BACKEND
 from ..nn import SpAMMConv2d, _SpAMM, reason_not_to_skip
 from .config import SpAMMConfig
 from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
@@ -22,7 +20,6 @@ from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
 Model = TypeVar("Model", bound=nn.Module)
 
 
-@with_hints
 def convert_(
     model: nn.Module,
     config: SpAMMConfig | str | os.PathLike[str] | None = None,
@@ -140,9 +137,7 @@ class Before:  # no tuple, which torch.export would replace by an equal one
 
 def convert_layer(layer: nn.Conv2d, config: SpAMMConfig) -> None:
     """Makes a convolution skip by this setting."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the setting was asked for, for this very layer
-        twin = SpAMMConv2d.from_dense(layer, **config.setting())
+    twin = SpAMMConv2d.from_dense(layer, **config.setting())
     own = vars(layer)
     names = (*config.setting(), "activation", "_blocks", "_pinned")
     added = tuple(name for name in names if name not in own)
@@ -253,7 +248,7 @@ def _read_wishes(
     if config is None and not by_name:
         raise ValueError(
             "convert_ expects config, tau, valid_ratio, max_error or overrides; got none of them "
-            f"({HINTS['spamm_torch']['compile']})"
+            f"({BACKEND})"
         )
     wishes = {}
     for module, name in first.items():
@@ -327,7 +322,7 @@ def _read_file(
     try:
         with open(path) as file:
             settings = json.load(file)
-        version = settings["format"], settings["versions"]["spamm_torch"]
+        file_format = settings["format"]
         layers = settings["layers"].items()
         entries = [(name, entry["shape"], entry["setting"]) for name, entry in layers]
     except OSError as error:
@@ -336,7 +331,7 @@ def _read_file(
         raise ValueError(
             f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
         ) from None
-    _check_version(*version)
+    _check_format(file_format)
     found = {}
     for name, shape, setting in entries:
         layer = convolutions.get(name)
@@ -362,21 +357,12 @@ def _read_file(
     return found
 
 
-def _check_version(file_format: Any, version: Any) -> None:
-    """Raises for settings of another release: its taus may mean something else."""
-    if file_format != FORMAT:
+def _check_format(given: Any) -> None:
+    """Raises for settings of another format: their taus may mean something else."""
+    if given != FORMAT:
         raise ValueError(
-            f"the settings must be of format {FORMAT}; got format {file_format!r} (make them anew)"
+            f"the settings must be of format {FORMAT}; got format {given!r} (make them anew)"
         )
-    if _release(version) != _release(VERSION):
-        raise ValueError(
-            f"the settings must be of spamm_torch {'.'.join(_release(VERSION))}; got those of "
-            f"{version!r} (make them anew)"
-        )
-
-
-def _release(version: Any) -> list[str]:
-    return str(version).split(".")[:2]
 
 
 def _setting(name: str, setting: Any) -> SpAMMConfig | None:

@@ -178,7 +178,7 @@ class Site:
         nodes: the convolution and what is computed with it, in order. ``folded``: how many of them
             are computed by other weights.
         residual, activation, slope, pool: as of the ops; ``pool`` is a node, ``slope`` a node or a
-            number. then: the name of what follows, and is a call of its own.
+            number.
         is_last: whether its result has channels last in memory. packs: whether a weight may be
             replaced by a copy in the layout of oneDNN.
         reason: why it stays as it is; empty if it need not.
@@ -199,7 +199,6 @@ class Site:
     slope: fx.Node | float = 0.01
     pool: fx.Node | None = None
     absorbed: tuple[str, ...] = ()
-    then: str = ""
     is_last: bool = False
     packs: bool = False
     reason: str = ""
@@ -320,7 +319,6 @@ class _Finder:
         while len(site.nodes) > site.folded and _is_identity(site.last):
             site.nodes.pop()
         self._taken.update(site.nodes)
-        site.then = _name_behind(site.last)
         if site.activation == "relu" and site.residual is None and not site.skips:
             node = self._next(site)
             if node is not None and name_of(node) == "max_pool2d":
@@ -439,20 +437,9 @@ class _Finder:
                     return
 
 
-def _name_behind(node: fx.Node) -> str:
-    """The name of what alone reads a value, with the slope of a leaky ReLU; else how many do."""
-    user = next(iter(node.users), node)
-    if len(node.users) != 1:
-        return f"{len(node.users)} calls" if node.users else ""
-    if user.op in ("call_module", "output"):
-        module = attribute(node.graph.owning_module, str(user.target))
-        return "" if user.op == "output" else type(module).__name__
-    return _label(user)
-
-
 def _label(node: fx.Node) -> str:
-    """The name of what a node computes, with the slope of a leaky ReLU."""
-    name = name_of(node) or str(getattr(node.target, "__name__", node.target))
+    """The name of a leaky ReLU or PReLU, with the former's slope."""
+    name = name_of(node)
     slope = _slope_of(node) if name == "leaky_relu" else 0.01
     return name if slope == 0.01 else f"{name} {slope}"
 

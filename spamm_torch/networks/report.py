@@ -4,7 +4,6 @@ import collections
 import difflib
 import json
 import os
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,7 @@ from .config import SpAMMConfig
 
 FORMAT = 4  # of settings files
 
-_WIDTH = 99  # of a table
-# The last ones are left out where there is no room for all.
-_COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us", "then")
+_COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us")
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Row:
         action: by :func:`convert_`, "spamm" (a :class:`SpAMMConv2d` now) or "left" (as it was). By
             the backend, its engine, or "left". reason: why.
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add", "relu",
-            "pool"). then: what follows it, by a call of its own, as in "prelu" or "2 calls".
+            "pool").
         setting: what is skipped, if anything.
         times: measured microseconds of the engines, by name; empty where none were measured.
     """
@@ -48,7 +45,6 @@ class Row:
     setting: SpAMMConfig | None = None
     times: tuple[tuple[str, Timing], ...] = ()
     geometry: str = ""
-    then: str = ""
 
 
 class ConvertReport(tuple[Row, ...]):
@@ -83,15 +79,7 @@ class ConvertReport(tuple[Row, ...]):
             return "no convolutions"
         columns = list(zip(_COLUMNS, *map(_cells, self), strict=True))
         columns = [column for column in columns if any(column[1:])]
-        left_out: list[str] = []
-        while max(map(len, _text(columns).splitlines())) > _WIDTH and len(columns) > 1:
-            left_out.insert(0, columns.pop()[0])
-        note = [f"no room here for {', '.join(left_out)}: rows have them"] if left_out else []
-        lines = [
-            textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_long_words=False)
-            for line in (*note, *self._summary())
-        ]
-        return "\n".join([_text(columns), *lines])
+        return "\n".join([table(list(zip(*columns, strict=True))), *self._summary()])
 
     def _summary(self) -> list[str]:
         """The number of rows of each action, and of each reason for it."""
@@ -140,12 +128,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     us = " / ".join(str(time).replace(" us", "") for time in (dense, spamm) if time is not None)
     return (
         *(row.name or "(root)", row.action, row.shape, _short(row.setting)),
-        *(" ".join(row.absorbed), us, row.then),
+        *(" ".join(row.absorbed), us),
     )
-
-
-def _text(columns: list[tuple[str, ...]]) -> str:
-    return table(list(zip(*columns, strict=True)))
 
 
 def _short(setting: SpAMMConfig | None) -> str:

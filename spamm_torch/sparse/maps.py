@@ -10,7 +10,6 @@ from torch.library import get_ctx, register_fake
 from torch.nn.functional import pad
 
 from .._arguments import as_knobs, check_tensor, dtype_name, held_tau, norm_dtype
-from .._rounding import SLACK, norm, rounded_up
 from .blocks import (
     Blocks,
     check_block_of,
@@ -23,10 +22,15 @@ from .blocks import (
     read,
     read_map,
     remember,
+    total,
 )
 
 _ops = torch.ops.spamm_torch
 _MOST_STORED = 2**31 - 1
+_SLACK = 1 + 2.0**-16  # for the rounding of norms, 2^-18, and of what is computed here
+# A threshold that was found is the least product kept. So much lower it keeps, in a symmetric
+# product, those at it also where the norm of a mirror image is a little less.
+BELOW = {torch.float32: 1 - 2.0**-14, torch.float64: 1 - 2.0**-38}
 
 
 def norm_map(a: Tensor, block: Any) -> Tensor:
@@ -356,8 +360,14 @@ def lost_by(plan: Plan | None, a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tenso
     loss = torch.where(skipped, losses[0] * losses[1] + least, 0.0)
     lengths = whole.first.diff(append=whole.first[-1:])  # torch wants at least one
     of_blocks = torch.segment_reduce(loss, "sum", lengths=lengths)
-    bound = rounded_up(norm(of_blocks) * SLACK, a.values.dtype)
+    bound = total(of_blocks)
+    bound = rounded_up(bound.masked_fill(~bound.isfinite(), math.inf) * _SLACK, a.values.dtype)
     return bound, lost(plan.norm_a, plan.norm_b, tau)[1]
+
+
+def rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
+    x = number.to(dtype)
+    return torch.where(x < number, torch.nextafter(x, torch.full_like(x, math.inf)), x)
 
 
 # The share of max_error for dropping. Dropped blocks are lost in full, of the bound of skipping

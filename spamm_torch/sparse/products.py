@@ -1,6 +1,5 @@
 """mm and addmm of block-sparse matrices. docs/block_sparse.md has the meaning."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from torch import Tensor
 from torch._prims_common import is_expandable_to
 
 from .._arguments import check_tensor
-from .._rounding import Made, Maps, bounds, norm, rounded_up, sums_of
 from . import maps
 from .blocks import (
     Blocks,
@@ -32,7 +30,7 @@ _ops = torch.ops.spamm_torch
 class SparseInfo(NamedTuple):
     """The products and blocks that a block-sparse call left out, for ``return_info=True``.
 
-    All but ``block`` are 0-d tensors, the last two float64, the others of the norms' dtype.
+    All but ``block`` are 0-d tensors of the norms' dtype.
 
     Attributes:
         tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call.
@@ -43,7 +41,6 @@ class SparseInfo(NamedTuple):
         valid_ratio_of_all: as ``valid_ratio``, of all products that dense storage would have.
         skip_bound: of what skipping loses, before ``alpha``, as :func:`spamm_torch.error_bound`.
         drop_bound: of what dropping loses: the norm of all blocks that were dropped.
-        rounding_bound, total_bound: as of :class:`functional.SkipInfo`, dropping included.
     """
 
     tau: Tensor
@@ -53,8 +50,6 @@ class SparseInfo(NamedTuple):
     valid_ratio_of_all: Tensor
     skip_bound: Tensor
     drop_bound: Tensor
-    rounding_bound: Tensor
-    total_bound: Tensor
 
 
 def product(
@@ -68,7 +63,7 @@ def product(
     **options: Any,
 ) -> Any:
     """mm and addmm where an operand is block-sparse; a dense one makes the result dense."""
-    options["norms"] = return_norms or return_info
+    options["norms"] = return_norms
     c, map_c, is_dense, info, _ = multiplied(function, a, b, knob, **options)
     results: list[Any] = []
     if is_dense:
@@ -105,9 +100,9 @@ def multiplied(
 ) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo], Tensor | None]:
     """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
 
-    Counting takes as long as planning: it is the caller's choice, and can wait. It needs ``norms``,
-    which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the result's
-    trace and norm, on the host. ``below`` is a factor of the threshold.
+    Counting takes as long as planning: it is the caller's choice, and can wait. ``norms``: of the
+    result, which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the
+    result's trace and norm, on the host. ``below`` is a factor of the threshold.
     """
     if given := [name for name, value in refused.items() if value is not None]:
         raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")
@@ -154,8 +149,7 @@ def multiplied(
     c = map_c._replace(values=values)
 
     def counted(pair: tuple[Blocks, Blocks]) -> Callable[[], SparseInfo]:
-        recipe = Recipe.of((a, b, input), (left, right, added), pair, (alpha, beta), symmetric)
-        return partial(info_of, *pair, plan.tau, drop_bound, map_c.values, recipe, again)
+        return partial(info_of, *pair, plan.tau, drop_bound, left.edge, alpha, again)
 
     # Without the operands, which it would keep in memory until it is called.
     info = counted(pair) if pair is not None else lambda: counted(norm_maps())()
@@ -212,82 +206,25 @@ def _operands(
 # ---- Counts ------------------------------------------------------------------------------------
 
 
-class Recipe(NamedTuple):
-    """The making of a product, without operands. ``added``: values or norms of what is added."""
-
-    dtype: torch.dtype
-    device: torch.device
-    entries: float
-    edge: int
-    alpha: float
-    beta: float
-    added: Tensor | None
-    symmetric: bool
-    is_square: bool
-
-    @classmethod
-    def of(
-        cls,
-        operands: tuple[Any, Any, Any],
-        blocks: tuple[Blocks, Blocks, Blocks | None],
-        norm_maps: tuple[Blocks, Blocks],
-        scale: tuple[float, float],
-        symmetric: bool,
-    ) -> "Recipe":
-        """The recipe of alpha * a @ b + beta * input. ``scale`` is alpha and beta."""
-        (a, b, input), (left, right, added) = operands, blocks
-        values = None if added is None else added.values
-        for operand, norms in zip((a, b), norm_maps, strict=True):
-            values = norms.values if input is operand and added is not None else values
-        edge, like = left.edge, left.values
-        entries = float(left.rows * right.columns * edge**2)
-        return cls(like.dtype, like.device, entries, edge, *scale, values, symmetric, a is b)
-
-    def made(self) -> Made:
-        sums = sums_of(self.device, self.dtype, (self.edge,) * 3)
-        added = () if self.added is None else (abs(self.beta) * norm(self.added) * (1 + 2.0**-17),)
-        mirrored = 2**0.5 if self.symmetric and not self.is_square else 1.0
-        made = Made(self.dtype, sums, self.entries, self.alpha, added)
-        return made._replace(mirrored=mirrored, are_near=self.symmetric)
-
-
 def info_of(
     norm_a: Blocks,
     norm_b: Blocks,
     tau: Tensor,
     drop_bound: Tensor | None,
-    norms: Tensor,
-    recipe: Recipe,
+    edge: int,
+    alpha: float,
     plan: maps.Plan | None = None,
 ) -> SparseInfo:
-    """The info of a product, from the norm maps of its operands and ``norms``, the result's.
+    """The info of a product, from the norm maps of its operands.
 
     ``plan``: one that was made before, perhaps from other norms.
     """
-    made, edge = recipe.made(), recipe.edge
     skip_bound, products = maps.lost_by(plan, norm_a, norm_b, tau)
     drop_bound = torch.zeros_like(skip_bound) if drop_bound is None else drop_bound
-    near, whole = made.near(skip_bound.dtype), torch.full_like(tau, math.inf)
-    of_now = (*maps.tensors(norm_a, norm_b), tau / near)
-    first = _ops.bsr_plan(*of_now, lists=False)[2] if plan is None else plan.first
-    most = first.diff()
-    found = Maps(
-        norm_a.values,
-        norm_b.values,
-        (edge,) * 3,
-        lambda x, y: maps.lost(norm_a._replace(values=x), norm_b._replace(values=y), whole)[0],
-        most.amax() if most.numel() else most.new_zeros(()),
-    )
-    skipping = skip_bound
-    if made.are_near:
-        skipping = maps.lost_by(plan, norm_a, norm_b, tau * near)[0]
-    dropping = drop_bound.double()
-    rounding, total = bounds(found, made, skipping)(norm(norms) + dropping)
     tau = tau.to(skip_bound.dtype)
     if tau.device != skip_bound.device:  # by value: a copy would wait
         tau = torch.full_like(skip_bound, tau.item())
-    skipped = abs(made.alpha) * skip_bound.double() if made.alpha else 0.0
-    bound = rounded_up(skipped + dropping, tau.dtype)
+    skipped = abs(alpha) * skip_bound.double() if alpha else 0.0  # not 0 times inf
+    bound = maps.rounded_up(skipped + drop_bound.double(), tau.dtype)
     ratio, of_all = maps.shares(norm_a, norm_b, products)
-    lines = (tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
-    return SparseInfo(*lines, rounding, (total + dropping) * (1 + 2.0**-50))
+    return SparseInfo(tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)

@@ -10,7 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import Im2col, norm_products
-from support import TOLERANCE, assert_near, captured, float32_precision, raises_line, uneven
+from support import (
+    TOLERANCE,
+    assert_near,
+    conv2d_backend,
+    float32_precision,
+    raises_line,
+)
 
 import spamm_torch
 from spamm_torch import _arguments
@@ -76,9 +82,8 @@ def test_depthwise(device, dtype, channels, images):
         got = spamm_torch.conv2d(*operands, bias, **setting, tau=tau, relu=True)
         assert_near(got[:, rest], expected[:, rest])
         assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
-    convolution = {"input": input.shape, "weight": weight.shape, **setting, "tau": tau}
     if dtype != torch.float64:
-        name = spamm_torch.backend_for(device, dtype, convolution=convolution)
+        name = conv2d_backend(*operands, tau, **setting)
         assert name == ("cpu-depthwise" if device.type == "cpu" else "sm80-thin")
 
 
@@ -265,29 +270,6 @@ def test_a_kernel_of_one_pixel_ignores_dilation(device, run, channels):
     if run == "skips":
         found = spamm_torch.conv2d(*tensors, dilation=(2, 3), tau=1e-30, **shape)
         assert_near(found, F.conv2d(input.double(), weight.double(), **shape))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("knob", [{}, {"valid_ratio": 0.5}, {"max_error": 0.2}])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("sizes", [(5, 20, 9, 40), (100, 64, 16, 128)])
-def test_can_be_captured(knob, dtype, precision, sizes):
-    """A search that waits for the device cannot be captured. The graph reads tau where it lies."""
-    images, channels, size, out_channels = sizes
-    input = uneven(images, channels, size, size, seed=6, dtype=dtype).cuda()
-    weight = uneven(out_channels, channels, 3, 3, seed=7, dtype=dtype).cuda()
-    tau, bias = torch.zeros((), device="cuda"), randn(out_channels, dtype=dtype, device="cuda")
-    call = lambda: spamm_torch.conv2d(  # noqa: E731
-        input, weight, bias, padding=1, **(knob or {"tau": tau})
-    )
-    with float32_precision(precision):
-        graph, got = captured(call)
-        for value in (0.0, 3.0, 1e9, 0.0):
-            tau.fill_(value)
-            input.mul_(0.5)
-            graph.replay()
-            assert torch.equal(got, call())
 
 
 # ---- Bad input ----------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import Im2col
-from support import assert_near, captured, hopper_kernels_run
+from support import assert_near, hopper_kernels_run
 from support import uneven as plain_uneven
 
 import fuzz
@@ -84,39 +83,6 @@ def test_drawn_convolutions(segments, dtype, force):
     for number in range(150):
         case = fuzz.drawn(7, number, "convolution") | {"dtype": dtype}
         assert fuzz.problem(case, "cuda") is None, json.dumps(case)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("share", [0.4, 0.95])
-@pytest.mark.parametrize("images", [8, 70, 128])  # 8: each pixel of a box is judged by itself
-def test_what_is_skipped_does_not_depend_on_segments(images, share, dtype, force):
-    input = uneven(images, 200, 4, 5, seed=5, dtype=dtype)
-    weight = uneven(136, 200, 3, 3, seed=6, dtype=dtype)
-    reference = Im2col(input.cpu(), weight.cpu(), padding=1)
-    tau, valid = reference.decide(share)
-    expected = reference.product(valid).cuda()
-    for segments in (None, 1, *FORCED):
-        force(segments)
-        assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=tau), expected)
-        assert not spamm_torch.conv2d(input, weight, padding=1, tau=1e30).any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tau", [0.0, 60.0])
-@pytest.mark.parametrize("segments", [None, *FORCED])
-def test_repeated_runs_and_replays_give_the_same_bits(segments, tau, dtype, force):
-    force(segments)
-    input, weight, geometry = operands(LAYERS[1], dtype)
-    call = lambda: spamm_torch.conv2d(input, weight, **geometry, tau=tau)  # noqa: E731
-    expected = call()
-    for _ in range(5):
-        assert torch.equal(call(), expected)
-    graph, results = captured(lambda: [call() for _ in range(3)])
-    for _ in range(2):
-        for result in results:
-            result.fill_(float("nan"))
-        graph.replay()
-        assert all(torch.equal(result, expected) for result in results)
 
 
 @pytest.mark.parametrize("value", ["0", "3", "64", "two"])

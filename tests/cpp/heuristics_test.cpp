@@ -169,13 +169,6 @@ TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
   }
 }
 
-TEST(Heuristics, TileRowsWalkedTogetherAndCountersOfTiles) {
-  for (const int64_t columns : {1, 16, 17}) EXPECT_EQ(group_rows(columns), columns <= 16 ? 8 : 16);
-  for (const Kernel kernel : kKernels) {
-    EXPECT_EQ(claims_tiles(kernel), std::string(kernel_name(kernel)).starts_with("sm90"));
-  }
-}
-
 TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
   using Sizes = std::vector<UnskippedConv>;
   const auto expect = [](at::ScalarType dtype, bool hopper, const Sizes& ours, const Sizes& cudnns,
@@ -209,16 +202,6 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
   expect(at::kFloat, true, {large, {8, 512, 128, 1, 784, 784}},
          {{8, 256, 256, 9, 196, 196}, {32, 36, 72, 9, 2500, 2500}, {128, 258, 256, 9, 3136, 3136}},
          /*tf32=*/true);
-}
-
-TEST(Heuristics, Float32ConvolutionsByChannels) {
-  EXPECT_TRUE(split_conv_pays(32));
-  EXPECT_FALSE(split_conv_pays(31));
-  constexpr Block kBlock = {64, 64, 64};
-  EXPECT_TRUE(im2col_matrix_pays(Kernel::kSm90F32x3, kBlock, 32));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, kBlock, 31));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, {64, 32, 64}, 32));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm80F32, kBlock, 64));
 }
 
 TEST(Heuristics, EntriesAloneWhereBlocksAreMostlyEmpty) {

@@ -237,7 +237,6 @@ def test_refused(waters):
         (TypeError, lambda: solver(f + 1j * f, 10), "F must be real"),
         (TypeError, lambda: solver(f.to_sparse(), 10), "F must be dense, or"),
         (TypeError, lambda: DensitySolver(s.numpy() * (1 + 0j)), "S must be real"),
-        (TypeError, lambda: DensitySolver(s, groups=[0]), "DensitySolver takes no groups any more"),
         (ValueError, lambda: DensitySolver(s, storage="csr"), "storage"),
         (ValueError, lambda: DensitySolver(s, positions=positions, order=range(130)), "both"),
         (RuntimeError, lambda: blocks(f.clone().requires_grad_(), 10), "gradient"),

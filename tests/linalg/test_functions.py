@@ -16,7 +16,6 @@ from density.measuring import measure, methods
 from density.sources import Problem
 from models.files import UserError
 from spamm_torch import linalg, sparse
-from spamm_torch.linalg import Budget, Schedule, constant, loose_then_tight
 
 N = 150  # of 160 rows in blocks of 32
 FORMS = ("dense", "sparse", "padded")
@@ -165,9 +164,9 @@ PURIFY = functools.partial(linalg.purify, BLOCKS)
         (SIGN, {"a": SQUARE * 0}, linalg.NotConverged, "without an eigenvalue at 0"),
         (POWER, {"n": -1}, ValueError, "n must be at least 0; got -1"),
         (POWER, {"n": 0.5}, TypeError, "n must be an integer; got 0.5"),
-        (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and schedule"),
+        (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and energy_error"),
+        (PURIFY, {"electrons": 64, "energy_error": 0}, ValueError, "energy_error must be above 0"),
         (PURIFY, {"electrons": 63, "max_error": 1e-6}, ValueError, "even and from 2 to 126 for 64"),
-        (PURIFY, {"electrons": 64, "error": 1e-6}, TypeError, "purify takes no error any more"),
         (PURIFY, {"electrons": 64, "max_error": 1e-6}, linalg.NotConverged, "gap above the 32"),
         (linalg.inverse_sqrt, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
         (linalg.inverse_factor, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
@@ -196,8 +195,8 @@ def waters():
     return problem, linalg.in_basis(problem.fock, z, max_error=1e-13, block=32).matrix
 
 
-def purify(fock, occupied, schedule):
-    return linalg.purify(fock, 2 * occupied, schedule=schedule, block=32)
+def purify(fock, occupied, **given):
+    return linalg.purify(fock, 2 * occupied, **given, block=32)
 
 
 def exact(fock, occupied):
@@ -214,18 +213,15 @@ def energy_error(x, fock, problem):
 
 def test_nothing_skipped_gives_the_projector_of_the_eigenvectors(chain, device):
     right, _ = exact(chain.fock, chain.occupied)
-    for budget in (Budget(None), Budget(0)):
-        run = purify(chain.fock.to(device), chain.occupied, constant(budget))
-        assert run.matrix.device.type == device.type
-        torch.testing.assert_close(run.matrix.cpu(), right, rtol=0, atol=1e-9)
-        assert all(iteration.valid_ratio == 1 for iteration in run.iterations)
+    run = purify(chain.fock.to(device), chain.occupied, max_error=0)
+    assert run.matrix.device.type == device.type
+    torch.testing.assert_close(run.matrix.cpu(), right, rtol=0, atol=1e-9)
+    assert all(iteration.valid_ratio == 1 for iteration in run.iterations)
 
 
-@pytest.mark.parametrize("first_dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_error", [1e-7, 1e-9])
-def test_a_schedule_costs_the_energy_about_its_budget(chain, device, max_error, first_dtype):
-    schedule = loose_then_tight(max_error, first_dtype)
-    run = purify(chain.fock.to(device), chain.occupied, schedule)
+def test_the_energy_is_off_by_about_what_was_allowed(chain, device, max_error):
+    run = purify(chain.fock.to(device), chain.occupied, energy_error=max_error)
     x = run.matrix.cpu()
     assert x.dtype == torch.float64
     assert energy_error(x, chain.fock, chain) < 3 * max_error
@@ -234,45 +230,31 @@ def test_a_schedule_costs_the_energy_about_its_budget(chain, device, max_error, 
     assert max(iteration.valid_ratio for iteration in run.iterations) < 0.5
 
 
-def test_a_schedule_on_a_real_fock_matrix(waters, device):
+def test_the_energy_of_a_real_fock_matrix(waters, device):
     problem, fock = waters
     for max_error in (1e-8, 1e-9):
-        run = purify(fock.to(device), problem.occupied, loose_then_tight(max_error))
+        run = purify(fock.to(device), problem.occupied, energy_error=max_error)
         x = run.matrix.cpu()
         assert energy_error(x, fock, problem) < 1e-7
         assert torch.linalg.vector_norm(x @ x - x) < 1e-5
         assert 2 * x.trace().item() == pytest.approx(problem.electrons, rel=1e-7)
 
 
-def test_only_the_last_iterations_need_accuracy(chain):
-    """Loose then tight is far better than loose throughout, and hardly worse than tight."""
-    loose, tight = Budget(1e-5), Budget(1e-8)
-    error = {
-        schedule: energy_error(
-            purify(chain.fock, chain.occupied, schedule).matrix, chain.fock, chain
-        )
-        for schedule in (constant(loose), constant(tight), Schedule(loose, tight))
-    }
-    scheduled = error[Schedule(loose, tight)]
-    assert scheduled < 0.02 * error[constant(loose)]
-    assert scheduled < 10 * error[constant(tight)]
-
-
 @pytest.mark.parametrize("gap", [2.0, 0.5, 0.2])
-@pytest.mark.parametrize("last_iterations", [2, 4, 6])
-def test_the_last_iterations_are_as_many_as_asked_for(gap, last_iterations):
+def test_the_last_four_iterations_are_accurate(gap):
     """The first step is predicted; a pair of steps more is what a wrong guess may cost."""
     problem = sources.chain(200, gap)
-    schedule = loose_then_tight(1e-8, torch.float64, last_iterations=last_iterations)
-    iterations = purify(problem.fock, problem.occupied, schedule).iterations
-    budgets = [Budget(iteration.max_error, iteration.dtype) for iteration in iterations]
-    last = budgets.count(schedule.last)
-    assert last_iterations <= last <= last_iterations + 2
-    assert budgets == [schedule.first] * (len(budgets) - last) + [schedule.last] * last
+    iterations = purify(problem.fock, problem.occupied, energy_error=1e-8).iterations
+    budgets = [(each.max_error, each.dtype) for each in iterations]
+    first, last = budgets[0], (1e-8, torch.float64)
+    count = budgets.count(last)
+    assert 4 <= count <= 6
+    assert budgets == [first] * (len(budgets) - count) + [last] * count
+    assert first == (pytest.approx((1e-8 / 4000) ** 0.5), torch.float32)
 
 
 def test_iterations_tell_what_was_done(chain):
-    run = purify(chain.fock, chain.occupied, constant(Budget(1e-8)))
+    run = purify(chain.fock, chain.occupied, max_error=1e-6)
     x = _initial_of(chain.fock)
     for iteration in run.iterations[:6]:
         assert iteration.residual == pytest.approx((x - x @ x).trace().item(), rel=1e-5)
@@ -395,10 +377,10 @@ def test_states_that_have_no_gap():
     levels = (q * torch.arange(25.0).double().repeat_interleave(4)) @ q.mT
     complete = torch.eye(SIZE).double() - 1
     for h in (ring(SIZE), -ring(SIZE), (levels + levels.mT) / 2, complete):
-        for options in ({"max_error": 1e-8}, {"schedule": linalg.loose_then_tight(1e-7)}):
+        for options in ({"max_error": 1e-8}, {"energy_error": 1e-7}):
             with pytest.raises(linalg.NotConverged, match=f"a gap above the {SIZE // 2} occ"):
                 linalg.purify(h, SIZE, **options)
-    of = Problem("ring", ring(8), 8, 8), methods([1e-9], None, 4)
+    of = Problem("ring", ring(8), 8, 8), methods([1e-9])
     with pytest.raises(UserError, match=r"a gap above the 4 occupied states; got"):
         measure(ring(8), *of, repeats=1, block=32, progress=print)
 

@@ -6,7 +6,7 @@ import itertools
 import matrices
 import pytest
 import torch
-from support import flops_of, norm_maps
+from support import norm_maps
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import spamm_torch
@@ -108,15 +108,6 @@ def test_gradients_are_dense_where_products_are_skipped(device, name, knob, dtyp
         for ours, torchs in zip(actual, gradients(dense, wanted), strict=True):
             assert (ours is None) == (torchs is None)
             assert ours is None or (ours.dtype == dtype and torch.equal(ours, torchs))
-
-
-@all_functions
-def test_flops_are_those_of_the_dense_product(device, name):
-    approximate, dense, shapes = FUNCTIONS[name]
-    inputs = operands(shapes, device=device)
-    found = flops_of(lambda: approximate(*inputs, **SKIP_ALL), backward=True)
-    vector = len(shapes[0]) == 1 and len(shapes) == 2  # whose dense product torch does not count
-    assert found == flops_of(lambda: dense(*inputs), backward=True) or vector
 
 
 def test_norms_thresholds_and_bounds_have_no_gradient(device):

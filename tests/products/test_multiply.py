@@ -250,12 +250,11 @@ def test_long_sums_of_float64_are_as_accurate_as_torch():
 
 # Multiplies shapes in place, then so many others that the same operands are packed in the end.
 # Then it prints by how many bytes the code that the process has made grows over many sizes, after
-# as many others, and the number of operations of a product, for which nothing else is imported.
+# as many others.
 PROGRAM = """
 import itertools
 import re
 import torch, spamm_torch
-from torch.utils.flop_counter import FlopCounterMode
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -289,15 +288,11 @@ def multiply(sizes):
 multiply(range(600, 800))
 before = bytes_of_generated_code()
 multiply(range(800, 1000))
-with FlopCounterMode(display=False) as counter:
-    spamm_torch.mm(torch.ones(4, 5), torch.ones(5, 4), tau=0.0)
-print(bytes_of_generated_code() - before, counter.get_total_flops())
+print(bytes_of_generated_code() - before)
 """
 
 
 def test_packed_rows_change_no_bit_and_new_sizes_generate_no_more_code():
     run = forked("-c", PROGRAM)
     assert run.returncode == 0, run.stderr
-    growth, flops = map(int, run.stdout.split())
-    assert growth < 2**20  # kernels for each size would be 300 MiB
-    assert flops == 160
+    assert int(run.stdout) < 2**20  # kernels for each size would be 300 MiB

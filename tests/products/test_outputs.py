@@ -2,8 +2,6 @@
 very norm maps and threshold it used.
 """
 
-import math
-
 import matrices
 import pytest
 import torch
@@ -223,8 +221,6 @@ def test_under_compile(device):
     assert torch.equal(norms, of_expected)
     assert all(map(torch.equal, info[:3], wanted[:3]))
     assert info[3:] == wanted[3:] == ((64, 64, 64), None)
-    # A graph outlives the settings that choose a kernel, and is of the worst.
-    assert wanted.total_bound <= info.total_bound < math.inf
 
 
 # ---- What was skipped ---------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import pytest
 import reference
 import torch
 from matrices import symmetric
-from support import captured
 
 from spamm_torch import addmm, mm, norm_map
 
@@ -144,22 +143,6 @@ def test_a_matrix_times_its_transpose(dtype, shape):
         assert torch.equal(c, c.mT)
         assert torch.equal(c, mirrored(mm(x, x.mT, tau=tau)))
         assert torch.equal(of_c, norm_map(c))
-
-
-@pytest.mark.cuda
-def test_captured_in_a_graph():
-    a = rounding(400)
-    out = torch.empty_like(a)
-
-    def step():
-        return mm(a, a, max_error=1e-3, symmetric=True, return_norms=True, out=out)[1]
-
-    graph, norms = captured(step)
-    for seed in (1, 2):
-        a.copy_(rounding(400, seed=seed))
-        graph.replay()
-        assert torch.equal(out, mm(a, a, max_error=1e-3, symmetric=True))
-        assert torch.equal(norms, norm_map(out))
 
 
 @pytest.mark.cuda

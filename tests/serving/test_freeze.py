@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision
 from safetensors.torch import load_model, save_model
-from support import Watching, raises_line
+from support import raises_line
 from torch import nn
 from torch.func import functional_call
 
@@ -236,68 +236,6 @@ def test_a_replica_of_data_parallel_has_norms_of_its_own(frozen):
     replica.bias = module.bias.detach()
     with torch.no_grad():
         assert torch.equal(replica(input), copy.deepcopy(replica).unfreeze_()(input))
-
-
-# ---- Weights that are ready ---------------------------------------------------------------------
-
-
-def recording(ready):
-    """Appends, for each convolution that is called inside, whether its weight is ready."""
-
-    def note(name, args, _):
-        if name == "conv2d":
-            ready.append(True in args[17:])  # weight_is_ready
-
-    return Watching(note)
-
-
-def is_ready(model, input):
-    """For each convolution of a call, whether its weight was said to be ready."""
-    ready = []
-    with torch.no_grad(), recording(ready):
-        model(input)
-    return ready
-
-
-@pytest.fixture
-def served(device):
-    """Two convolutions as they are served, and an input."""
-    layers = [SpAMMConv2d(8, 64, 3, tau=0.5), SpAMMConv2d(64, 8, 3, tau=0.5)]
-    model = nn.Sequential(*layers).eval().to(device)
-    return model, layers, torch.randn(64, 8, 6, 6, device=device)
-
-
-def test_weights_are_ready_where_pinned_norms_prove_it(served, monkeypatch):
-    model, layers, input = served
-    is_cuda = input.is_cuda
-    for layer in layers:
-        layer.freeze_()
-    assert is_ready(model, input) == [is_cuda, is_cuda]
-    # As on CUDA; the CPU's kernels do not ask.
-    monkeypatch.setattr("spamm_torch.nn._runs_now", lambda *_: True)
-    assert is_ready(model, input) == [True, True]
-    with torch.no_grad():
-        layers[0].weight.mul_(2)
-    assert is_ready(model, input) == [False, True]
-    layers[0].freeze_()
-    layers[1].unfreeze_()
-    assert is_ready(model, input) == [True, False]
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("device", [torch.device("cuda")], ids=["cuda"])
-def test_weights_are_not_said_to_be_ready_in_a_captured_graph(served):
-    model, layers, input = served
-    for layer in layers:
-        layer.freeze_()
-    with torch.no_grad():
-        expected = model(input)
-    graph, ready = torch.cuda.CUDAGraph(), []
-    with torch.no_grad(), recording(ready), torch.cuda.graph(graph):
-        output = model(input)
-    assert ready == [False, False]
-    graph.replay()
-    assert torch.equal(output, expected)
 
 
 @pytest.mark.cuda

@@ -3,7 +3,6 @@
 import copy
 import pickle
 
-import matrices
 import pytest
 import torch
 from support import raises_line
@@ -328,49 +327,10 @@ def test_an_encoder_layer_calls_its_linear_layers(norm_first, duplicate):
     torch.testing.assert_close(layer(input), output)
 
 
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_a_nested_input_is_its_sequences(layout):
-    module = SpAMMLinear(64, 32, tau=0.0)
+def test_a_nested_input_is_refused():
     sequences = [torch.randn(length, 64) for length in (3, 1, 6)]
-    nested = module(torch.nested.as_nested_tensor(sequences, layout=layout))
-    assert nested.layout == layout
-    for output, sequence in zip(nested.unbind(), sequences, strict=True):
-        torch.testing.assert_close(output, module(sequence))
-
-
-# ---- torch.fx.symbolic_trace: one node a call, equal results -------------------------------------
-
-
-def test_operands_are_a_nodes_arguments_and_settings_its_keywords():
-    traced = fx.symbolic_trace(lambda a, b: spamm_torch.mm(b=b, a=a, tau=1.0, block=32))
-    (node,) = (node for node in traced.graph.nodes if node.op == "call_function")
-    assert [operand.name for operand in node.args] == ["a", "b"]
-    assert (node.kwargs["tau"], node.kwargs["block"]) == (1.0, 32)
-
-
-def test_functions(device):
-    def products(a, b, bias):
-        norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
-        tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
-        bound = spamm_torch.find_tau(norm_a, norm_b, max_error=0.1)
-        return (
-            spamm_torch.mm(a, b, tau=tau, norm_a=norm_a),
-            spamm_torch.mm(a, b, valid_ratio=0.5, return_info=True)[1].error_bound,
-            spamm_torch.addmm(bias, a, b, tau=bound, beta=2),
-            spamm_torch.bmm(a.unsqueeze(0), b.unsqueeze(0), max_error=0.1),
-            spamm_torch.linear(a, b.t(), bias, valid_ratio=0.5),
-            spamm_torch.valid_counts(norm_a, norm_b, tau),
-            spamm_torch.valid_ratio(norm_a, norm_b, tau),
-            spamm_torch.error_bound(norm_a, norm_b, tau),
-        )
-
-    a, b = matrices.normal(70, 150, device=device), matrices.normal(150, 70, seed=1, device=device)
-    bias = matrices.normal(70, seed=2, device=device)
-    traced = fx.symbolic_trace(products)
-    names = "norm_map find_tau mm addmm bmm linear valid_counts valid_ratio error_bound"
-    assert set(targets(traced)) >= {getattr(spamm_torch, name) for name in names.split()}
-    for found, expected in zip(traced(a, b, bias), products(a, b, bias), strict=True):
-        assert torch.equal(found, expected)
+    with raises_line(TypeError, "input must be a dense tensor; got a nested tensor"):
+        SpAMMLinear(64, 32, tau=0.0)(torch.nested.as_nested_tensor(sequences))
 
 
 # ---- Profiles ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import functools
 
 import pytest
 import torch
-from late_cases import FAMILIES, OPS, Values, late_copy, number
+from late_cases import FAMILIES, Values, late_copy
 from support import captured, norm_maps
 
 import spamm_torch
@@ -75,25 +75,22 @@ def test_no_operand_is_read_and_no_memory_is_written_too_early(overlaps, family)
         assert early == [], case.name
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", TYPES[:2])
-def test_a_ready_weight_changes_no_bit(device, dtype, memory_format):
-    """Nor does a copy of it that the call makes: a weight in another memory format is copied. Nor
-    do replays of a graph.
-    """
-    x = torch.randn(128, 64, 4, 4, device=device).to(dtype)
-    weight = torch.randn(64, 64, 3, 3, device=device).to(dtype).to(memory_format=memory_format)
-    norm_weight = OPS.conv2d_weight_norm(weight)
-    for given in ({}, {"norm_weight": norm_weight}):
-        call = functools.partial(OPS.conv2d, x, weight, None, 1, 1, tau=number(9.0), **given)
-        expected, ready = call(), functools.partial(call, weight_is_ready=True)
-        assert torch.equal(ready(), expected)
-        if x.is_cuda:
-            graph, output = captured(ready)
-            for _ in range(10):
-                output.zero_()
-                graph.replay()
-                assert torch.equal(output, expected)
+@pytest.mark.cuda
+@pytest.mark.usefixtures("exact_reference")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_is_captured_and_replayed(family):
+    """A graph reads operands and thresholds where they lie, and no launch leaves anything."""
+    for case in FAMILIES[family]("cuda"):
+        given = {name: x.clone() for name, x in case.tensors.items()}
+        graph, found = captured(functools.partial(case.run, **given))
+        for _ in range(3):
+            for x in given.values():
+                x.mul_(0.5)
+            for x in found:
+                x.zero_()
+            graph.replay()
+            expected = case.run(**given)
+            assert all(map(torch.equal, found, expected)), case.name
 
 
 def calls():

@@ -31,12 +31,13 @@ def random_map(generator, rows, columns, dtype):
     usual = 8 if torch.rand((), generator=generator) < 0.5 else len(values)
     weights = torch.ones(usual)
     weights[8:] = 0.05
-    picks = torch.multinomial(weights, rows * columns, replacement=True, generator=generator)
-    return values[picks].reshape(rows, columns)
+    count = rows * columns
+    picks = torch.multinomial(weights, count + 1, replacement=True, generator=generator)
+    return values[picks[:count]].reshape(rows, columns)
 
 
 def random_cuts(generator, rows, parts):
-    inner = torch.randint(1, rows + 1, (parts - 1,), generator=generator).clamp(max=rows)
+    inner = torch.randint(0, rows + 1, (parts - 1,), generator=generator)
     return [0, *sorted(inner.tolist()), rows]
 
 
@@ -106,11 +107,12 @@ def sent(valid, row_cuts, b_cuts, mesh, block, itemsize, stage=None):
     return send, [(1000 * int(x.sum()) + 6 * x.numel()) / 1000 for x in work]
 
 
+EMPTY = {6: (0, 3, 4), 7: (5, 3, 0), 8: (5, 0, 4)}  # shapes of maps, by seed
 MESHES = [(1, 1), (2, 1), (1, 2), (3, 1), (4, 1), (2, 2), (1, 4), (2, 3)]
 
 
 class TestExchangePlan:
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", range(9))
     @pytest.mark.parametrize("mesh", MESHES)
     def test_counts_what_travels(self, device, mesh, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -119,8 +121,9 @@ class TestExchangePlan:
         m, k, _ = block
         # Wide enough for several stages in some of the cases.
         rows, depth, columns = (
-            torch.randint(1, most, (), generator=generator).item() for most in (90, 9, 90)
+            torch.randint(0, most, (), generator=generator).item() for most in (90, 9, 90)
         )
+        rows, depth, columns = EMPTY.get(seed, (rows, depth, columns))
         norm_a = random_map(generator, rows, depth, dtype)
         norm_b = random_map(generator, depth, columns, dtype)
         # Most products are skipped, so that whole units are.
@@ -132,7 +135,7 @@ class TestExchangePlan:
         rows_of_b = b_cuts and [min(k * cut, k * depth - short) for cut in b_cuts]
         products = norm_a[:, :, None] * norm_b[None]
         of = cuts, b_cuts, mesh, block, dtype.itemsize
-        tie = products.nan_to_num(1.0, posinf=1.0).amax().item()
+        tie = max([1e-3, *products.nan_to_num(1.0, posinf=1.0).flatten().tolist()])
         taus = (0.5, tie, tie * (1 + 1e-9), 1e-44, math.inf, -0.0, -1.0, math.nan)
         for tau, is_on_device in zip(taus, itertools.cycle((False, True)), strict=False):
             threshold = host(tau, dtype).to(device) if is_on_device else host(tau)
@@ -150,27 +153,16 @@ class TestExchangePlan:
 
     def test_bytes_follow_the_dtype(self):
         norm_a, norm_b = torch.rand(8, 8), torch.rand(8, 8)
-        plans = {
-            dtype: exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512], dtype=dtype)
-            for dtype in (None, torch.float32, torch.float16, torch.bfloat16)
-        }
-        assert plans[None].bytes == plans[torch.float32].bytes == 2 * plans[torch.float16].bytes
-        assert plans[torch.float16].bytes == plans[torch.bfloat16].bytes
         doubles = exchange_plan(norm_a.double(), norm_b.double(), 0.5, [0, 256, 512])
         assert doubles.dtype == torch.float64
-        assert doubles.bytes == 2 * plans[None].bytes
-
-    @pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (5, 3, 0), (1, 1, 1)])
-    @pytest.mark.parametrize("mesh", [(3, 1), (3, 2)])
-    def test_ranks_without_rows_or_columns(self, shape, mesh):
-        rows, depth, columns = shape
-        norm_a, norm_b = torch.ones(rows, depth), torch.ones(depth, columns)
-        last = 64 * rows
-        plan = exchange_plan(norm_a, norm_b, 0.0, [0, last, last, last], mesh)
-        assert plan.bytes == plan.dense_bytes
-        valid = torch.ones(rows, depth, columns, dtype=torch.bool)
-        assert plan.send == sent(valid, [0, rows, rows, rows], None, mesh, (64, 64, 64), 4)[0]
-        assert str(plan)
+        for dtype, parts in (
+            (None, 2),
+            (torch.float32, 2),
+            (torch.float16, 4),
+            (torch.bfloat16, 4),
+        ):
+            plan = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512], dtype=dtype)
+            assert parts * plan.bytes == doubles.bytes
 
     def test_prints_a_table(self):
         norm_a, norm_b = torch.ones(8, 8), torch.ones(8, 8)
@@ -183,13 +175,9 @@ class TestExchangePlan:
             "256.0 KiB of 512.0 KiB (50.0%) travel in float16, stages 1; "
             "largest work 1.331 of the mean",
         ]
-
-    def test_a_wide_table_leaves_pairs_out(self):
         norms = torch.ones(9, 9)
-        plan = exchange_plan(norms, norms, 0.5, [64 * row for row in range(10)])
-        lines = str(plan).splitlines()
-        assert len(lines) == 11
-        assert "to 0" not in lines[0]
+        lines = str(exchange_plan(norms, norms, 0.5, [64 * row for row in range(10)])).splitlines()
+        assert (len(lines), "to 0" in lines[0]) == (11, False)  # a wide one leaves pairs out
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
@@ -225,8 +213,7 @@ CUTS_LINE = (
     "{} must be {} ascending numbers from 0 into the last of {} blocks of 64, multiples of 64 but "
     "for the last; got {}"
 )
-BAD_CUTS = [[0, 256, 448], [0, 256, 513], [0, 100, 512], [0, 512, 256], [64, 256, 512]]
-BAD_CUTS += [[-64, 0, 512], [0, 256.0, 512]]
+BAD_CUTS = [[0, 256, 448], [0, 100, 512], [0, 512, 256], [64, 256, 512], [0, 256.0, 512]]
 MISFIT = {"norm_b": torch.ones(5, 6)}, RuntimeError
 BAD = [
     (plan_of, *MISFIT,

@@ -38,7 +38,6 @@ CASES = {
         (lambda: mm(X.to_sparse_csr()),
          "expects dense or sparse_bsr; got sparse_csr: spamm_torch.sparse.from_sparse(a, 64)"),
         (lambda: mm(A, X.to_sparse()), "got sparse_coo: spamm_torch.sparse.from_sparse(b, 64)"),
-        (lambda: mm(A, X.to_sparse_bsc(32)), "got sparse_bsc: spamm_torch."),
         (lambda: sparse.trace(X.to_sparse_csr()),
          "trace expects sparse_bsr; got sparse_csr: spamm_torch.sparse.from_sparse(a, 64)"),
         (lambda: mm(A, A.float()), "a and b must have one dtype; got float64 and float32"),
@@ -56,7 +55,6 @@ CASES = {
          "norm_a must be float64 for float64 operands; got float32"),
         (lambda: spamm_torch.addmm(X, A, A, tau=1.0),
          "expects an input that is sparse_bsr, as the result is; got one that is dense"),
-        (lambda: spamm_torch.addmm(A, X, A, tau=1.0), "an input that is dense"),
         (lambda: spamm_torch.addmm(A.float(), A, A, tau=1.0),
          "input and the operands must have one dtype"),
         (lambda: spamm_torch.find_tau(MAP, MAP.to_dense(), 0.5), "got strided for norm_b"),
@@ -67,36 +65,26 @@ CASES = {
         (lambda: sparse.transpose(X),
          "expects sparse_bsr; got a dense tensor for a: spamm_torch.sparse.from_dense(a, 64)"),
         (lambda: sparse.trace(3), "a must be a tensor; got int"),
-        (lambda: sparse.add(A, A.float()), "a and b must have one dtype"),
         (lambda: sparse.submatrix(A, torch.tensor([1.0])),
          "rows must be int64 (1-d); got float32 of shape (1,)"),
         (lambda: sparse.submatrix(A, [0, 1]), "rows must be a tensor; got list"),
-        (lambda: sparse.permute(A, [*range(96)]), "order must be a tensor; got list"),
-        (lambda: sparse.permute(A, torch.arange(96).int()),
-         "order must be int64 (1-d); got int32 of shape (96,)"),
         (lambda: sparse.to_dense(A, 96), "shape must be two integers, (rows, columns); got 96"),
-        (lambda: sparse.to_dense(A, (1, 2, 3)), "(rows, columns); got (1, 2, 3)"),
         (lambda: sparse.to_scipy(A.bfloat16()),
          "to_scipy expects float32 or float64, as scipy has no half types; got bfloat16"),
         (lambda: sparse.identity(2.0), "size must be an integer; got 2.0"),
-        (lambda: sparse.identity((96, 96)), "size must be an integer; got (96, 96)"),
         (lambda: sparse.from_sparse(X),
          "from_sparse expects a sparse tensor of torch; got a dense one: from_dense"),
-        (lambda: sparse.from_sparse(3), "a sparse tensor of torch; got int"),
         (lambda: sparse.from_sparse(X.int().to_sparse()), "float32 or float64; got int32"),
         (lambda: sparse.plan(A, A, max_error="a", drop=1.0), "max_error must be a number"),
     ],
     ValueError: [
         (lambda: mm(bsr([0, 1], [0], (32, 64), (32, 64)), A),
          "a must have square blocks of 32, 64 or 128; got blocks of 32 x 64"),
-        (lambda: mm(X.to_sparse_bsr(16)), "got blocks of 16 x 16"),
         (lambda: mm(bsr([0, 1, 1], [0], size=(64, 64)), bsr([0, 1], [0], (64, 64), (64, 64))),
          "a and b must have blocks of one size; got 32 and 64"),
         (lambda: mm(block=128), "block must be that of the matrices, 32; got 128"),
         (lambda: spamm_torch.mm(A, A), "exactly one of tau, valid_ratio and max_error"),
-        (lambda: mm(max_error=1.0), "got tau and max_error"),
         (lambda: mm(tau=math.nan), "tau must be a number; got nan"),
-        (lambda: mm(drop=-1.0), "drop must be at least 0; got -1.0"),
         (lambda: mm(drop=math.nan), "drop must be at least 0; got nan"),
         (lambda: sparse.from_dense(X, 48), "block must be 32, 64 or 128; got 48"),
         (lambda: sparse.submatrix(A, torch.tensor([96])),
@@ -116,8 +104,6 @@ CASES = {
     RuntimeError: [
         (lambda: mm(A, bsr([0, 1], [0], (64, 64), (64, 64))),
          "a's columns must match b's rows; got shapes (96, 96) and (64, 64)"),
-        (lambda: mm(A, patterns.matrix("one", 2, 3, 32)),
-         "a's columns must match b's rows; got shapes (96, 96) and (64, 96)"),
         (lambda: mm(A, X[:95]), "got shapes (96, 96) and (95, 96)"),
         (lambda: mm(A, X[0]), "mm expects two matrices (2-d); got shape (96,) for b"),
         (lambda: mm(torch.stack([X, X]).to_sparse_bsr(32)),
@@ -139,7 +125,6 @@ CASES = {
         (lambda: sparse.from_dense(X[None], 32),
          "from_dense expects a matrix (2-d); got shape (1, 96, 96)"),
         (lambda: sparse.to_dense(A, (97, 96)), "shape must be at most (96, 96); got (97, 96)"),
-        (lambda: sparse.to_scipy(A, (97, 96)), "shape must be at most (96, 96); got (97, 96)"),
         (lambda: sparse.from_sparse(torch.ones(2, 2, 2).to_sparse()),
          "from_sparse expects a sparse matrix (2-d); got shape (2, 2, 2)"),
         (lambda: sparse.from_sparse(torch.ones(2, 2).to_sparse(1)), "with 1 dense dimensions"),
@@ -223,8 +208,8 @@ def test_names_that_are_tried_first(module, name, words):
 
 
 def test_no_hint_hides_a_name():
-    for name in (name for name in _hints.HINTS if name.startswith("spamm_torch")):
-        assert not set(_hints.HINTS[name]) & set(dir(importlib.import_module(name)))
+    for name, hints in _hints._HINTS.items():
+        assert not set(hints) & set(dir(importlib.import_module(name)))
 
 
 @pytest.mark.cuda

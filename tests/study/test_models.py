@@ -8,12 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from study_tools import digits, idx_bytes, run_script, same_parameters, silent, write_part
+from study_tools import (
+    assert_rows,
+    digits,
+    idx_bytes,
+    run_script,
+    same_parameters,
+    silent,
+    write_part,
+)
 from support import raises_line
 from torch import nn
 
 import bench
-import train_vgg13
 from cases import vgg13
 from common.console import exit_code
 from common.results import load
@@ -38,19 +45,14 @@ def data():
 
 def test_shapes_at_every_stage():
     model = VGG13(batch_norm=True, width=4).eval()
-    x, sides, channels = torch.randn(2, 3, 32, 32), [], []
-    y = x
+    y, found = torch.randn(2, 3, 32, 32), []
     for name, layer in model.named_children():
         if name in CONVOLUTIONS:
-            sides.append(y.shape[-1])
-            channels.append(tuple(layer.weight.shape))
+            found.append((y.shape[-1], *layer.weight.shape))
         y = layer(y)
-    widths = [3, 4, 4, 8, 8, 16, 16, 32, 32, 32, 32]
-    assert sides == [32, 32, 16, 16, 8, 8, 4, 4, 2, 2]
-    assert channels == [(o, i, 3, 3) for i, o in itertools.pairwise(widths)]
+    widths = itertools.pairwise([3, 4, 4, 8, 8, 16, 16, 32, 32, 32, 32])
+    assert found == [(32 >> i // 2, o, inner, 3, 3) for i, (inner, o) in enumerate(widths)]
     assert y.shape == (2, 10)
-    assert torch.equal(y, model(x))
-    assert sum(isinstance(m, (nn.Conv2d, nn.Linear)) for m in VGG13().modules()) == 13
 
 
 @pytest.mark.parametrize(
@@ -147,36 +149,11 @@ def test_a_checkpoint_of_another_training(
     torch.save(content, path)
     write_part(tmp_path, "t10k", *digits(50, seed=0 if change is not None else 1))
     content, given = path.read_bytes(), ("--data", tmp_path, "--checkpoint", path, *arguments)
-    code, _, [line] = run_script(train_vgg13.main, capsys, *given)
+    given += ("--device", "cpu", "--out", tmp_path / "out")
+    code, _, [line] = run_script(bench.main, capsys, "vgg13", *given)
     assert code == 1
     assert all(word in line for word in (*words, str(path)))
     assert path.read_bytes() == content
-
-
-# ---- The command --------------------------------------------------------------------------------
-
-
-def test_the_command_trains_and_goes_on(capsys, tmp_path):
-    """Without data nothing is left behind."""
-
-    def run():
-        given = ["--width", 2, "--epochs", 1, "--batch", 10, "--device", "cpu"]
-        given += ["--data", tmp_path, "--checkpoint", tmp_path / "c.pt"]
-        return run_script(train_vgg13.main, capsys, *given)
-
-    code, _, [line] = run()
-    assert code == 1
-    assert str(tmp_path / "MNIST") in line
-    assert list(tmp_path.iterdir()) == []
-
-    write_part(tmp_path, "t10k", *digits(50))
-    assert run()[0] == 0
-    assert training.load_checkpoint(tmp_path / "c.pt")["step"] == 4
-    content = (tmp_path / "c.pt").read_bytes()
-    code, output, _ = run()
-    assert code == 0
-    assert "already trained" in output
-    assert (tmp_path / "c.pt").read_bytes() == content
 
 
 # ---- Data: reading, checking, splitting and placing MNIST ----------------------------------------
@@ -207,14 +184,11 @@ def test_embedded_is_mnists_test_set(embedded):
 
 def test_split_is_a_partition_fixed_by_the_seed(embedded):
     numbered = Digits(torch.arange(10_000), embedded.labels, "numbered")
-    training, validation = numbered.split(seed=3)
+    (training, validation), (again, _), (other, _) = map(numbered.split, (3, 3, 4))
     assert (len(training), len(validation)) == (8_000, 2_000)
-    assert torch.equal(
-        torch.cat([training.images, validation.images]).sort().values, numbered.images
-    )
+    both = torch.cat([training.images, validation.images])
+    assert torch.equal(both.sort().values, numbered.images)
     assert torch.equal(validation.labels, embedded.labels[validation.images])
-    again, _ = numbered.split(seed=3)
-    other, _ = numbered.split(seed=4)
     assert torch.equal(training.images, again.images)
     assert not torch.equal(training.images, other.images)
 
@@ -268,12 +242,17 @@ def test_full_is_both_parts_and_downloads_what_is_missing(tmp_path, monkeypatch)
 
 def test_fingerprints_tell_data_apart():
     images, labels = digits(10)
-    digest = Digits(images, labels, "a").fingerprint()
-    assert digest == Digits(images.clone(), labels, "b").fingerprint()
     changed = images.clone()
     changed[3, 4, 5] += 1
-    assert digest != Digits(changed, labels, "a").fingerprint()
-    assert digest != Digits(images, labels.flip(0), "a").fingerprint()
+    given = (
+        (images, labels),
+        (images.clone(), labels),
+        (changed, labels),
+        (images, labels.flip(0)),
+    )
+    digest, same, *others = (Digits(*of, str(len(of))).fingerprint() for of in given)
+    assert digest == same
+    assert digest not in others
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
@@ -324,22 +303,17 @@ def test_a_damaged_file(tmp_path, damage):
 def run(tmp_path):
     """Runs it on a network with batch norm, and tiny images."""
     write_part(tmp_path / "digits", "t10k", *digits(100))
-    given = {
-        "device": "cpu",
-        "model": "vgg13_bn",
-        "epochs": 1,
-        "width": 4,
-        "batch": 5,
-        "repeats": 1,
-    }
+    given = "--device=cpu --model=vgg13_bn --epochs=1 --width=4 --batch=5 --repeats=1"
     places = {"data": "digits", "checkpoint": "small.pt", "out": "results"}
-    given |= {option: tmp_path / name for option, name in places.items()}
-    options = [f"--{option}={value}" for option, value in given.items()]
+    options = [
+        *given.split(),
+        *(f"--{option}={tmp_path / name}" for option, name in places.items()),
+    ]
     return lambda *more: exit_code(lambda: bench.main(["vgg13", *options, *more]))
 
 
 def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch):
-    monkeypatch.setattr(vgg13, "compiled", lambda model, *_: model)
+    monkeypatch.setattr(vgg13, "compiled", lambda model: model)
     assert run("--images", "5", "--max-drop", "60") == 0
     results = tmp_path / "results"
     settings = json.loads((results / "calibrated_cpu.json").read_text())
@@ -347,13 +321,15 @@ def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch
     skipping = [name for name, layer in settings["layers"].items() if layer["setting"]]
     assert set(skipping) <= {"conv42", "conv51", "conv52"}  # those with 32 channels
     assert skipping
-    assert "of 60 allowed on unseen data" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "training vgg13_bn: epoch 1 of 1: loss " in said
+    assert "of 60 allowed on unseen data" in said
 
     [found] = load(results / "vgg13.json")["runs"]
     served = [(row["mode"], row["network"]) for row in found["tables"]["served"]]
     names = ("dense", "torch.compile", "nothing skipped", "SpAMM")
     assert served == [("eager", name) for name in names]
-    assert all(row["ms"] > 0 for row in found["tables"]["served"])
+    assert_rows(found["tables"])
     [quality] = found["tables"]["served, quality"]
     assert found["said"].startswith("Speedup by network, least to most: ")
     assert "dense" not in found["said"]
@@ -361,12 +337,11 @@ def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch
     assert quality["dense_accuracy"] - quality["accuracy"] == pytest.approx(drop)
     layers = found["tables"]["calibrated layers"]
     assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
-
-
-def test_batches_that_are_too_few(run, timed, capsys):
     assert run("--images", "20") == 1
+    said = capsys.readouterr()
+    assert "already trained" in said.out
     line = "error: loader must give at least two batches, one for each half; got 1\n"
-    assert capsys.readouterr().err.endswith(line)
+    assert said.err.endswith(line)
 
 
 def test_the_score_of_an_evaluation():

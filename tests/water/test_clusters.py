@@ -323,6 +323,5 @@ def test_the_square_of_the_overlaps(device, dtype, tau):
     a = load().overlap.to(device, dtype)
     maps, case = norm_maps(a, a, 32), {"block": 32, "tf32": False}
     case |= dict.fromkeys(("pattern_a", "pattern_b"), "tiny")  # subnormal numbers among others
-    found, info = spamm_torch.mm(a, a, tau=tau, block=32, return_info=True)
-    drawn.expect_bound(found, a, a, info)
+    found = spamm_torch.mm(a, a, tau=tau, block=32)
     drawn.compare([found], a.cpu(), a.cpu(), [x.cpu() for x in maps], tau, case, device)

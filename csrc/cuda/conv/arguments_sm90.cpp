@@ -145,8 +145,6 @@ Arguments::Arguments(const Convolution& conv, Tensor input, Tensor weight)
   params.residual = conv.residual ? residual_.const_data_ptr() : nullptr;
   params.activation = conv.activation;
   params.slopes = slopes_of(conv);
-  // A copy of the weight is made in this call and so is not complete before it.
-  params.weight_is_ready = conv.weight_is_ready && this->weight.is_same(conv.weight);
 }
 
 void Arguments::choose(const Convolution& conv, const NormUse* use, int multiprocessors) {

@@ -34,8 +34,7 @@ cudaError_t launch_conv_pool(const kernels::conv::sm90::ConvParams& params, cons
                              const void* weight, const kernels::Launch& how);
 
 // The launch where nothing is skipped (kernels/conv/sm90/unskipped.cuh). `tile` is one of
-// kUnskippedTiles. The caller sets shape, bias, residual, activation, output, weight_is_ready and
-// shares_weights.
+// kUnskippedTiles. The caller sets shape, bias, residual, activation, output and shares_weights.
 template <class Element>
 cudaError_t launch_unskipped(const kernels::conv::sm90::UnskippedParams& params, const void* input,
                              const void* weight, const kernels::UnskippedTile& tile,

@@ -51,17 +51,17 @@ Count rank_of(double target) {
   return static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
 }
 
-// kGrid, kLaneRows, Count: see select_tau().
-template <bool kGrid, int kLaneRows, class Count, class Norm>
+// kGrid, Count: see select_tau().
+template <bool kGrid, class Count, class Norm>
 void launch_select(const NormMaps<Norm>& maps, double target, double products, void* workspace,
                    Norm* tau, unsigned blocks, const cudaDeviceProp& device, cudaStream_t stream) {
   constexpr int kWarps = kernels::kSelectWarps<Norm>;
-  const auto kernel = kernels::select_tau<kGrid, kLaneRows, Norm, Count>;
+  const auto kernel = kernels::select_tau<kGrid, Norm, Count>;
   // 1024 bytes suffice for the shared memory that the kernel declares statically.
   const int64_t room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024 -
                        kernels::kSelectSharedBytes<Norm>;
-  constexpr int kKeptBytes = kernels::kStaircaseBytes<Norm, kLaneRows>;  // one for each warp
-  const int64_t staircases = kernels::staircases<kLaneRows>(maps);
+  constexpr int kKeptBytes = kernels::kStaircaseBytes<Norm>;  // one for each warp
+  const int64_t staircases = kernels::staircases(maps);
   const int64_t turns = (staircases - 1) / (int64_t{blocks} * kWarps) + 1;
   const auto kept = static_cast<int>(std::min<int64_t>(turns, room / kKeptBytes));
   const int bytes = kernels::kSelectSharedBytes<Norm> + kept * kKeptBytes;
@@ -95,10 +95,10 @@ void ThresholdKernels<Norm>::find_tau(const Maps& maps, double valid_ratio, void
                                       cudaStream_t stream) {
   // So few thread blocks synchronise faster than a full grid.
   constexpr int64_t kFewBlocks = 64;
-  const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
+  const int64_t staircases = kernels::staircases(maps);
   const int64_t multiprocessors = device.multiProcessorCount;
   // So many each thread block can count in 32 bits.
-  TORCH_CHECK(large <= kernels::kMostStaircases * multiprocessors,
+  TORCH_CHECK(staircases <= kernels::kMostStaircases * multiprocessors,
               "norm maps are too large for find_tau; got ", maps.batch, " x ", maps.mb, " x ",
               maps.kb, " x ", maps.nb);
   const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
@@ -106,17 +106,17 @@ void ThresholdKernels<Norm>::find_tau(const Maps& maps, double valid_ratio, void
     select(maps, valid_ratio * products, products, workspace, tau, static_cast<unsigned>(blocks),
            device, stream);
   };
+  const bool are_few = staircases <= kFewBlocks * kernels::kSelectWarps<Norm>;
+  const int64_t blocks =
+      blocks_for(staircases, are_few ? std::min(kFewBlocks, multiprocessors) : multiprocessors);
   if (products <= kernels::kMostHeld) {
     launch(launch_select_held<Norm>, 1);
-  } else if (small <= kernels::kSelectWarps<Norm>) {
-    launch(launch_select<false, 1, unsigned, Norm>, 1);
-  } else if (small <= kFewBlocks * kernels::kSelectWarps<Norm>) {
-    launch(launch_select<true, 1, unsigned, Norm>,
-           blocks_for(small, std::min(kFewBlocks, multiprocessors)));
+  } else if (staircases <= kernels::kSelectWarps<Norm>) {
+    launch(launch_select<false, unsigned, Norm>, 1);
   } else if (products <= std::numeric_limits<uint32_t>::max()) {
-    launch(launch_select<true, 2, unsigned, Norm>, blocks_for(large, multiprocessors));
+    launch(launch_select<true, unsigned, Norm>, blocks);
   } else {
-    launch(launch_select<true, 2, unsigned long long, Norm>, blocks_for(large, multiprocessors));
+    launch(launch_select<true, unsigned long long, Norm>, blocks);
   }
 }
 

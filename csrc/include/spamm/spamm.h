@@ -164,9 +164,6 @@ struct ConvOptions {
   // them.
   std::string activation = "none";
   Slope slope = {};
-  // The caller promises that the weight was complete before this call, or before each replay of a
-  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
-  bool weight_is_ready = false;
 };
 
 // activation(convolution + bias + residual), the 2-D convolution as weight matrix times im2col

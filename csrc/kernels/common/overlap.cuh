@@ -3,8 +3,6 @@
 //
 // Invariant: every thread block of such a kernel waits before it reads or writes global memory. So
 // when the kernel ends, all kernels before it have ended, however early they let others start.
-// One exception: a weight may be read before the wait if the caller passes weight_is_ready, which
-// says that the weight was complete before the call, or before each replay of a captured graph.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -80,22 +80,19 @@ __device__ void include_successor(typename Bits<Norm>::Type successor, SelectSha
 
 // Stores the keys of this thread block's products in the interval into `shared.staged`, unless the
 // interval is a single key. Stores the least key above the interval into `shared.successor`.
-template <class Norm, int kLaneRows>
-__device__ void collect(const Staircases<Norm, kLaneRows>& stairs,
-                        const KeyInterval<Norm>& interval, SelectShared<Norm>& shared) {
+template <class Norm>
+__device__ void collect(const Staircases<Norm>& stairs, const KeyInterval<Norm>& interval,
+                        SelectShared<Norm>& shared) {
   using Key = typename Bits<Norm>::Type;
   start_collecting(shared);
   Key successor = Bits<Norm>::kInfinity;
-  stairs.for_each([&](const StairRows<Norm, kLaneRows>& rows) {
-    int begin[kLaneRows], end[kLaneRows];
-    rows.find(interval, begin, end);
-#pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) {
-      if (end[r] < rows.columns[r]) successor = min(successor, rows.key(r, end[r]));
-      if (interval.low == interval.high || begin[r] == end[r]) continue;
-      unsigned at = atomicAdd(&shared.collected, end[r] - begin[r]);
-      for (int i = begin[r]; i < end[r]; ++i) shared.staged[at++] = rows.key(r, i);
-    }
+  stairs.for_each([&](const StairRow<Norm>& row) {
+    int begin, end;
+    row.find(interval, begin, end);
+    if (end < row.columns) successor = min(successor, row.key(end));
+    if (interval.low == interval.high || begin == end) return;
+    unsigned at = atomicAdd(&shared.collected, end - begin);
+    for (int i = begin; i < end; ++i) shared.staged[at++] = row.key(i);
   });
   include_successor(successor, shared);
 }
@@ -288,7 +285,7 @@ __device__ void select_among(const Products& products, KeyInterval<Norm> interva
 // `target`: the wanted number of products. `rank`: the nearest whole number, at least 1. kGrid: the
 // launch is cooperative and has several thread blocks; if not, `global` is unused. `kept`: see
 // Staircases.
-template <bool kGrid, int kLaneRows, class Norm, class Count>
+template <bool kGrid, class Norm, class Count>
 __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
     select_tau(const __grid_constant__ NormMaps<Norm> maps, Selection<Norm, Count>* global,
                Count rank, double target, SampleRanks sample, int kept, Norm* tau) {
@@ -302,9 +299,9 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
   if (kGrid && blockIdx.x == 0) global->clear();
   Meeting<kGrid> meeting;
   meeting.arrive();
-  using Kept = Staircase<Norm, kLaneRows>;
-  const Staircases<Norm, kLaneRows> stairs(
-      maps, reinterpret_cast<Kept*>(memory + kSelectSharedBytes<Norm>), kept);
+  using Kept = Staircase<Norm>;
+  const Staircases<Norm> stairs(maps, reinterpret_cast<Kept*>(memory + kSelectSharedBytes<Norm>),
+                                kept);
   const KeyInterval<Norm> interval = sample_interval<Norm>(sample_key(maps), sample, shared);
   meeting.wait();
   select_among<kGrid>(stairs, interval, global, rank, target, shared, tau);

@@ -22,24 +22,23 @@ constexpr int kSelectWarps = kSelectThreads<Norm> / 32;
 template <class Norm>
 constexpr int kBins = kSelectThreads<Norm>;
 
-template <int kLaneRows, class Norm>
+constexpr int kSelectRows = 32;  // norms of A: one for each lane
+
+template <class Norm>
 __host__ __device__ int64_t staircases(const NormMaps<Norm>& maps) {
-  return maps.batch * ((maps.mb - 1) / (32 * kLaneRows) + 1) * ((maps.nb - 1) / kSelectEdge + 1) *
+  return maps.batch * ((maps.mb - 1) / kSelectRows + 1) * ((maps.nb - 1) / kSelectEdge + 1) *
          maps.kb;
 }
 
-// The magnitudes of A's norms in their order, and of B's norms sorted. In shared memory. Each lane
-// has kLaneRows norms of A: two if there are more staircases than warps, because each row of B then
-// is sorted half as often; else one.
-template <class Norm, int kLaneRows>
+// The magnitudes of A's norms in their order, and of B's norms sorted. In shared memory.
+template <class Norm>
 struct Staircase {
-  typename Bits<Norm>::Type a[32 * kLaneRows], b[kSelectEdge];
+  typename Bits<Norm>::Type a[kSelectRows], b[kSelectEdge];
   int rows, columns;  // inside the maps
 };
 
-template <class Norm, int kLaneRows>
-constexpr int kStaircaseBytes = kSelectWarps<Norm> *
-                                sizeof(Staircase<Norm, kLaneRows>);  // one for each warp
+template <class Norm>
+constexpr int kStaircaseBytes = kSelectWarps<Norm> * sizeof(Staircase<Norm>);  // one for each warp
 
 // The keys from low to high, both included, in bins of 2^shift() keys.
 template <class Norm>
@@ -82,67 +81,50 @@ __device__ void sort_warp(Key (&keys)[2]) {
   }
 }
 
-// A lane's norms of A, and the sorted row of B's map that they are multiplied with.
-template <class Norm, int kLaneRows>
-struct StairRows {
+// A lane's norm of A, and the sorted row of B's map that it is multiplied with.
+template <class Norm>
+struct StairRow {
   using Key = typename Bits<Norm>::Type;
   const Key* b;
-  Norm a[kLaneRows];
-  int columns[kLaneRows];  // 0 for a norm outside the map
+  Norm a;
+  int columns;  // 0 for a norm outside the map
 
-  __device__ explicit StairRows(const Staircase<Norm, kLaneRows>& stairs) : b(stairs.b) {
-#pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) {
-      const int row = threadIdx.x % 32 + 32 * r;
-      a[r] = Bits<Norm>::to(stairs.a[row]);
-      columns[r] = row < stairs.rows ? stairs.columns : 0;
-    }
-  }
+  __device__ explicit StairRow(const Staircase<Norm>& stairs)
+      : b(stairs.b),
+        a(Bits<Norm>::to(stairs.a[threadIdx.x % 32])),
+        columns(threadIdx.x % 32 < stairs.rows ? stairs.columns : 0) {}
 
-  __device__ Key key(int r, int column) const {
-    return product_key(a[r], Bits<Norm>::to(b[column]));
-  }
+  __device__ Key key(int column) const { return product_key(a, Bits<Norm>::to(b[column])); }
 
-  // Finds the columns [begin, end) whose products lie in an interval. All searches run interleaved,
-  // because each is a chain of dependent loads. Padding of a row has the largest key and comes
-  // last.
-  __device__ void find(const KeyInterval<Norm>& interval, int (&begin)[kLaneRows],
-                       int (&end)[kLaneRows]) const {
-#pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) begin[r] = end[r] = 0;
+  // Finds the columns [begin, end) whose products lie in an interval. Both searches run
+  // interleaved, because each is a chain of dependent loads. Padding of a row has the largest key
+  // and comes last.
+  __device__ void find(const KeyInterval<Norm>& interval, int& begin, int& end) const {
+    begin = end = 0;
 #pragma unroll
     for (int step = kSelectEdge / 2; step > 0; step /= 2) {
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-        begin[r] += key(r, begin[r] + step - 1) < interval.low ? step : 0;
-        end[r] += key(r, end[r] + step - 1) <= interval.high ? step : 0;
-      }
+      begin += key(begin + step - 1) < interval.low ? step : 0;
+      end += key(end + step - 1) <= interval.high ? step : 0;
     }
-#pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) {
-      begin[r] = min(begin[r] + (key(r, begin[r]) < interval.low), columns[r]);
-      end[r] = min(end[r] + (key(r, end[r]) <= interval.high), columns[r]);
-    }
+    begin = min(begin + (key(begin) < interval.low), columns);
+    end = min(end + (key(end) <= interval.high), columns);
   }
 };
 
 // All products as staircases, distributed over the warps of the launch.
-template <class Norm, int kLaneRows>
+template <class Norm>
 class Staircases {
  public:
   using Key = typename Bits<Norm>::Type;
 
   // `kept`: the number of staircases that fit `memory` for each warp.
-  __device__ Staircases(const NormMaps<Norm>& maps, Staircase<Norm, kLaneRows>* memory, int kept)
-      : maps_(maps),
-        memory_(memory),
-        kept_(kept),
-        total_(static_cast<unsigned>(staircases<kLaneRows>(maps))) {
+  __device__ Staircases(const NormMaps<Norm>& maps, Staircase<Norm>* memory, int kept)
+      : maps_(maps), memory_(memory), kept_(kept), total_(static_cast<unsigned>(staircases(maps))) {
     for (int turn = 0; turn < kept && number(turn) < total_; ++turn) load(turn, turn);
     __syncwarp();
   }
 
-  // Calls visit(rows) for each staircase of this warp. `rows` is the lane's part of it.
+  // Calls visit(row) for each staircase of this warp. `row` is the lane's part of it.
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
     for (int turn = 0; number(turn) < total_; ++turn) {
@@ -153,27 +135,25 @@ class Staircases {
         load(turn, at);
         __syncwarp();
       }
-      visit(StairRows<Norm, kLaneRows>(place(at)));
+      visit(StairRow<Norm>(place(at)));
     }
   }
 
  private:
-  static constexpr int kRows = 32 * kLaneRows;
-
   // The place of a staircase in the maps.
   struct Corner {
     int64_t batch;
     int row, column, k, rows, columns;
 
     __device__ Corner(const NormMaps<Norm>& maps, unsigned number) {
-      const unsigned row_tiles = (maps.mb - 1) / kRows + 1;
+      const unsigned row_tiles = (maps.mb - 1) / kSelectRows + 1;
       const unsigned column_tiles = (maps.nb - 1) / kSelectEdge + 1;
       const unsigned tile = number / maps.kb, tile_row = tile / column_tiles;
       k = static_cast<int>(number - tile * maps.kb);
       column = static_cast<int>(tile - tile_row * column_tiles) * kSelectEdge;
       batch = tile_row / row_tiles;
-      row = static_cast<int>(tile_row % row_tiles) * kRows;
-      rows = min(kRows, maps.mb - row);
+      row = static_cast<int>(tile_row % row_tiles) * kSelectRows;
+      rows = min(kSelectRows, maps.mb - row);
       columns = min(kSelectEdge, maps.nb - column);
     }
   };
@@ -185,14 +165,14 @@ class Staircases {
     return (own / kSelectRun * gridDim.x + blockIdx.x) * kSelectRun + own % kSelectRun;
   }
 
-  __device__ Staircase<Norm, kLaneRows>& place(int at) const {
+  __device__ Staircase<Norm>& place(int at) const {
     return memory_[at * kSelectWarps<Norm> + threadIdx.x / 32];
   }
 
   __device__ void load(int turn, int at) const {
     const Corner corner(maps_, number(turn));
     const int lane = threadIdx.x % 32;
-    Staircase<Norm, kLaneRows>& stairs = place(at);
+    Staircase<Norm>& stairs = place(at);
     const Norm* const a = maps_.a + (corner.batch * maps_.mb + corner.row) * maps_.kb + corner.k;
     const Norm* const b = maps_.b + (corner.batch * maps_.kb + corner.k) * maps_.nb + corner.column;
     Key keys[2];
@@ -201,62 +181,43 @@ class Staircases {
       const int index = lane + 32 * i;
       keys[i] = index < corner.columns ? Bits<Norm>::of_magnitude(b[index]) : ~Key{0};
     }
-#pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) {
-      const int index = lane + 32 * r;
-      stairs.a[index] =
-          Bits<Norm>::of_magnitude(a[static_cast<int64_t>(min(index, corner.rows - 1)) * maps_.kb]);
-    }
+    stairs.a[lane] =
+        Bits<Norm>::of_magnitude(a[static_cast<int64_t>(min(lane, corner.rows - 1)) * maps_.kb]);
     sort_warp(keys);
     stairs.b[2 * lane] = keys[0], stairs.b[2 * lane + 1] = keys[1];
     if (lane == 0) stairs.rows = corner.rows, stairs.columns = corner.columns;
   }
 
   const NormMaps<Norm>& maps_;
-  Staircase<Norm, kLaneRows>* memory_;
+  Staircase<Norm>* memory_;
   int kept_;
   unsigned total_;
 };
 
 // The most in a thread block, so that its own counts fit 32 bits.
-constexpr int kMostStaircases = (1 << 20) - 1024;
+constexpr int kMostStaircases = (1 << 21) - 2048;
 
 // Counts this thread block's products in the bins of an interval, 2^shift keys each, and above the
 // interval: `counts` has bins + 1 entries.
-template <class Norm, int kLaneRows>
-__device__ void count_bins(const Staircases<Norm, kLaneRows>& stairs,
-                           const KeyInterval<Norm>& interval, int shift, int bins,
-                           unsigned* counts) {
+template <class Norm>
+__device__ void count_bins(const Staircases<Norm>& stairs, const KeyInterval<Norm>& interval,
+                           int shift, int bins, unsigned* counts) {
   using Key = typename Bits<Norm>::Type;
   constexpr int kAhead = 4;
   for (int i = threadIdx.x; i <= bins; i += blockDim.x) counts[i] = 0;
   __syncthreads();
   unsigned above = 0;
-  stairs.for_each([&](const StairRows<Norm, kLaneRows>& rows) {
-    int begin[kLaneRows], end[kLaneRows], longest = 0;
-    rows.find(interval, begin, end);
+  stairs.for_each([&](const StairRow<Norm>& row) {
+    int begin, end;
+    row.find(interval, begin, end);
+    above += row.columns - end;
+    for (; begin < end; begin += kAhead) {
+      Key keys[kAhead];
 #pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) {
-      above += rows.columns[r] - end[r];
-      longest = max(longest, end[r] - begin[r]);
-    }
-    for (int offset = 0; offset < longest; offset += kAhead) {
-      Key keys[kLaneRows][kAhead];
+      for (int i = 0; i < kAhead; ++i) keys[i] = row.key(min(begin + i, kSelectEdge - 1));
 #pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          keys[r][i] = rows.key(r, min(begin[r] + offset + i, kSelectEdge - 1));
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          if (begin[r] + offset + i < end[r]) {
-            atomicAdd(&counts[(keys[r][i] - interval.low) >> shift], 1u);
-          }
-        }
+      for (int i = 0; i < kAhead; ++i) {
+        if (begin + i < end) atomicAdd(&counts[(keys[i] - interval.low) >> shift], 1u);
       }
     }
   });

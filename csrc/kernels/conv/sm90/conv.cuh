@@ -151,79 +151,14 @@ class KeptSums {
 template <class Config, class Stage>
 using Descriptor = kernels::sm90::StagedDescriptor<kernels::sm90::Major::K, Stage, Config::kStages>;
 
-// Finds the operands of a step: both are in the stage.
-template <class Config, class Shared = Storage<Config>>
-class StagedOperands {
- public:
-  __device__ StagedOperands(Shared& storage, int warpgroup)
-      : weight_(storage.stages[0].weight_of(warpgroup * 2 / Config::kBoxes)),
-        pixels_(storage.stages[0].box(warpgroup * 2 % Config::kBoxes)) {}
-
-  __device__ uint64_t weight(Notice) const { return *weight_; }
-  __device__ uint64_t pixels() const { return *pixels_; }
-  __device__ void advance(bool to_first) {
-    weight_.advance(to_first);
-    pixels_.advance(to_first);
-  }
-
- private:
-  Descriptor<Config, typename Shared::Stage> weight_, pixels_;
-};
-
-// The work of a warpgroup on its part of a tile. Kernels that do more have a class of their own.
-template <class Config>
-class BoxWork {
- public:
-  using Params = typename Config::Params;
-
-  template <class Shared>
-  __device__ explicit BoxWork(Shared&) {}
-
-  // The bits of the products of a stage.
-  __device__ __forceinline__ uint32_t bits_of(const Notice& notice, int warpgroup) {
-    return notice.mask(warpgroup);
-  }
-
-  // acc += those products. Calls look_ahead() while they run.
-  template <class LookAhead>
-  __device__ __forceinline__ void multiply(uint32_t bits, uint64_t weight, uint64_t pixels,
-                                           float (&acc)[Config::kValues],
-                                           const LookAhead& look_ahead) {
-    multiply_step<Config>(bits, weight, pixels, acc, look_ahead);
-  }
-
-  // acc += what a stage brings in place of operands.
-  template <class Stage>
-  __device__ __forceinline__ void add(const Params&, const Notice& notice, int warpgroup,
-                                      Stage& stage, int first_box, float (&acc)[Config::kValues]) {
-    if constexpr (Config::kAddsResidual) {
-      add_residual<Config>(notice.brought_mask(warpgroup), &stage.box(first_box), acc);
-    }
-  }
-
-  // Stores the sums, which are complete.
-  template <class Shared>
-  __device__ __forceinline__ void finish(const Params& p, int warpgroup, int channel,
-                                         const Box* boxes, Shared& storage,
-                                         float (&acc)[Config::kValues]) {
-    ChannelBias bias;
-    bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-    if constexpr (Config::kSegmented) {
-      join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
-    } else {
-      store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup], bias,
-                    acc);
-    }
-  }
-};
-
 // `warpgroup` counts the multiplying warpgroups.
-template <class Config, class Operands, class Work, class Shared>
-__device__ void multiply_stages(const typename Config::Params& p, int warpgroup, Shared& storage) {
+template <class Kernel, class Config = typename Kernel::Config>
+__device__ void multiply_stages(const ConvParams& p, int warpgroup, Storage<Config>& storage) {
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
-  Operands operands(storage, warpgroup);
+  using Stage = typename Storage<Config>::Stage;
+  Descriptor<Config, Stage> weight(storage.stages[0].weight[row]);
+  Descriptor<Config, Stage> pixels(storage.stages[0].pixels[first_box]);
   float acc[Config::kValues] = {};
-  Work work(storage);
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
   constexpr bool kClears = Config::kByPixel && Config::kRows == 1;
@@ -233,7 +168,7 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
     const auto& notice = ring.notices[stage.slot];
     if constexpr (kClears) {
       if (notice.is_mixed() && notice.mask(warpgroup) != 0) {
-        clear_pixels(&storage.stages[stage.slot].box(first_box), &notice.pixels[first_box],
+        clear_pixels(&storage.stages[stage.slot].pixels[first_box], &notice.pixels[first_box],
                      p.box.rows + p.box.columns);
       }
     }
@@ -241,7 +176,7 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
   };
   Notice notice = notice_at(at);
   while (!notice.ends_work()) {
-    const uint32_t bits = work.bits_of(notice, warpgroup);
+    const uint32_t bits = notice.mask(warpgroup);
     const bool ends_tile = notice.ends_tile();
     RingPosition<Config::kStages> next = at;
     next.advance();
@@ -256,7 +191,7 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
       if constexpr (kKeeps) {
         if (is_mixed) kept.keep(acc);
       }
-      work.multiply(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+      multiply_step<Config>(bits, *weight, *pixels, acc, look_ahead);
       if constexpr (kKeeps) {
         if (is_mixed) {
           kept.put_back(&ring.notices[at.slot].pixels[warpgroup * 2], p.box.rows + p.box.columns,
@@ -264,7 +199,10 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
         }
       }
     } else {
-      work.add(p, notice, warpgroup, storage.stages[at.slot], first_box, acc);
+      if constexpr (Config::kAddsResidual) {
+        add_residual<Config>(notice.brought_mask(warpgroup),
+                             &storage.stages[at.slot].pixels[first_box], acc);
+      }
       look_ahead();
     }
     Box boxes[2] = {};
@@ -273,13 +211,14 @@ __device__ void multiply_stages(const typename Config::Params& p, int warpgroup,
       const Tile<Config>& tile = ring.tiles[at.slot];
       channel = tile.channel + row * kBlock;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) boxes[i] = tile.box(first_box + i);
+      for (int i = 0; i < 2; ++i) boxes[i] = tile.boxes[first_box + i];
     }
     kernels::sm90::release(ring.empty[at.slot]);
     at = next;
-    operands.advance(at.slot == 0);
+    weight.advance(at.slot == 0);
+    pixels.advance(at.slot == 0);
     if (ends_tile) {
-      work.finish(p, warpgroup, channel, boxes, storage, acc);
+      Kernel::finish(p, warpgroup, channel, boxes, storage, acc);
 #pragma unroll
       for (float& value : acc) value = 0;
       next_notice = notice_at(at);
@@ -303,18 +242,29 @@ __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
 template <class Config_>
 struct BoxKernel {
   using Config = Config_;
-  using Storage = sm90::Storage<Config>;
   template <bool kWeights>
   using Loader = sm90::Loader<Config, kWeights>;
-  using List = BoxList<Config>;
-  using Operands = StagedOperands<Config>;
-  using Work = BoxWork<Config>;
+  using Tiles = BoxTiles<Config>;
+
+  // Stores a warpgroup's sums, which are complete.
+  __device__ __forceinline__ static void finish(const ConvParams& p, int warpgroup, int channel,
+                                                const Box* boxes, Storage<Config>& storage,
+                                                float (&acc)[Config::kValues]) {
+    ChannelBias bias;
+    bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
+    if constexpr (Config::kSegmented) {
+      join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+    } else {
+      store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup], bias,
+                    acc);
+    }
+  }
 };
 
 template <class Kernel>
 struct ConvRoles {
   using Config = typename Kernel::Config;
-  using Storage = typename Kernel::Storage;
+  using Storage = sm90::Storage<Config>;
   using Params = typename Config::Params;
   const Params& p;
   Storage& storage;
@@ -330,11 +280,10 @@ struct ConvRoles {
     load_lists<Config>(typename Kernel::template Loader<false>(p, storage), storage.ring);
   }
   __device__ __forceinline__ void list(int) const {
-    list_steps<Config, typename Kernel::List>(p, storage.ring);
+    list_steps<Config, typename Kernel::Tiles>(p, storage.ring);
   }
   __device__ __forceinline__ void multiply(int warp) const {
-    multiply_stages<Config, typename Kernel::Operands, typename Kernel::Work>(
-        p, kernels::sm90::multiplying_warpgroup(warp), storage);
+    multiply_stages<Kernel>(p, kernels::sm90::multiplying_warpgroup(warp), storage);
   }
 };
 

@@ -281,27 +281,10 @@ __device__ __forceinline__ void store_norms_of_pixels(const ConvParams& p, int c
   p.norm_output[place * groups + channel / kBlock] = static_cast<float>(sqrt(sum));
 }
 
-// The place where boxes are stored, and what else becomes of one while it is staged.
-template <class Config>
-struct BoxOutput {
-  // `channel`: the first, which becomes that in the map.
-  __device__ __forceinline__ static const CUtensorMap* map_of(const ConvParams& p, int&) {
-    return &p.map_output;
-  }
-  template <class Staged>
-  __device__ __forceinline__ static void see(const ConvParams& p, int channel, const Box& box,
-                                             const Staged& staged) {
-    if constexpr (Config::kByPixel) {
-      store_norms_of_pixels<typename Config::Element>(p, channel, box, staged);
-    }
-  }
-};
-
 // Stores boxes of a warpgroup, whose rounded values are `pairs`, through a staging block each.
-template <class Config, class Output = BoxOutput<Config>, class... Pairs>
-__device__ __forceinline__ void store_boxes(const typename Config::Params& p, int channel,
-                                            const Box* boxes, OperandBlock* stagings,
-                                            const Pairs&... pairs) {
+template <class Config, class... Pairs>
+__device__ __forceinline__ void store_boxes(const ConvParams& p, int channel, const Box* boxes,
+                                            OperandBlock* stagings, const Pairs&... pairs) {
   constexpr int kCount = sizeof...(Pairs);
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
   // A warp stores each box, and waits until its previous store has read shared memory.
@@ -314,24 +297,14 @@ __device__ __forceinline__ void store_boxes(const typename Config::Params& p, in
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (thread == i * 32) {
-      int first = channel;
-      const CUtensorMap* const map = Output::map_of(p, first);
-      cute::SM90_TMA_STORE_4D::copy(map, &stagings[i], first, boxes[i].column, boxes[i].row,
-                                    boxes[i].image);
+      cute::SM90_TMA_STORE_4D::copy(&p.map_output, &stagings[i], channel, boxes[i].column,
+                                    boxes[i].row, boxes[i].image);
       cute::tma_store_arrive();
     }
-    Output::see(p, channel, boxes[i], stagings[i]);
+    if constexpr (Config::kByPixel) {
+      store_norms_of_pixels<typename Config::Element>(p, channel, boxes[i], stagings[i]);
+    }
   }
-}
-
-// Stores box kBox of a warpgroup, and returns the rounded values in `pairs`.
-template <class Config, int kBox, class Output = BoxOutput<Config>, int kSize, int kPairs>
-__device__ __forceinline__ void store_box(const typename Config::Params& p, int channel,
-                                          const Box& box, OperandBlock& staging,
-                                          const ChannelBias& bias, bool relu,
-                                          const float (&acc)[kSize], uint32_t (&pairs)[kPairs]) {
-  finish_pairs<typename Config::Element, kBox * kBlock / 2>(acc, bias, relu, pairs);
-  store_boxes<Config, Output>(p, channel, &box, &staging, pairs);
 }
 
 // Adds up the threads' sums of squares of kCount boxes of a warpgroup and stores the output norms.
@@ -391,7 +364,8 @@ __device__ __forceinline__ void store_one(const ConvParams& p, int channel, cons
   using Element = typename Config::Element;
   uint32_t pairs[kBlock / 4];
   const bool relu = activate_sums(p.activation, bias, sums);
-  store_box<Config, 0>(p, channel, box, staging, bias, relu, sums, pairs);
+  finish_pairs<Element, 0>(sums, bias, relu, pairs);
+  store_boxes<Config>(p, channel, &box, &staging, pairs);
   if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[1] = {sum_of_squares<Element>(pairs, PixelCounts(p, channel, box))};
   store_norms<Element>(p, channel, &box, squares, shared);
@@ -402,12 +376,11 @@ __device__ __forceinline__ void store_one(const ConvParams& p, int channel, cons
 // The load warps bring the residual into the ring as a step of its own, so that it is on its way
 // while the products run.
 
-// Calls change(sum, x) for the thread's sums of kColumns pixels x 64 channels, from value kFirst
-// on, and the entries x of a box. The box has a line of 64 channels for each pixel, in TMA's
-// 128-byte swizzle; it is transposed on the way, as stage() does.
-template <class Element, int kColumns, int kFirst, int kSize, class Change>
-__device__ __forceinline__ void change_box(const OperandBlock& block, float (&acc)[kSize],
-                                           const Change& change) {
+// Adds the entries of a box to the thread's sums of kColumns pixels x 64 channels, from value
+// kFirst on. The box has a line of 64 channels for each pixel, in TMA's 128-byte swizzle; it is
+// transposed on the way, as stage() does.
+template <class Element, int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ void add_box(const OperandBlock& block, float (&acc)[kSize]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int line = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;
   const uint8_t* source = block.bytes + line * kLineBytes + chunk * 16;
@@ -419,8 +392,8 @@ __device__ __forceinline__ void change_box(const OperandBlock& block, float (&ac
 #pragma unroll
     for (int i = 0; i < 4 && column + i / 2 * 8 < kColumns; ++i) {
       float* const to = acc + kFirst + column / 2 + 2 * i;
-      change(to[0], widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pairs[i]))));
-      change(to[1], widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pairs[i] >> 16))));
+      to[0] += widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pairs[i])));
+      to[1] += widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pairs[i] >> 16)));
     }
   }
 }
@@ -430,9 +403,8 @@ template <class Config>
 __device__ __forceinline__ void add_residual(uint32_t bits, const OperandBlock* boxes,
                                              float (&acc)[Config::kValues]) {
   using Element = typename Config::Element;
-  const auto add = [](float& sum, float x) { sum += x; };
-  if (bits & 1) change_box<Element, kBlock, 0>(boxes[0], acc, add);
-  if (bits & 2) change_box<Element, Config::kLastWidth, kBlock / 2>(boxes[1], acc, add);
+  if (bits & 1) add_box<Element, kBlock, 0>(boxes[0], acc);
+  if (bits & 2) add_box<Element, Config::kLastWidth, kBlock / 2>(boxes[1], acc);
 }
 
 // ---- float32 -----------------------------------------------------------------------------------
@@ -481,15 +453,14 @@ __device__ __forceinline__ void stage(float (&acc)[kSize], const ChannelBias& bi
   }
 }
 
-// Calls change(sum, x) for the thread's sums of kColumns pixels x 64 channels and the entries x of
-// a block that has the line of this warp.
-template <int kColumns, int kSize, class Change>
-__device__ __forceinline__ void change_line(const OperandBlock& block, float (&acc)[kSize],
-                                            const Change& change) {
+// Adds the entries of a block that has the line of this warp to the thread's sums of kColumns
+// pixels x 64 channels.
+template <int kColumns, int kSize>
+__device__ __forceinline__ void add_values(const OperandBlock& block, float (&acc)[kSize]) {
   const ValuePlaces places;
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
-    change(acc[i], *reinterpret_cast<const float*>(block.bytes + places[i]));
+    acc[i] += *reinterpret_cast<const float*>(block.bytes + places[i]);
   }
 }
 
@@ -507,8 +478,8 @@ __device__ __forceinline__ double sum_of_squares(const float (&values)[kSize],
 }
 
 // Stages and stores kColumns pixels of a warpgroup's box.
-template <class Output, int kColumns, int kFirst, class Params, int kSize>
-__device__ __forceinline__ void store_box(const Params& p, int channel, const Box& box,
+template <int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
                                           OperandBlock (&staging)[2], const ChannelBias& bias,
                                           bool relu, float (&acc)[kSize]) {
   const bool leads = threadIdx.x % 128 == 0;
@@ -526,19 +497,17 @@ __device__ __forceinline__ void store_box(const Params& p, int channel, const Bo
     }
     cute::tma_store_arrive();
   }
-  Output::see(p, channel, box, staging);
 }
 
 // On return `acc` holds the stored values.
-template <class Config, class Output = BoxOutput<Config>>
-__device__ __forceinline__ void store(const typename Config::Params& p, int channel,
-                                      const Box* boxes, OperandBlock (&staging)[2],
-                                      BoxSquares<float>& shared, ChannelBias bias,
-                                      float (&acc)[Config::kValues]) {
+template <class Config>
+__device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
+                                      OperandBlock (&staging)[2], BoxSquares<float>& shared,
+                                      ChannelBias bias, float (&acc)[Config::kValues]) {
   constexpr int kSecond = kBlock / 2;  // values of the first box
   const bool relu = activate_sums(p.activation, bias, acc);
-  store_box<Output, kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
-  store_box<Output, Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
+  store_box<kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
+  store_box<Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
   if (p.norm_output == nullptr) return;
   double squares[2] = {
       sum_of_squares<kBlock, 0>(acc, PixelCounts(p, channel, boxes[0])),

@@ -11,7 +11,6 @@
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"
-#include "kernels/conv/sm90/resident.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -61,21 +60,11 @@ int cut_into_tiles(ConvParams& p, int multiprocessors) {
   return 10 * even >= 9 * multiprocessors ? even : std::min(p.tiles, multiprocessors);
 }
 
-// Encodes the map of images like the output, or of one image.
+// Encodes the map of images like the output.
 template <class Config>
-cudaError_t encode_result(CUtensorMap& map, const ConvParams& p, const void* data, bool is_one) {
-  Extent extent = p.shape.output;
-  if (is_one) extent.images = 1;
-  return encode_pixels<typename Config::Element>(map, data, extent, p.shape.out_channels, p.box,
-                                                 {1, 1});
-}
-
-template <class Config>
-cudaError_t encode_weight_and_residual(ConvParams& p, const void* weight) {
-  const cudaError_t error = encode_weight<typename Config::Operand>(p.map_weight, weight, p.shape,
-                                                                    Config::kRows * kBlock);
-  if (error != cudaSuccess || p.residual == nullptr) return error;
-  return encode_result<Config>(p.map_residual, p, p.residual, p.residual_is_shared);
+cudaError_t encode_result(CUtensorMap& map, const ConvParams& p, const void* data) {
+  return encode_pixels<typename Config::Element>(map, data, p.shape.output, p.shape.out_channels,
+                                                 p.box, {1, 1});
 }
 
 template <class Config>
@@ -86,8 +75,12 @@ cudaError_t encode_operands(ConvParams& p, const void* input, const void* weight
   };
   cudaError_t error = encode(p.map_input, 0);
   if (error == cudaSuccess && Config::is_narrow(1)) error = encode(p.map_last, Config::kLastWidth);
-  if (error != cudaSuccess) return error;
-  return encode_weight_and_residual<Config>(p, weight);
+  if (error == cudaSuccess) {
+    error = encode_weight<typename Config::Operand>(p.map_weight, weight, p.shape,
+                                                    Config::kRows * kBlock);
+  }
+  if (error != cudaSuccess || p.residual == nullptr) return error;
+  return encode_result<Config>(p.map_residual, p, p.residual);
 }
 
 // Starts the kernel with these roles, in clusters of thread blocks where `cluster` is not 0. The
@@ -123,30 +116,9 @@ cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
   }
   if (blocks == p.tiles) p.next_tile = nullptr;
   cudaError_t error = encode_operands<Config>(p, input, weight);
-  if (error == cudaSuccess) error = encode_result<Config>(p.map_output, p, p.output, false);
+  if (error == cudaSuccess) error = encode_result<Config>(p.map_output, p, p.output);
   if (error != cudaSuccess) return error;
   return start<Roles>(conv_sm90<Config>, p, blocks * std::max(cluster, 1), cluster, how.stream);
-}
-
-// `output`: the size of what is stored.
-template <class Config, class Work>
-cudaError_t convolve_resident(ConvParams p, const void* input, const void* weight,
-                              const Extent& output, const Launch& how) {
-  using Roles = ResidentRoles<Config, Work>;
-  static_assert(sizeof(typename Roles::Storage) <= kMostSharedBytes - 2048);  // for the norm kernel
-  const int pairs = ceil_div(p.boxes.columns, 2), rows = p.boxes.rows / Config::kRowsInTurn;
-  p.by_box_columns = Divisor(pairs);
-  p.by_box_rows = Divisor(rows);
-  p.tiles = p.boxes.images / 2 * rows * pairs;
-  const int blocks = std::min(p.tiles, how.multiprocessors);
-  if (blocks == p.tiles) p.next_tile = nullptr;
-  cudaError_t error = encode_operands<Config>(p, input, weight);
-  if (error == cudaSuccess) {
-    error = encode_pixels<typename Config::Element>(p.map_output, p.output, output,
-                                                    p.shape.out_channels, p.box, {1, 1});
-  }
-  if (error != cudaSuccess) return error;
-  return start<Roles>(conv_resident_sm90<Config, Work>, p, blocks, 0, how.stream);
 }
 
 // Tells whether a Config agrees with its row of cuda/tiles.h.
@@ -167,23 +139,6 @@ constexpr auto staged() {
                         kTile.stages - kStagings + 1, kStagings, kByPixel, kSegmented>;
   static_assert(kHasTile<Chosen, kTile>);
   return convolve_staged<Chosen>;
-}
-
-// The kernel for few output channels. For half types it keeps the weights in shared memory if it
-// can.
-template <class Element, TileConfig kTile, int kLastWidth>
-cudaError_t convolve_narrow(ConvParams p, const void* input, const void* weight,
-                            const Launch& how) {
-  if constexpr (sizeof(Element) == 2) {
-    using Resident = ResidentConfig<Element, kLastWidth>;
-    static_assert(kHasTile<Resident, kTile>);
-    if (takes_resident(p.shape, p.block) && p.residual == nullptr) {
-      return convolve_resident<Resident, BoxWork<Resident>>(p, input, weight, p.shape.output, how);
-    }
-    return staged<Element, kTile, kBlock>()(p, input, weight, how);
-  } else {
-    return staged<Element, kTile, kLastWidth>()(p, input, weight, how);
-  }
 }
 
 // Fills in what follows from shape, block and log2_block_k.
@@ -219,11 +174,11 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   return launch(std::integral_constant<int, kBlock>{});
 }
 
-// Computes p. The caller sets shape, block, by_pixel and its box, norms, log2_block_m and _k,
-// weight_is_ready, tau, bias, residual, activation, output and next_tile. Returns the error of the
-// driver or of the launch, as all launchers do. next_tile: an int in device memory that is zero.
-// The kernel sets it back to zero. No other kernel in flight may use it. log2_segments, for half
-// types in tiles that are not narrow: at most kLog2MostSegments.
+// Computes p. The caller sets shape, block, by_pixel and its box, norms, log2_block_m and _k, tau,
+// bias, residual, activation, output and next_tile. Returns the error of the driver or of the
+// launch, as all launchers do. next_tile: an int in device memory that is zero. The kernel sets it
+// back to zero. No other kernel in flight may use it. log2_segments, for half types in tiles that
+// are not narrow: at most kLog2MostSegments.
 template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);
@@ -248,10 +203,9 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
     }
   }
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    const auto instance = how.tile == TileSize::kSmall ? staged<Element, kTiles.small, kWidth>()
-                          : how.tile == TileSize::kLarge
-                              ? staged<Element, kTiles.large, kWidth>()
-                              : convolve_narrow<Element, kTiles.narrow, kWidth>;
+    const auto instance = how.tile == TileSize::kSmall   ? staged<Element, kTiles.small, kWidth>()
+                          : how.tile == TileSize::kLarge ? staged<Element, kTiles.large, kWidth>()
+                                                         : staged<Element, kTiles.narrow, kWidth>();
     return instance(p, input, weight, how);
   });
 }

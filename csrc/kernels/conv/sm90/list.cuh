@@ -181,16 +181,12 @@ __device__ __forceinline__ void wait_for_barriers() {
   cutlass::arch::NamedBarrier::sync(64, kListBarrier);
 }
 
-// The number of a claim, for claim_tile(). Nothing waits for it until then.
-__device__ inline int start_claim(const ConvParams& p) {
-  return p.next_tile != nullptr && threadIdx.x % 32 == 0 ? atomicAdd(p.next_tile, 1) : 0;
-}
-
 // The tile after number `tile`: the claimed one, or without a counter the next at a stride of the
 // grid. Each thread block claims until it gets a number past the end. So the number of claims is
 // p.tiles, and the block that makes the last claim resets the counter for the next launch.
-__device__ inline int claim_tile(const ConvParams& p, int tile, int claimed) {
+__device__ inline int claim_tile(const ConvParams& p, int tile) {
   if (p.next_tile == nullptr) return tile + gridDim.x;
+  const int claimed = threadIdx.x % 32 == 0 ? atomicAdd(p.next_tile, 1) : 0;
   if (threadIdx.x % 32 == 0 && claimed == p.tiles - 1) *p.next_tile = 0;
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
@@ -204,11 +200,11 @@ __device__ inline Step step_at(const ConvParams& p, int number) {
 }
 
 // Lists the valid ones of the thread block's steps first, first + 32, ..., kCount for each lane.
-// Their norms are loaded together. Returns the bits of the lane's steps.
+// Their norms are loaded together.
 template <int kCount, class Config>
-__device__ __forceinline__ uint32_t list_some(const ConvParams& p, const Tile<Config>& tile,
-                                              const TileNorms<Config>& norms, float tau, int first,
-                                              ListWriter<Config>& writer) {
+__device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config>& tile,
+                                          const TileNorms<Config>& norms, float tau, int first,
+                                          ListWriter<Config>& writer) {
   Step of_lane[kCount];
   typename TileNorms<Config>::Norms loaded[kCount];
 #pragma unroll
@@ -216,57 +212,43 @@ __device__ __forceinline__ uint32_t list_some(const ConvParams& p, const Tile<Co
     of_lane[i] = step_at(p, min(step_number<Config>(p, first + 32 * i), p.steps - 1));
     loaded[i] = norms.load(p, of_lane[i]);
   }
-  uint32_t used = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const bool exists = step_number<Config>(p, first + 32 * i) < p.steps;
     if (exists) of_lane[i].mask = norms.mask(loaded[i], tau);
-    used |= of_lane[i].mask;
     writer.append(tile, of_lane[i]);
   }
-  return used;
 }
 
-// Lists the valid ones of the thread block's steps of a tile. Returns the bits of the lane's steps:
-// of the output blocks that get a product.
+// Lists the valid ones of the thread block's steps of a tile.
 template <class Config>
-__device__ __forceinline__ uint32_t list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
-                                                     const TileNorms<Config>& norms, float tau,
-                                                     ListWriter<Config>& writer) {
+__device__ __forceinline__ void list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
+                                                 const TileNorms<Config>& norms, float tau,
+                                                 ListWriter<Config>& writer) {
   const int lane = threadIdx.x % 32, steps = steps_of_block<Config>(p);
   int done = 0;
-  uint32_t used = 0;
 #pragma unroll 1
-  for (; done + 32 < steps; done += 64) {
-    used |= list_some<2>(p, tile, norms, tau, done + lane, writer);
-  }
-  if (done < steps) used |= list_some<1>(p, tile, norms, tau, done + lane, writer);
-  return used;
+  for (; done + 32 < steps; done += 64) list_some<2>(p, tile, norms, tau, done + lane, writer);
+  if (done < steps) list_some<1>(p, tile, norms, tau, done + lane, writer);
 }
 
-// Lists the steps that bring what is added to the sums of a tile, such as the residual, for the
-// output blocks whose bits are set in `blocks`. kPosition: in place of a kernel position.
-template <uint16_t kPosition, class Config, class Norms>
-__device__ __forceinline__ void list_addend(const Tile<Config>& tile, const Norms& norms,
-                                            uint32_t blocks, ListWriter<Config>& writer) {
+// Lists the steps that bring the residual, one for each row of a tile.
+template <class Config>
+__device__ __forceinline__ void list_residual(const Tile<Config>& tile,
+                                              const TileNorms<Config>& norms,
+                                              ListWriter<Config>& writer) {
   const int row = threadIdx.x % 32;
   StepOf<Config> step{};
   step.group = row;
-  step.kernel_position = kPosition;
-  if (row < Config::kRows) step.mask = norms.inside(row) & blocks;
+  step.kernel_position = Step::kResidual;
+  if (row < Config::kRows) step.mask = norms.inside(row);
   writer.append(tile, step);
 }
 
-// The way a list warp finds its tiles and lists their steps. Kernels whose tiles lie in another
-// way, or have more steps, have their own.
+// The places of tiles. Kernels whose tiles lie in another way have their own.
 template <class Config>
-struct BoxList {
-  using Params = typename Config::Params;
-  using Norms = TileNorms<Config>;
-  // Tells whether the next tile is claimed before the steps of this one are listed.
-  static constexpr bool kClaimsEarly = false;
-
-  __device__ __forceinline__ static Tile<Config> tile_at(const Params& p, int number) {
+struct BoxTiles {
+  __device__ __forceinline__ static Tile<Config> at(const ConvParams& p, int number) {
     int pixels, channels;
     p.by_channel_tiles(pixels, channels, number);
     Tile<Config> tile;
@@ -275,24 +257,17 @@ struct BoxList {
     for (int i = 0; i < Config::kBoxes; ++i) tile.boxes[i] = box_at(p, pixels * Config::kBoxes + i);
     return tile;
   }
-
-  __device__ __forceinline__ static void list(const Params& p, const Tile<Config>& tile,
-                                              const Norms& norms, float tau,
-                                              ListWriter<Config>& writer) {
-    list_valid_steps(p, tile, norms, tau, writer);
-    if (brings_residual<Config>(p)) list_addend<Step::kResidual>(tile, norms, ~0u, writer);
-  }
 };
 
-template <class Config, class List>
-__device__ void list_steps(const typename Config::Params& p, RingOf<Config>& ring) {
+template <class Config, class Tiles>
+__device__ void list_steps(const ConvParams& p, RingOf<Config>& ring) {
   float tau = 0;
   ListWriter<Config> writer(ring);
 
   bool waited = false;
-  for (int number = first_tile<Config>(p); number < p.tiles;) {
-    const Tile<Config> tile = List::tile_at(p, number);
-    const typename List::Norms norms(p, tile);
+  for (int number = first_tile<Config>(p); number < p.tiles; number = claim_tile(p, number)) {
+    const Tile<Config> tile = Tiles::at(p, number);
+    const TileNorms<Config> norms(p, tile);
     // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
     if (!waited) {
       wait_for_previous_kernel();
@@ -300,11 +275,10 @@ __device__ void list_steps(const typename Config::Params& p, RingOf<Config>& rin
       tau = p.tau.value();
       waited = true;
     }
-    const int claimed = List::kClaimsEarly ? start_claim(p) : 0;
-    List::list(p, tile, norms, tau, writer);
+    list_valid_steps(p, tile, norms, tau, writer);
+    if (brings_residual<Config>(p)) list_residual<Config>(tile, norms, writer);
     writer.end_tile(tile);
     writer.wait_for_room();
-    number = claim_tile(p, number, List::kClaimsEarly ? claimed : start_claim(p));
   }
   writer.end_work();
 }
@@ -468,21 +442,18 @@ requires Config::kByPixel class TileNorms<Config> {
 };
 
 template <class Config>
-requires Config::kByPixel __device__ __forceinline__ uint32_t
-list_valid_steps(const ConvParams& p, const Tile<Config>& tile, const TileNorms<Config>& norms,
-                 float tau, ListWriter<Config>& writer) {
+requires Config::kByPixel __device__ __forceinline__ void list_valid_steps(
+    const ConvParams& p, const Tile<Config>& tile, const TileNorms<Config>& norms, float tau,
+    ListWriter<Config>& writer) {
   const int lanes = norms.lanes(), steps = steps_of_block<Config>(p);
-  uint32_t used = 0;
   for (int first = 0; first < steps; first += 32 / lanes) {
     const int number = step_number<Config>(p, first + threadIdx.x % 32 / lanes);
     StepOf<Config> step{step_at(p, min(number, p.steps - 1))};
     norms.judge(p, tau, step);
     if (number >= p.steps || threadIdx.x % lanes != 0) step.mask = 0;
-    used |= step.mask;
     writer.append(tile, step);
     if (first + 32 / lanes < steps) writer.hand_over(tile);  // products begin meanwhile
   }
-  return used;
 }
 
 }  // namespace spamm::kernels::conv::sm90

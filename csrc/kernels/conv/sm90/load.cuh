@@ -17,11 +17,11 @@ __device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, in
   return Config::is_narrow(i) ? p.map_last : p.map_input;
 }
 // The bytes of all boxes whose bit is set.
-template <class Config, int kBoxes = Config::kBoxes>
+template <class Config>
 __device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
   uint32_t lines = 0;
 #pragma unroll
-  for (int i = 0; i < kBoxes; ++i) {
+  for (int i = 0; i < Config::kBoxes; ++i) {
     if (needed >> i & 1) lines += Config::is_narrow(i) ? Config::kLastWidth : kBlock;
   }
   return lines * kLineBytes;
@@ -42,37 +42,20 @@ template <class Config, bool kWeights>
 using StageWriter = kernels::sm90::StageWriter<RingOf<Config>, kWeights>;
 
 // Loads the weights (kWeights) or the pixels.
-template <class Config, bool kWeights, class Shared = Storage<Config>>
+template <class Config, bool kWeights>
 class Loader : public StageWriter<Config, kWeights> {
- protected:
-  using Params = typename Config::Params;
   using Base = StageWriter<Config, kWeights>;
   using Base::at_;
 
  public:
-  __device__ Loader(const Params& p, Shared& storage)
+  __device__ Loader(const ConvParams& p, Storage<Config>& storage)
       : Base(storage.ring), p_(p), storage_(storage) {}
 
+  // Fills one stage for each kDepth existing channels, or one with the residual.
   __device__ void load(const Tile<Config>& tile, const StepOf<Config>& step, bool ends_tile) {
-    if (!loads_residual(tile, step, ends_tile)) load_boxes(tile, step, ends_tile);
-  }
-
- protected:
-  // Tells whether the step brings the residual. If so, fills one stage.
-  __device__ __forceinline__ bool loads_residual(const Tile<Config>& tile,
-                                                 const StepOf<Config>& step, bool ends_tile) {
     if constexpr (Config::kAddsResidual) {
-      if (!step.is_residual()) return false;
-      load_addend(p_.map_residual, tile, step, p_.residual_is_shared, 0,
-                  Notice::of_residual(step.mask, ends_tile));
-      return true;
+      if (step.is_residual()) return load_residual(tile, step, ends_tile);
     }
-    return false;
-  }
-
-  // Fills one stage for each kDepth existing channels.
-  __device__ __forceinline__ void load_boxes(const Tile<Config>& tile, const StepOf<Config>& step,
-                                             bool ends_tile) {
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
       const int channel = step.group * kBlock + part * Config::kDepth;
@@ -82,30 +65,26 @@ class Loader : public StageWriter<Config, kWeights> {
     }
   }
 
-  // Fills one stage with kDepth channels, from `part` * kDepth on, of what is added to a row's
-  // output blocks, in place of pixels. `is_shared`: one image serves all.
-  __device__ void load_addend(const CUtensorMap& map, const Tile<Config>& tile, const Step& step,
-                              bool is_shared, int part, const Notice& notice) {
+ private:
+  // The residual of a row's output blocks, in place of pixels.
+  __device__ void load_residual(const Tile<Config>& tile, const Step& step, bool ends_tile) {
     const uint32_t needed = needed_boxes<Config>(step.mask);
-    this->announce(notice, tile, kWeights ? 0 : __popc(needed) * sizeof(OperandBlock));
+    this->announce(Notice::of_residual(step.mask, ends_tile), tile,
+                   kWeights ? 0 : __popc(needed) * sizeof(OperandBlock));
     if constexpr (!kWeights) {
 #pragma unroll
       for (int i = 0; i < Config::kBoxes; ++i) {
         if ((needed >> i & 1) == 0) continue;
-        cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&this->full()), kCacheHint,
-                                     &storage_.stages[at_.slot].box(i),
-                                     tile.channel + step.group * kBlock + part * Config::kDepth,
-                                     tile.boxes[i].column, tile.boxes[i].row,
-                                     is_shared ? 0 : tile.boxes[i].image);
+        const Box& box = tile.boxes[i];
+        cute::SM90_TMA_LOAD_4D::copy(&p_.map_residual, reinterpret_cast<uint64_t*>(&this->full()),
+                                     kCacheHint, &storage_.stages[at_.slot].pixels[i],
+                                     tile.channel + step.group * kBlock, box.column, box.row,
+                                     box.image);
       }
     }
     at_.advance();
   }
 
-  const Params& p_;
-  Shared& storage_;
-
- private:
   __device__ static NoticeOf<Config> notice_of(const StepOf<Config>& step, bool ends_tile) {
     NoticeOf<Config> notice = Notice::of(step.mask, ends_tile);
     if constexpr (Config::kByPixel) {
@@ -142,6 +121,9 @@ class Loader : public StageWriter<Config, kWeights> {
     }
     at_.advance();
   }
+
+  const ConvParams& p_;
+  Storage<Config>& storage_;
 };
 
 // A step from shared memory, in one word where it is one.

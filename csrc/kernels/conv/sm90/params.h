@@ -167,17 +167,6 @@ inline bool takes_norms_of_pixels(const Log2Block& box, int64_t images) {
   return int64_t{1} << box.images >= images && box.rows + box.columns >= 2;
 }
 
-constexpr int kResidentBlocks = 18;  // kernel positions x channel groups that fit shared memory
-
-// Tells whether the kernel with resident weights (resident.cuh) can compute a convolution.
-inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
-  const int groups = ceil_div(shape.channels, 64);
-  return shape.out_channels <= 64 && box_of(block).images == 6 &&
-         ceil_div(shape.output.images, 64) % 2 == 0 && shape.kernel.columns > 1 &&
-         shape.stride.columns == 1 && shape.dilation.columns == 1 &&
-         shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
-}
-
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
 // The slopes of leaky_relu: in memory, one for all channels (step 0) or one for each (1), or a
@@ -201,8 +190,7 @@ struct ConvOperands {
   Activation activation;
   Slopes slopes;
   void* output;
-  bool weight_is_ready;  // see overlap.cuh
-  int box_groups;        // groups of 64 channels
+  int box_groups;  // groups of 64 channels
   int channel_tiles, tiles, steps;
   Divisor by_channel_tiles, by_box_rows, by_box_columns;
 };
@@ -215,7 +203,6 @@ struct ConvParams : ConvOperands {
   // more images. Each pixel is judged by itself. The caller then sets `box`.
   bool by_pixel;
   bool images_fastest;  // the order of boxes is images, columns, rows; else columns, rows, images
-  bool residual_is_shared;  // it is one image, for all; boxes then have one image
   int log2_block_m, log2_block_k;
   int norm_groups;  // groups of max(block k, 64) channels
   // (blocks of out_channels, kernel positions x norm_groups). May be null if norm_input is.

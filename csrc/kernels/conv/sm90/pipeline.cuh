@@ -60,8 +60,6 @@ template <class Config>
 struct Tile {
   int channel;  // the first
   Box boxes[Config::kBoxes];
-
-  __device__ const Box& box(int i) const { return boxes[i]; }
 };
 
 // One kernel position and channel group. `mask` has bit row * kBoxes + box for each output block
@@ -88,21 +86,20 @@ struct StepByPixel : Step {
 };
 
 // The facts of a stage that a multiplying warp needs besides the operands: the step's mask,
-// whether the tile or all work ends, and, with resident weights, the number of the weight block. A
-// stage that brings the residual has its step's mask in place of that number, so that a stage with
-// products to compute needs no further test. Bits 20 to 28 are free for other kernels.
+// and whether the tile or all work ends. A stage that brings the residual has its step's mask
+// further left, so that a stage with products to compute needs no further test.
 struct Notice {
-  static constexpr int kWeightShift = 12;
+  static constexpr int kBroughtShift = 12;
   static constexpr uint32_t kIsMixed = 1u << 29;
   static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
   uint32_t bits;
 
-  __device__ static Notice of(uint32_t mask, bool ends_tile, uint32_t weight = 0) {
-    return {mask | weight << kWeightShift | (ends_tile ? kEndsTile : 0)};
+  __device__ static Notice of(uint32_t mask, bool ends_tile) {
+    return {mask | (ends_tile ? kEndsTile : 0)};
   }
   __device__ static Notice of_residual(uint32_t mask, bool ends_tile) {
-    return of(0, ends_tile, mask);
+    return of(mask << kBroughtShift, ends_tile);
   }
   __device__ static Notice end_of_tile() { return {kEndsTile}; }
   __device__ static Notice end_of_work() { return {kEndsWork}; }
@@ -114,9 +111,8 @@ struct Notice {
   __device__ uint32_t mask(int warpgroup) const { return bits >> (warpgroup * 2) & 3; }
   // The same of what a stage brings in place of operands.
   __device__ uint32_t brought_mask(int warpgroup) const {
-    return bits >> (kWeightShift + warpgroup * 2) & 3;
+    return bits >> (kBroughtShift + warpgroup * 2) & 3;
   }
-  __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
 };
 
 // The notice of a StepByPixel. `pixels` counts only if the step is mixed.
@@ -142,18 +138,12 @@ template <class Config>
 using StagedBox =
     std::conditional_t<Config::kParts * Config::kStagings == 1, OperandBlock, OperandBlock[2]>;
 
-template <class Config>
-struct BoxStage {
-  OperandBlock weight[Config::kRows], pixels[Config::kBoxes];
-
-  __device__ OperandBlock& weight_of(int row) { return weight[row]; }
-  __device__ OperandBlock& box(int i) { return pixels[i]; }
-};
-
 // The stages and the staging blocks.
 template <class Config>
 struct Blocks {
-  using Stage = BoxStage<Config>;
+  struct Stage {
+    OperandBlock weight[Config::kRows], pixels[Config::kBoxes];
+  };
   Stage stages[Config::kStages];
   StagedBox<Config> output[Config::kWarpgroups];
 };
@@ -169,9 +159,8 @@ template <class Config>
 using RingOf = kernels::sm90::Ring<Tile<Config>, StepOf<Config>, NoticeOf<Config>, Config::kStages,
                                    Config::kLists, Config::kListCapacity>;
 
-// `Held`: what lies in front of the ring.
-template <class Config, class Held = Blocks<Config>>
-struct Storage : Held {
+template <class Config>
+struct Storage : Blocks<Config> {
   using Ring = RingOf<Config>;
 
   BoxSquares<typename Config::Element> squares[Config::kWarpgroups];

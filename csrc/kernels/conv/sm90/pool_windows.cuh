@@ -6,12 +6,10 @@
 //   four boxes to a tile      two warpgroups have a row of the window each
 //   two boxes to a tile       the thread blocks of a cluster have a row each, with segments or
 //                             without (segments.cuh)
-//   resident.cuh              two warpgroups have a column each, and the rows follow each other
 #pragma once
 
 #include "kernels/conv/sm90/conv.cuh"
 #include "kernels/conv/sm90/launch.cuh"
-#include "kernels/conv/sm90/resident.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -22,10 +20,10 @@ struct PoolConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
 };
 
 template <class Config>
-struct PoolList : BoxList<Config> {
+struct PoolTiles {
   // The tile with a window of 2 x 2 pixels in its boxes, or with one row of it. by_box_rows and
   // by_box_columns divide by numbers of windows.
-  __device__ __forceinline__ static Tile<Config> tile_at(const ConvParams& p, int number) {
+  __device__ __forceinline__ static Tile<Config> at(const ConvParams& p, int number) {
     constexpr int kTilesOfWindow = 4 / Config::kBoxes;
     const int second = number % kTilesOfWindow;
     int windows, channels, row, column, image;
@@ -106,10 +104,11 @@ __device__ __forceinline__ void exchange(OperandBlock* blocks, int warpgroup,
 }
 
 // A tile of four boxes: each warpgroup has one row of the window and stores half of the images.
-template <class Config, class Shared>
+template <class Config>
 __device__ __forceinline__ void pool_tile(const ConvParams& p, int warpgroup, int channel,
                                           const Box* boxes, const ChannelBias& bias,
-                                          Shared& storage, const float (&acc)[Config::kValues]) {
+                                          Storage<Config>& storage,
+                                          const float (&acc)[Config::kValues]) {
   using Element = typename Config::Element;
   constexpr int kPairs = kBlock / 4;
   uint32_t row[kPairs], right[kPairs];
@@ -129,37 +128,6 @@ __device__ __forceinline__ void pool_tile(const ConvParams& p, int warpgroup, in
   store_pooled<Element>(p, channel, window, storage.output[warpgroup ^ 1], kept);
 }
 
-// A tile of resident.cuh: each warpgroup has one column of the window, in one row of it, and stores
-// one box of images behind the second row. `held` keeps the first row until then.
-template <class Config, class Shared>
-__device__ __forceinline__ void pool_resident_tile(const ConvParams& p, int warpgroup, int channel,
-                                                   const Box* boxes, const ChannelBias& bias,
-                                                   Shared& storage, uint32_t (&held)[kBlock / 4],
-                                                   const float (&acc)[Config::kValues]) {
-  using Element = typename Config::Element;
-  constexpr int kPairs = kBlock / 4;
-  uint32_t first[kPairs], second[kPairs];
-  finish_pairs<Element, 0>(acc, bias, /*relu=*/true, first);
-  finish_pairs<Element, kBlock / 2>(acc, bias, /*relu=*/true, second);
-  const bool is_second = warpgroup % 2 != 0;
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const uint32_t given = is_second ? first[i] : second[i];
-    first[i] = is_second ? second[i] : first[i];
-    second[i] = given;
-  }
-  exchange<Element>(storage.output, warpgroup, second, first);
-  if (boxes[0].row % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) held[i] = first[i];
-    return;
-  }
-  keep_larger<Element>(first, held);
-  Box window = boxes[0];
-  if (is_second) window.image = boxes[1].image;
-  store_pooled<Element>(p, channel, window, storage.output[warpgroup ^ 1], first);
-}
-
 // The sums of four boxes that a thread block finishes for one warpgroup, by sender, box and quad.
 // Each quad has four sums of each thread: of 8 images in all.
 struct WindowSums {
@@ -171,10 +139,10 @@ struct WindowSums {
 // A tile of two boxes: one row of the window. Its sums are dealt out to the thread blocks of the
 // cluster by images, and each thread block adds up its images' segments, pixel by pixel, and stores
 // their largest. The number of a thread block has its row in the highest bit, then its segment.
-template <class Config, class Shared>
+template <class Config>
 __device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgroup, int channel,
                                                 const Box* boxes, const ChannelBias& bias,
-                                                Shared& storage,
+                                                Storage<Config>& storage,
                                                 const float (&acc)[Config::kValues]) {
   using Element = typename Config::Element;
   constexpr int kOfBox = WindowSums::kOfBox, kLog2OfBox = 3;
@@ -229,33 +197,22 @@ __device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgro
   store_pooled<Element>(p, channel, window, storage.output[warpgroup], pairs);
 }
 
-// The work of a warpgroup on the sums of a tile. kResident: in resident.cuh.
-template <class Config, bool kResident = false>
-struct PoolWork : BoxWork<Config> {
-  uint32_t held[kBlock / 4];  // where kResident
+template <class Config_>
+struct PoolKernel : BoxKernel<Config_> {
+  using Config = Config_;
+  using Tiles = PoolTiles<Config>;
 
-  using BoxWork<Config>::BoxWork;
-
-  template <class Shared>
-  __device__ __forceinline__ void finish(const ConvParams& p, int warpgroup, int channel,
-                                         const Box* boxes, Shared& storage,
-                                         const float (&acc)[Config::kValues]) {
+  __device__ __forceinline__ static void finish(const ConvParams& p, int warpgroup, int channel,
+                                                const Box* boxes, Storage<Config>& storage,
+                                                const float (&acc)[Config::kValues]) {
     ChannelBias bias;
     bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-    if constexpr (kResident) {
-      pool_resident_tile<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
-    } else if constexpr (Config::kSegmented) {
+    if constexpr (Config::kSegmented) {
       pool_in_cluster<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
     } else {
       pool_tile<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
     }
   }
-};
-
-template <class Config_>
-struct PoolKernel : BoxKernel<Config_> {
-  using List = PoolList<Config_>;
-  using Work = PoolWork<Config_>;
 };
 
 template <class Config>
@@ -307,11 +264,6 @@ template <class Element, Tiles kTiles>
 cudaError_t convolve_and_pool(ConvParams p, const void* input, const void* weight,
                               const Launch& how) {
   complete(p);
-  if (how.tile == TileSize::kNarrow && takes_resident(p.shape, p.block)) {
-    using Resident = ResidentConfig<Element, kBlock, /*kRowsInTurn=*/2>;
-    return convolve_resident<Resident, PoolWork<Resident, /*kResident=*/true>>(
-        p, input, weight, pooled(p.shape.output), how);
-  }
   const bool large = how.tile == TileSize::kLarge && p.log2_segments == 0;
   const auto instance = how.tile == TileSize::kNarrow ? pooling<Element, kTiles.narrow>()
                         : large                       ? pooling<Element, kTiles.large>()

@@ -150,7 +150,7 @@ class UnskippedLoader {
       : p_(p), storage_(storage), place_(p) {}
 
   __device__ void run() {
-    if (!kWeights || !p_.weight_is_ready) wait_for_previous_kernel();
+    wait_for_previous_kernel();
     for (TileWalk<Config> tile(p_, place_); tile.has_tile(); tile.advance()) {
       if constexpr (!kWeights) {
         if (!p_.in_order) {
@@ -327,11 +327,10 @@ __device__ __forceinline__ void store_portions(const UnskippedParams& p, int cha
 template <class Config>
 __device__ __forceinline__ void add_line(const OperandBlock& pixels, int line,
                                          float (&acc)[Config::kValues]) {
-  const auto add = [](float& sum, float x) { sum += x; };
   if constexpr (Config::kLines == 1) {
-    change_box<typename Config::Element, Config::kWidth, 0>(pixels, acc, add);
+    add_box<typename Config::Element, Config::kWidth, 0>(pixels, acc);
   } else if (line == line_of_warp()) {
-    change_line<Config::kWidth>(pixels, acc, add);
+    add_values<Config::kWidth>(pixels, acc);
   }
 }
 

@@ -1,26 +1,15 @@
-"""Trains VGG13 on MNIST and keeps it in a checkpoint.
+"""VGG13 on MNIST for benchmarks: trained where no checkpoint has it.
 
-Stop it when you like: the same command resumes from the last checkpoint, at most a minute old, and
-ends where it would have ended. Without options: the plain network of the paper on the 10,000
+A run that is stopped leaves a checkpoint, at most a minute old; the same command resumes from it
+and ends where it would have ended. Without options: the plain network of the paper on the 10,000
 embedded images, three to four minutes on two CPU cores, seconds on a GPU.
 """
 
 import argparse
-import sys
 from dataclasses import fields
 from pathlib import Path
 
-import common  # noqa: F401  # isort: skip  finds models and the library
-
-from common.console import Steps, exit_code, make_console
-from common.options import (
-    add,
-    add_device_option,
-    choose_device,
-    make_parser,
-    number,
-    positive_integer,
-)
+from common.options import add, add_device_option, number, positive_integer
 from models.data import ROOT_VARIABLE, load_digits
 from models.files import require_writable
 from models.training import MODELS, TrainConfig, resolve_config, train
@@ -56,32 +45,17 @@ def add_training_options(parser):
     add_device_option(parser)
 
 
-def chosen_training(options):
-    """The TrainConfig that the options and the checkpoint ask for, and its Digits."""
+def train_or_load(options):
+    """The trained model that the options and the checkpoint ask for, its TrainConfig and Digits."""
     names = {field.name for field in fields(TrainConfig)}
     given = {name: value for name, value in vars(options).items() if name in names}
-    config = resolve_config(options.checkpoint, given)
-    return config, load_digits(options.data, config.full)
-
-
-def train_or_load(options, device, console):
-    """The trained model that the options ask for, with its TrainConfig and its Digits."""
-    config, digits = chosen_training(options)
-    console.print(f"data: {digits.description}")
-    with Steps(console, f"training {config.model}") as steps:
-        model = train(config, digits, options.checkpoint, device, steps.at)
-    return model, config, digits
-
-
-def main(arguments=None):
-    parser = make_parser(__doc__)
-    add_training_options(parser)
-    options = parser.parse_args(arguments)
-    console = make_console()
     require_writable(options.checkpoint.parent)
-    train_or_load(options, choose_device(options.device), console)
-    console.print(f"checkpoint: {options.checkpoint}")
+    config = resolve_config(options.checkpoint, given)
+    digits = load_digits(options.data, config.full)
+    print(f"data: {digits.description}")
 
+    def report(step, steps, message):
+        if message:
+            print(f"training {config.model}: {message}", flush=True)
 
-if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    return train(config, digits, options.checkpoint, options.device, report), config, digits
