@@ -145,7 +145,8 @@ __device__ __forceinline__ void store_blocks(const Params& params, const OwnPart
 // blocks of C from `first` on.
 template <int kFirst, int kCount, class Sums, class Visit>
 __device__ __forceinline__ void for_pairs(Tile first, const Sums& sums, const Visit& visit) {
-  const int lane = threadIdx.x % 32;
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));  // else addresses are found early, and spilled
   const int row = first.row * kBlock + warp_row() + lane / 4;
   const int column = first.column * kBlock + lane % 4 * 2;
 #pragma unroll

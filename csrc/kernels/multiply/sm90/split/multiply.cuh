@@ -173,7 +173,7 @@ __device__ void multiply_stages(const ParamsOf<Config, SplitProduct>& params, in
         if ((pairs && p.input == nullptr) || log2_segments<Config>(params) != 0) {
           for_pairs<0, kSums>(first, sums,
                               [&](auto... pair) { store_pair<false>(p, first.batch, pair...); });
-        } else if (pairs) {
+        } else if (kHasRooms && pairs) {
           for_pairs<0, kSums>(first, sums,
                               [&](auto... pair) { store_pair<true>(p, first.batch, pair...); });
         } else if constexpr (kHasRooms) {
