@@ -306,6 +306,12 @@ inline void check_into(const at::Tensor& out, const at::Tensor& a, const at::Ten
   at::assert_no_internal_overlap(*norms);
 }
 
+// Tells whether `whole` of multiply, (M, N, 1), asks for sums that are not cut into segments.
+inline bool keeps_order(at::IntArrayRef whole) { return whole.size() == 3 && whole[2] == 1; }
+inline at::IntArrayRef sizes_of(at::IntArrayRef whole) {
+  return keeps_order(whole) ? whole.slice(0, 2) : whole;
+}
+
 // `whole` is (M, N) of the product that a @ b is a part of.
 inline void check_whole(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef whole) {
   const int64_t rows = a.size(-2), columns = b.size(-1);

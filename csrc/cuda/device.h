@@ -75,16 +75,17 @@ inline bool has_hopper_kernels(const cudaDeviceProp& chip) {
 
 // By environment variables, for tests and comparisons.
 
-// SPAMM_TORCH_SEGMENTS: 1, 2 or 4 forces that number of segments in all
-// convolutions and products that may have so many (heuristics.h: choose_conv_segments,
-// choose_product_segments). Read in each call, so that one process can compare them: measured at 16
+// SPAMM_TORCH_SEGMENTS: a power of two up to 32 forces that number of segments in all products that
+// may have some, and up to four in convolutions (heuristics.h: choose_product_segments,
+// choose_conv_segments). Read in each call, so that one process can compare them: measured at 16
 // ns with 37 variables in the environment, 0.2 us with 107.
 inline std::optional<int> forced_segments() {
   const std::string value = environment("SPAMM_TORCH_SEGMENTS");
   if (value.empty()) return std::nullopt;
-  TORCH_CHECK_VALUE(value == "1" || value == "2" || value == "4",
-                    "SPAMM_TORCH_SEGMENTS must be 1, 2 or 4; got ", value);
-  return value[0] - '0';
+  for (int number = 1; number <= kMostProductSegments; number *= 2) {
+    if (value == std::to_string(number)) return number;
+  }
+  TORCH_CHECK_VALUE(false, "SPAMM_TORCH_SEGMENTS must be 1, 2, 4, 8, 16 or 32; got ", value);
 }
 
 // SPAMM_TORCH_TILE: `small`, `large`, `medium` or `square` forces that tile in all products and

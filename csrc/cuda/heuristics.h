@@ -125,18 +125,20 @@ inline bool large_tile_pays(Kernel kernel, int64_t batch, int64_t m, int64_t n, 
   return large != nullptr && static_cast<double>(areas) >= large->pays_from * multiprocessors;
 }
 
-// The time of a product with nothing skipped by Hopper's kernels of half types and float32, in us.
-// Thread blocks take turns of a tile each; tiles that lie outside C for the most part come last and
-// take half a turn. Fitted to an H200.
+// The time of a product with nothing skipped by Hopper's kernels, in us. Thread blocks take turns
+// of a tile, or of a segment of one, each; tiles that lie outside C for the most part come last and
+// take half a turn. Of float64, the time is that of the multiprocessor with most steps. Fitted to
+// an H200.
 // `upper_only`: of tiles on and above the diagonal alone.
 inline double product_time(const TileRow& row, const ProductSize& size, int multiprocessors,
-                           bool upper_only = false) {
+                           bool upper_only = false, int segments = 1) {
   constexpr double kLight = 0.5;
   constexpr double kStart = 3.5;  // launch, the first norms and loads
   // Times of a step of 64, and of the end of a tile: the result, and what loads wait for.
   const auto [step, end] = [&]() -> std::pair<double, double> {
     const bool is_large = row.size == TileSize::kLarge;
     if (row.kernel == Kernel::kSm90F32x3) return {is_large ? 1.27 : 1.06, 1.5};
+    if (row.kernel == Kernel::kSm90F64) return {1.2, 0};
     switch (row.size) {
       case TileSize::kLarge:
         return {0.658, 2.5};
@@ -162,16 +164,35 @@ inline double product_time(const TileRow& row, const ProductSize& size, int mult
     }
     whole = all;
   }
-  all *= size.batch, whole *= size.batch;
+  all *= size.batch * segments, whole *= size.batch * segments;
+  const double steps = static_cast<double>(blocks_of(size.k, 64)) / segments;
+  // The sums of segments are written and read; two of float64 meet.
+  const bool is_double = row.kernel == Kernel::kSm90F64;
+  const double sums = static_cast<double>(size.batch * size.m * size.n) * segments;
+  const double join = segments == 1                ? 0
+                      : is_double && segments == 2 ? 3.5 * step
+                                                   : 2.5 + sums * (is_double ? 16 : 8) / 3e6;
+  if (is_double) {
+    // Two tiles on a multiprocessor take nearly twice as long as one alone. The two of a first turn
+    // end together, so that both find another; later they end one by one. Measured for N = 512 to
+    // 1792, within 7%.
+    constexpr double kAlone = 1.15;
+    const int64_t places = 2 * multiprocessors, turns = all / places, rest = all % places;
+    const bool is_alone = rest <= multiprocessors && turns != 1;
+    const double of_one = 2.0 * static_cast<double>(turns) + (rest == 0  ? 0
+                                                              : is_alone ? kAlone
+                                                                         : 2);
+    return kStart + of_one * steps * step + join;
+  }
   const int64_t turns = blocks_of(whole, multiprocessors);
   const int64_t light = all - whole - 2 * (turns * multiprocessors - whole);
   const double all_turns =
       static_cast<double>(turns) +
       kLight * static_cast<double>(blocks_of(std::max<int64_t>(light, 0), multiprocessors));
-  return kStart + all_turns * (static_cast<double>(blocks_of(size.k, 64)) * step + end);
+  return kStart + all_turns * (steps * step + end) + join;
 }
 
-// Tells whether product_time() speaks of a kernel.
+// Tells whether product_time() speaks of all tiles of a kernel.
 inline bool has_product_time(Kernel kernel) { return kernel <= Kernel::kSm90F32x3; }
 
 // `upper_only`: only the upper triangle of a square C is computed. It changes the tile of float64
@@ -209,33 +230,43 @@ inline TileSize choose_tile(Kernel kernel, const ProductSize& size, int multipro
   return best;
 }
 
-// The number of segments into which Hopper's product of float64 cuts the steps of each small tile,
-// so that as many thread blocks share them. Segments round differently, so this follows from the
-// size of the whole product and the device's number of multiprocessors alone: the same for its
-// parts on devices of one model, and for a product of which only the upper triangle is asked for.
-// Of other types a block has the same bits in a smaller product, so they have one.
+constexpr int kMostProductSegments = 32;
+
+// The number of segments into which Hopper's product cuts the steps of each small tile, so that as
+// many thread blocks share them: one, unless another takes clearly less time by these estimates.
+// Segments round differently, so this follows from the size of the whole product and the device's
+// number of multiprocessors alone: the same for its parts on devices of one model, and for a
+// product of which only the upper triangle is asked for.
 inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
                                    std::optional<int> forced = std::nullopt) {
-  if (kernel != Kernel::kSm90F64 ||
-      choose_tile(kernel, size, multiprocessors) != TileSize::kSmall) {
-    return 1;
+  if (!claims_tiles(kernel)) return 1;
+  const TileSize tile = choose_tile(kernel, size, multiprocessors);
+  const TileRow &of_one = *find_tile(kernel, tile), &small = *find_tile(kernel, TileSize::kSmall);
+  const bool is_double = kernel == Kernel::kSm90F64;
+  if (forced || (is_double && tile != TileSize::kSmall)) {
+    return tile == TileSize::kSmall ? *forced : 1;
   }
-  if (forced) return std::min(*forced, 2);
-  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a tile, and of a segment
-  const int64_t steps = blocks_of(size.k, kEdge);
-  constexpr double kJoin = 3.5;  // the time of joining two segments, in steps
-  const int64_t tiles = size.batch * blocks_of(size.m, kEdge) * blocks_of(size.n, kEdge);
-  const int64_t places = 2 * multiprocessors;
-  // Measured on an H200, N = 512 to 1792, within 7%: the time is that of the multiprocessor with
-  // most steps. Two tiles on one take twice as long as one alone. The two of a first turn end
-  // together, so that both find another; later they end one by one.
-  const auto most_steps = [&](int64_t segments) {
-    const int64_t turns = tiles * segments / places, rest = tiles * segments % places;
-    const bool is_alone = rest <= multiprocessors && turns != 1;
-    const int64_t of_one = 2 * turns + (rest == 0 ? 0 : is_alone ? 1 : 2);
-    return static_cast<double>(of_one * steps) / static_cast<double>(segments);
-  };
-  return steps >= 2 * kLeastSteps && most_steps(2) + kJoin < most_steps(1) ? 2 : 1;
+  // Of a segment, and of tiles that two or more share.
+  constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 16;
+  constexpr double kClearly = 0.85;  // of the time
+  // Operands are read from memory, by however many thread blocks.
+  const double bytes = is_double ? 8 : kernel == Kernel::kSm90F32x3 ? 4 : 2;
+  const auto entries = static_cast<double>(size.k) *
+                       static_cast<double>(size.batch_a * size.m + size.batch_b * size.n);
+  const double least_possible = 6 + entries * bytes / 1.9e6;
+  const int64_t steps = blocks_of(size.k, 64);
+  double least = product_time(of_one, size, multiprocessors);
+  const double clearly = kClearly * least;
+  int best = 1;
+  for (int segments = 2; segments <= kMostProductSegments; segments *= 2) {
+    const double time = product_time(small, size, multiprocessors, false, segments);
+    const bool meet = is_double && segments == 2;
+    if (steps < std::max(segments * kLeastSteps, meet ? kLeastOfTwo : kLeastOfMore)) continue;
+    if (time < least && (meet || std::max(time, least_possible) < clearly)) {
+      least = time, best = segments;
+    }
+  }
+  return best;
 }
 
 // Tells whether half of a symmetric product and a pass that mirrors it take less time than the
@@ -274,25 +305,11 @@ struct Chip {
   std::optional<int> forced_segments = std::nullopt;
 };
 
-inline Choice choose_segments(Kernel kernel, TileSize tile, const ProductSize& size,
-                              const Chip& chip) {
-  // Large tiles have no segments; only SPAMM_TORCH_TILE takes them where small ones would have.
-  const int segments =
-      tile == TileSize::kSmall
-          ? choose_product_segments(kernel, size, chip.multiprocessors, chip.forced_segments)
-          : 1;
-  const TileConfig& config = find_tile(kernel, tile)->config;
-  const int64_t tiles =
-      size.batch * blocks_of(size.m, config.rows) * blocks_of(size.n, config.columns);
-  const int64_t meetings = segments == 1 ? 0 : tiles * kernels::pieces_of_tile(config);
-  return {kernel, tile, config, segments, meetings};
-}
-
 inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& chip,
                            bool upper_only = false, bool has_all = true) {
   const TileSize tile =
       choose_tile(kernel, size, chip.multiprocessors, chip.forced_tile, upper_only, has_all);
-  return choose_segments(kernel, tile, size, chip);
+  return {kernel, tile, find_tile(kernel, tile)->config, 1, 0};
 }
 
 // Tells whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once
@@ -316,9 +333,24 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
   const bool one_pass = !chip.forced_tile && size.batch == 1 &&
                         4 * areas >= 3 * chip.multiprocessors &&
                         one_pass_pays(kernel, block, size.m, size.n, chip.multiprocessors);
-  return one_pass ? choose_segments(kernel, TileSize::kLarge, size, chip)
-                  : choose_tiles(kernel, size, chip, upper_only,
-                                 std::min({block.m, block.k, block.n}) >= 64);
+  Choice found =
+      choose_tiles(kernel, size, chip, upper_only, std::min({block.m, block.k, block.n}) >= 64);
+  const auto take = [&](TileSize tile) {
+    found.tile = tile, found.config = find_tile(kernel, tile)->config;
+  };
+  if (one_pass) {
+    take(TileSize::kLarge);
+  } else if (chip.forced_tile.value_or(TileSize::kSmall) == TileSize::kSmall) {
+    found.segments =
+        choose_product_segments(kernel, size, chip.multiprocessors, chip.forced_segments);
+    if (found.segments > 1) take(TileSize::kSmall);
+    if (kernel == Kernel::kSm90F64 && found.segments == 2) {
+      found.meetings = size.batch * blocks_of(size.m, found.config.rows) *
+                       blocks_of(size.n, found.config.columns) *
+                       kernels::pieces_of_tile(found.config);
+    }
+  }
+  return found;
 }
 
 // The number of tile rows that a Hopper product computes together, so that they share columns of B
@@ -392,7 +424,7 @@ inline int choose_conv_segments(int64_t out_channels, int64_t pixels, int64_t st
                                 int multiprocessors, std::optional<int> forced = std::nullopt) {
   constexpr int64_t kEdge = 128, kLeastSteps = 8;  // of a small tile, and of a segment
   if (out_channels <= kNarrowOutput) return 1;     // narrow tiles have no segments
-  if (forced) return *forced;
+  if (forced) return std::min(*forced, kMostSegments);
   const int64_t tiles = blocks_of(out_channels, kEdge) * blocks_of(pixels, kEdge);
   int segments = 1;
   while (2 * segments <= kMostSegments && 2 * segments * tiles <= multiprocessors &&

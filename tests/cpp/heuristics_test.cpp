@@ -413,13 +413,54 @@ TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
   EXPECT_EQ(segments(64 * 5, 64 * 7, 64 * 53), 1);  // not even where a third of the time is to gain
   EXPECT_EQ(segments(64 * 5, 64 * 8, 64 * 53), 2);
   for (const int forced : {1, 2, 4}) {
-    EXPECT_EQ(segments(1024, 64, 1024, forced), std::min(forced, 2));
+    EXPECT_EQ(segments(1024, 64, 1024, forced), forced);
     EXPECT_EQ(segments(2048, 2048, 2048, forced), 1);  // large tiles have none
-    for (const Kernel kernel : kKernels) {
-      const ProductSize size = {1, 1, 1, 64, 64, 4096};
-      EXPECT_EQ(choose_product_segments(kernel, size, kMultiprocessors, forced),
-                kernel == Kernel::kSm90F64 ? std::min(forced, 2) : 1);
+  }
+}
+
+TEST(Heuristics, SegmentsOfProductsOfLongKOnFewTiles) {
+  for (const Kernel kernel : kKernels) {
+    SCOPED_TRACE(kernel_name(kernel));
+    const auto segments = [&](int64_t m, int64_t k, int64_t n,
+                              std::optional<int> forced = std::nullopt) {
+      return choose_product_segments(kernel, {1, 1, 1, m, n, k}, kMultiprocessors, forced);
+    };
+    const bool has_some = claims_tiles(kernel), is_double = kernel == Kernel::kSm90F64;
+    EXPECT_EQ(segments(64, 20'000, 64), has_some ? kMostProductSegments : 1);
+    EXPECT_EQ(segments(55, 1200, 124), has_some ? 8 : 1);  // of 2 or 3 steps
+    EXPECT_EQ(segments(1, 4096, 4096),
+              is_double || kernel == Kernel::kSm90F32x3 ? 4 : 1);  // memory
+    EXPECT_EQ(segments(64, 20'000, 64, 4), has_some ? 4 : 1);
+    for (const int64_t n : {64, 256, 768, 1000, 1024, 2048, 4096, 8192}) {
+      EXPECT_EQ(segments(n, n, n), 1) << n;
+      EXPECT_EQ(segments(n, 448, n), 1) << n;
     }
+    EXPECT_EQ(segments(197, 768, 3072), 1);
+    // Clearly less time than one segment takes.
+    const TileRow& row = *find_tile(kernel, TileSize::kSmall);
+    for (int64_t m = 64; has_some && m < 1000; m += 100) {
+      const ProductSize size = {1, 1, 1, m, 200, 5000};
+      const int found = choose_product_segments(kernel, size, kMultiprocessors);
+      const auto time = [&](int number) {
+        return product_time(row, size, kMultiprocessors, false, number);
+      };
+      EXPECT_LT(time(found), (found == 1 ? 1.01 : is_double && found == 2 ? 1 : 0.85) * time(1));
+    }
+  }
+}
+
+TEST(Heuristics, ProductsTakeSmallTilesForTheirSegments) {
+  const auto chosen = [](int64_t m, int64_t n, int64_t k, std::optional<TileSize> forced) {
+    const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors, .forced_tile = forced};
+    return choose_product(c10::kHalf, {64, 64, 64}, false, {1, 1, 1, m, n, k}, chip);
+  };
+  EXPECT_EQ(chosen(64, 64, 20'000, std::nullopt).segments, kMostProductSegments);
+  EXPECT_EQ(chosen(64, 64, 20'000, TileSize::kLarge).segments, 1);
+  EXPECT_EQ(chosen(64, 64, 20'000, TileSize::kLarge).tile, TileSize::kLarge);
+  for (int64_t n = 64; n < 3000; n += 64) {
+    const Choice choice = chosen(n, n, 10'000, std::nullopt);
+    EXPECT_TRUE(choice.segments == 1 || choice.tile == TileSize::kSmall) << n;
+    EXPECT_EQ(choice.config.rows, find_tile(choice.kernel, choice.tile)->config.rows) << n;
   }
 }
 

@@ -425,12 +425,21 @@ def by_parts(out, arguments, row_cuts, column_cuts):
         ops.multiply_part(*part, tau, EDGES, out[rows, columns], whole=out.shape)
 
 
-# On 132 multiprocessors: 1024^3 takes one segment, and its quarter by itself would take two. 1040^3
-# takes two, and its part of 768 x 768 by itself would take one. Segments round differently.
+# On 132 multiprocessors, float64: 1024^3 takes one segment, and its quarter by itself would take
+# more. 1040^3 takes two, and its part of 768 x 768 by itself would take one. Others take more where
+# K is long, and more for less of C. Segments round differently.
 @pytest.mark.cuda
-@pytest.mark.parametrize(("edge", "cut"), [(1024, 512), (1040, 768)])
-def test_parts_take_the_segments_of_the_whole(edge, cut):
-    a, b, norm_a, norm_b, tau = arguments = product("cuda", torch.float64, edge, edge, edge)
+@pytest.mark.parametrize(
+    ("dtype", "edge", "cut", "k"),
+    [
+        (torch.float64, 1024, 512, 1024),
+        (torch.float64, 1040, 768, 1040),
+        (torch.float32, 512, 192, 4096),
+        (torch.bfloat16, 512, 192, 4096),
+    ],
+)
+def test_parts_take_the_segments_of_the_whole(dtype, edge, cut, k):
+    a, b, norm_a, norm_b, tau = arguments = product("cuda", dtype, edge, k, edge)
     blocks, whole = cut // 64, ops.multiply(*arguments, EDGES)
     out = torch.full_like(whole, float("nan"))
     by_parts(out, arguments, *[(0, blocks, -(-edge // 64))] * 2)

@@ -26,6 +26,10 @@ using OnePassMultiply = cudaError_t(const kernels::MultiplyParams<float>& params
                                     const kernels::SplitSource& a,
                                     const kernels::NormMapParams<float>& b, int16_t* terms,
                                     const kernels::Launch& how);
+// Computes C of `params` from the sums of its segments: a batch of as many times the matrices.
+template <class Norm>
+using Join = cudaError_t(const kernels::MultiplyParams<Norm>& params, int segments,
+                         const kernels::MultiplyParams<Norm>& sums, cudaStream_t stream);
 // Splits one or two operands (`count`) into one or two split parts each, in one launch. A block has
 // one or two granules (`granules`) along each edge.
 using Split = cudaError_t(const kernels::SplitParams* params, int count, int split_parts,
@@ -43,6 +47,8 @@ SPAMM_SM90 Multiply<float> multiply_sm90_f16, multiply_sm90_bf16;
 SPAMM_SM90 Multiply<double> multiply_sm90_f64;
 SPAMM_SM90 SplitMultiply multiply_sm90_f32x1, multiply_sm90_f32x3;
 SPAMM_SM90 OnePassMultiply multiply_in_one_pass;
+SPAMM_SM90 Join<float> join_f16, join_bf16, join_f32;
+SPAMM_SM90 Join<double> join_f64;
 SPAMM_SM90 Split launch_split;
 #undef SPAMM_SM90
 

@@ -48,6 +48,35 @@ kernels::MultiplyParams<Norm> params_of(const Product& x, int* counters) {
   return p;
 }
 
+template <class Norm>
+Join<Norm>* joiner_of(Kernel kernel) {
+  if constexpr (std::is_same_v<Norm, double>) {
+    return join_f64;
+  } else {
+    return kernel == Kernel::kSm90F16    ? join_f16
+           : kernel == Kernel::kSm90Bf16 ? join_bf16
+                                         : join_f32;
+  }
+}
+
+// Calls start(p). Where segments share the steps of a tile, it computes the sums of each in
+// memory of its own, and a second kernel adds them.
+template <class Norm, class Start>
+cudaError_t multiply_in_segments(const kernels::MultiplyParams<Norm>& p, const Choice& choice,
+                                 const kernels::Launch& how, const Start& start) {
+  if (how.segments.log2_segments == 0 || how.segments.meetings != nullptr) return start(p);
+  const auto whole = [](int64_t size, int edge) { return blocks_of(size, edge) * edge; };
+  const int64_t rows = whole(p.m, choice.config.rows), columns = whole(p.n, choice.config.columns);
+  const c10::DataPtr memory = c10::cuda::CUDACachingAllocator::get()->allocate(
+      p.batch * choice.segments * rows * columns * sizeof(Norm));
+  auto of_segments = p;
+  of_segments.c = memory.get();
+  of_segments.c_batch_stride = rows * columns, of_segments.c_leading = columns;
+  of_segments.alpha = 1, of_segments.input = nullptr;
+  if (const cudaError_t error = start(of_segments); error != cudaSuccess) return error;
+  return joiner_of<Norm>(choice.kernel)(p, choice.segments, of_segments, how.stream);
+}
+
 Multiply<float>* launcher_of(Kernel kernel) {
   return kernel == Kernel::kSm90F16    ? multiply_sm90_f16
          : kernel == Kernel::kSm90Bf16 ? multiply_sm90_bf16
@@ -86,12 +115,15 @@ cudaError_t launch_split_product(const Product& x, const Choice& choice, int* co
   }
   p.b = split.b->operand();
   const auto multiply = parts == 1 ? multiply_sm90_f32x1 : multiply_sm90_f32x3;
-  return multiply(p, x.lists, split.a.source(), split.b->source(), numbers, how);
+  return multiply_in_segments(p, choice, how, [&](const auto& own) {
+    return multiply(own, x.lists, split.a.source(), split.b->source(), numbers, how);
+  });
 }
 
-// By a kernel that reads the operands as they lie. start(params) launches it.
-template <class Norm, class Start>
-cudaError_t launch_plain_product(const Product& x, int* counters, const Start& start) {
+// By a kernel that reads the operands as they lie.
+template <class Norm>
+cudaError_t launch_plain_product(const Product& x, const Choice& choice, const kernels::Launch& how,
+                                 int* counters, Multiply<Norm>* multiply) {
   const Tensor a = readable(x.a), b = readable(x.b);
   auto p = params_of<Norm>(x, counters);
   p.a = operand(a, 2);
@@ -101,7 +133,8 @@ cudaError_t launch_plain_product(const Product& x, int* counters, const Start& s
     p.first_own_row = x.first_own_row;
     p.own_rows = x.own_rows.size(0);
   }
-  return start(p);
+  return multiply_in_segments(p, choice, how,
+                              [&](const auto& own) { return multiply(own, x.lists, how); });
 }
 
 cudaError_t launch(const Product& x, const Choice& choice, kernels::Launch how) {
@@ -113,19 +146,17 @@ cudaError_t launch(const Product& x, const Choice& choice, kernels::Launch how) 
     counters = static_cast<int*>(own.get());
   }
   if (choice.segments > 1 && x.lists == nullptr) {
-    how.segments = {.log2_segments = static_cast<int>(log2_of(choice.segments)),
-                    .pieces = static_cast<int>(choice.meetings),
-                    .meetings = reinterpret_cast<unsigned*>(counters + 1)};
+    how.segments = {
+        .log2_segments = static_cast<int>(log2_of(choice.segments)),
+        .pieces = static_cast<int>(choice.meetings),
+        .meetings = choice.meetings == 0 ? nullptr : reinterpret_cast<unsigned*>(counters + 1)};
   }
   if (split_parts_of(kernel) > 0) return launch_split_product(x, choice, counters, how);
   if (kernel == Kernel::kSm90F64 || kernel == Kernel::kSm80F64) {
-    return launch_plain_product<double>(x, counters, [&](const auto& p) {
-      return kernel == Kernel::kSm90F64 ? multiply_sm90_f64(p, x.lists, how)
-                                        : multiply_sm80_f64(p, x.lists, how);
-    });
+    const auto multiply = kernel == Kernel::kSm90F64 ? multiply_sm90_f64 : multiply_sm80_f64;
+    return launch_plain_product<double>(x, choice, how, counters, multiply);
   }
-  return launch_plain_product<float>(
-      x, counters, [&](const auto& p) { return launcher_of(kernel)(p, x.lists, how); });
+  return launch_plain_product<float>(x, choice, how, counters, launcher_of(kernel));
 }
 
 std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block& block) {

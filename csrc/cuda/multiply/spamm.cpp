@@ -208,7 +208,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
       x.symmetric && !(is_half && !x.input && !x.norm_a && !x.norm_b && is_transpose(x.a, x.b) &&
                        !mirroring_pays(row, size, c.nbytes(), device.multiprocessors()));
   const double product_us =
-      is_half ? product_time(row, size, device.multiprocessors(), mirrors) : 0;
+      is_half ? product_time(row, size, device.multiprocessors(), mirrors, choice.segments) : 0;
   // Then norms that are not given are not computed: whatever their memory holds is not below
   // -infinity. So a product of few tiles, which needs no counter either, is one launch. Split parts
   // have norms on the way.
@@ -311,11 +311,14 @@ void write_given(const ProductArguments& x, const Block& block, const Tensor& ou
 
 // The ops multiply and multiply_part, whose norm maps are given. `size`: of the whole product.
 void multiply_with(const MultiplyArguments& x, const Block& block, const ProductSize& size,
-                   const Tensor& c, const OptTensor& own_rows = {}, int64_t first_own_row = 0) {
+                   const Tensor& c, bool has_one_segment, const OptTensor& own_rows = {},
+                   int64_t first_own_row = 0) {
   if (c.numel() == 0) return;
   const OnDevice device(x.a);
   const at::ScalarType dtype = x.a.scalar_type();
-  const Choice choice = choose_product(dtype, block, allow_tf32(), size, chip_of(device));
+  Chip chip = chip_of(device);
+  if (has_one_segment) chip.forced_segments = 1;
+  const Choice choice = choose_product(dtype, block, allow_tf32(), size, chip);
   const Tensor norm_a = x.norm_a.contiguous(), norm_b = x.norm_b.contiguous();
   Product product{.a = x.a,
                   .b = x.b,
@@ -343,11 +346,11 @@ Tensor multiply(MultiplyArguments& x) {
   const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
   ProductSize size = size_of_product(x.a, x.b);
   if (x.whole) {
-    check_whole(x.a, x.b, *x.whole);
+    check_whole(x.a, x.b, sizes_of(*x.whole));
     size.m = (*x.whole)[0], size.n = (*x.whole)[1];
   }
   const Tensor c = empty(product_shape(x.a, x.b), x.a.scalar_type(), x.a.device());
-  multiply_with(x, block, size, c);
+  multiply_with(x, block, size, c, x.whole && keeps_order(*x.whole));
   return c;
 }
 
@@ -358,7 +361,7 @@ void multiply_part(MultiplyPartArguments& x) {
       .batch_a = 1, .batch_b = 1, .batch = 1, .m = x.whole[0], .n = x.whole[1], .k = x.a.size(1)};
   const bool in_place = is_writable(x.out);
   const Tensor c = in_place ? x.out : at::empty(x.out.sizes(), x.out.options());
-  multiply_with(x, block, size, c, x.own_rows, x.first_own_row);
+  multiply_with(x, block, size, c, false, x.own_rows, x.first_own_row);
   if (!in_place) x.out.copy_(c);
 }
 

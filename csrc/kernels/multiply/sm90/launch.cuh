@@ -167,7 +167,9 @@ cudaError_t multiply_in(const MultiplyParams<float>& p, const ProductLists* list
   using Element = typename Config::Element;
   ParamsOf<Config, Params> params{};
   const int blocks = set_product<Config>(params, p, lists, how);
-  params.c_by_tma = p.c_leading * sizeof(Element) % 16 == 0;
+  // TMA writes units of 16 bytes, also where a row ends within one.
+  params.c_by_tma = p.c_leading * sizeof(Element) % 16 == 0 && p.n * sizeof(Element) % 16 == 0 &&
+                    params.segments.log2_segments == 0;
 
   cudaError_t error = encode<Element>(params.map_a, layout_of_a(p, lists), kBlock);
   if (error == cudaSuccess) error = encode<Element>(params.map_b, layout_of_b(p, lists), kBlock);

@@ -141,6 +141,27 @@ __device__ __forceinline__ void store_blocks(const Params& params, const OwnPart
   }
 }
 
+// Calls visit(row, column, x, y) for the pairs of kCount of a thread's sums, from kFirst on, of the
+// blocks of C from `first` on.
+template <int kFirst, int kCount, class Sums, class Visit>
+__device__ __forceinline__ void for_pairs(Tile first, const Sums& sums, const Visit& visit) {
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));  // else addresses are found early, and spilled
+  const int row = first.row * kBlock + warp_row() + lane / 4;
+  const int column = first.column * kBlock + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    visit(row + i / 2 % 2 * 8, column + i / 4 * 8, sums.total(kFirst + i),
+          sums.total(kFirst + i + 1));
+  }
+}
+
+// The sums that a thread of half types holds.
+struct PlainSums {
+  const float* values;
+  __device__ __forceinline__ float total(int i) const { return values[i]; }
+};
+
 // The usual case is an instance of its own, without the registers and branches of the other one.
 template <class Config>
 __device__ __forceinline__ void store(const Params& params, const OwnPart<Config>& first,
@@ -272,7 +293,19 @@ __device__ void multiply_stages(const ParamsOf<Config, Params>& params, int warp
     a.advance(at.slot == 0);
     b.advance(at.slot == 0);
     if (ends_tile) {
-      store<Config>(params, first_block(tile, row, column), storage.output.blocks[warpgroup], acc);
+      const auto first = first_block(tile, row, column);
+      if constexpr (Config::kSegmented) {
+        if (log2_segments<Config>(params) != 0) {
+          const auto& p = params.product;
+          for_pairs<0, kThreadValues>(first, PlainSums{acc}, [&](auto... pair) {
+            store_pair<false>(p, first.batch, pair...);
+          });
+        } else {
+          store<Config>(params, first, storage.output.blocks[warpgroup], acc);
+        }
+      } else {
+        store<Config>(params, first, storage.output.blocks[warpgroup], acc);
+      }
 #pragma unroll
       for (float& value : acc) value = 0;
     }

@@ -17,32 +17,78 @@ struct alignas(2 * sizeof(T)) EntryPair {
   T x, y;
 };
 
-// Writes alpha * x + beta * input to `column` of a row of C, and the same with y to the next one. A
-// matrix instruction gives each lane such pairs. For 4-byte and 8-byte entries those of four lanes
-// fill whole memory sectors, so staging C in shared memory would gain nothing. kPairs: both columns
-// exist, their address is aligned, and there is no input.
-template <bool kPairs, class T>
-__device__ __forceinline__ void store_pair(const MultiplyParams<T>& p, int batch, int64_t row,
-                                           int64_t column, T x, T y) {
-  T* const to = static_cast<T*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
-  if constexpr (kPairs) {
-    *reinterpret_cast<EntryPair<T>*>(to) = {p.alpha * x, p.alpha * y};
-  } else {
-    if (row >= p.m) return;
-    const T values[2] = {x, y};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (column + i >= p.n) return;
-      T value = p.alpha * values[i];
-      if (p.input != nullptr) {
-        value += p.beta * static_cast<const T*>(
-                              p.input)[batch * p.input_strides[0] + row * p.input_strides[1] +
-                                       (column + i) * p.input_strides[2]];
-      }
-      to[i] = value;
-    }
-  }
+template <class T>
+__device__ __forceinline__ T* entry_of_c(const MultiplyParams<T>& p, int batch, int row,
+                                         int column) {
+  return static_cast<T*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
 }
+
+// alpha * sum + beta * input, for an entry of C. Without kAdds there is no input.
+template <bool kAdds = true, class T>
+__device__ __forceinline__ T finished(const MultiplyParams<T>& p, int batch, int row, int column,
+                                      T sum) {
+  T value = p.alpha * sum;
+  if (kAdds && p.input != nullptr) {
+    const auto* input = static_cast<const T*>(p.input) + batch * p.input_strides[0];
+    value += p.beta * input[row * p.input_strides[1] + column * p.input_strides[2]];
+  }
+  return value;
+}
+
+// Writes the entry for x to `column` of a row of C, and that for y to the next one. A matrix
+// instruction gives each lane such pairs. For 4-byte and 8-byte entries those of four lanes fill
+// whole memory sectors, so staging C in shared memory would gain nothing. Both columns exist, and
+// their address is aligned.
+template <bool kAdds, class T>
+__device__ __forceinline__ void store_pair(const MultiplyParams<T>& p, int batch, int row,
+                                           int column, T x, T y) {
+  *reinterpret_cast<EntryPair<T>*>(entry_of_c(p, batch, row, column)) = {
+      finished<kAdds>(p, batch, row, column, x), finished<kAdds>(p, batch, row, column + 1, y)};
+}
+
+// The same wherever entries lie in C, without a claim to their address.
+template <class T>
+__device__ __forceinline__ void store_inside(const MultiplyParams<T>& p, int batch, int row,
+                                             int column, T x, T y) {
+  if (row >= p.m || column >= p.n) return;
+  T* const to = entry_of_c(p, batch, row, column);
+  to[0] = finished(p, batch, row, column, x);
+  if (column + 1 < p.n) to[1] = finished(p, batch, row, column + 1, y);
+}
+
+// Of a row. If C's rows begin with such units, pairs of whole tiles take less time than StoreRoom.
+constexpr int kStoreUnit = 4;
+
+// A warp's room in shared memory for a part of its sums. From there they go to C wherever its rows
+// begin, and what lies outside is left out: lanes write neighbours, because parts of memory sectors
+// cost several times the time of whole ones.
+template <class T>
+struct StoreRoom {
+  static constexpr int kRows = sizeof(T) == 4 ? 8 : 16, kColumns = sizeof(T) == 4 ? 32 : 16;
+  // Rows begin in different banks. Those of float32 are written in pairs.
+  alignas(8) T entries[kRows][kColumns + (sizeof(T) == 4 ? 8 : 1)];
+
+  // All lanes call it once the entries are set.
+  __device__ __forceinline__ void store(const MultiplyParams<T>& p, int batch, int first_row,
+                                        int first_column) const {
+    constexpr int kTogether = 32 / kColumns;  // rows
+    if (first_column >= p.n) return;
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane));  // else addresses are found before the sums are out of the way
+    const int column = first_column + lane % kColumns;
+    // Few rows at a time, because registers are scarce.
+#pragma unroll 4
+    for (int i = lane / kColumns; i < kRows; i += kTogether) {
+      const int row = first_row + i;
+      if (row < p.m && column < p.n) {
+        *entry_of_c(p, batch, row, column) =
+            finished(p, batch, row, column, entries[i][lane % kColumns]);
+      }
+    }
+    __syncwarp();
+  }
+};
 
 }  // namespace spamm::kernels
 
@@ -69,9 +115,9 @@ struct Config {
   static constexpr int kListWarps = 2, kLists = kListWarps, kListCapacity = 96;
   static constexpr int kMultiplyRegisters = 0, kOtherRegisters = 0;  // as launched
   static constexpr bool kNamesTiles = false;
-  static constexpr bool kListed = false;      // whether lists stand for norm maps (listed.cuh)
-  static constexpr bool kSkipsEdges = false;  // whether granules outside C are skipped
-  static constexpr bool kSegmented = false;   // whether thread blocks may share a tile's steps
+  static constexpr bool kListed = false;         // whether lists stand for norm maps (listed.cuh)
+  static constexpr bool kSkipsEdges = false;     // whether granules outside C are skipped
+  static constexpr bool kSegmented = kOwn == 1;  // whether thread blocks may share a tile's steps
   static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
   static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each multiplying warp
 

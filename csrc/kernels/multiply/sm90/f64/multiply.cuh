@@ -69,11 +69,6 @@ class SegmentMeeting {
   unsigned* state_;
 };
 
-__device__ __forceinline__ double* entry_of_c(const MultiplyParams<double>& p, int batch,
-                                              int64_t row, int64_t column) {
-  return static_cast<double*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
-}
-
 // Leaves sums in C, where take_pair() of another thread block finds them. kPairs: both columns
 // exist, and their address is aligned.
 template <bool kPairs>
@@ -120,7 +115,9 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
     OperandBlock a[kStageLines][kEdge], b[kStageLines][kEdge];
   };
   static constexpr int kBytesPerBlock = kStageLines * sizeof(OperandBlock);
-  struct Output {};
+  struct Output {
+    StoreRoom<double> rooms[4 * kEdge];  // of each multiplying warp
+  };
   // Every lane arrives by itself when it has read a stage, without a __syncwarp before.
   static constexpr int kReleases = 128 * DoubleConfig::kWarpgroups;
   // Launched with 168 registers for each of 384 threads (kEdge 2), or 128 for each of 512.
@@ -129,7 +126,6 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
   static constexpr int kOtherRegisters = kEdge == 1 ? 104 : 88;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   static constexpr bool kSkipsEdges = kEdge == 1;
-  static constexpr bool kSegmented = kEdge == 1;
 };
 
 // Fetches 32 of K, from 32 * `stage` on, into block `i` of one operand of the stage `to`.
@@ -201,6 +197,7 @@ class LaneView {
 // A warp's piece of each block of the tile.
 template <class Config>
 class WarpSums {
+  using Room = StoreRoom<double>;
   static constexpr int kRows = Config::kRows, kColumns = Config::kColumns;
   static constexpr int kWarpColumns = 2 * Config::kWarpgroups;  // two rows of warps
   static constexpr int kHeight = kBlock / 2, kWidth = kBlock / kWarpColumns;
@@ -277,7 +274,8 @@ class WarpSums {
 
   // Adds the sums of the tile's other segment, if that came first. Else leaves these for it in C,
   // resets them and returns false. `piece` is the number of the warp's piece in the tile.
-  __device__ __forceinline__ bool join(const DoubleProduct& params, Tile tile, int piece) {
+  __device__ __forceinline__ bool join(const DoubleProduct& params, Tile tile, int piece,
+                                       Room& room) {
     const MultiplyParams<double>& p = params.product;
     const auto tiles_along = [](int64_t size) {
       return static_cast<int>((size - 1) / (kBlock * kRows)) + 1;
@@ -288,19 +286,20 @@ class WarpSums {
     constexpr int kPiecesOfTile = 4 * Config::kWarpgroups;
     const SegmentMeeting meeting(params.segments.meetings + number * kPiecesOfTile + piece);
     if (!meeting.is_first()) {
-      if (meeting.wait()) exchange<Exchange::kTake>(p, batch, tile);
+      if (meeting.wait()) exchange<Exchange::kTake>(p, batch, tile, room);
       return true;
     }
     const bool is_filled = has_sums();
-    if (is_filled) exchange<Exchange::kLeave>(p, batch, tile);
+    if (is_filled) exchange<Exchange::kLeave>(p, batch, tile, room);
     meeting.leave(is_filled);
     return false;
   }
 
   // Stores the sums and resets them.
-  __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch,
-                                        const TileOf<Config>& tile) {
-    exchange<Exchange::kStore>(p, batch, tile);
+  __device__ __forceinline__ void store(const ParamsOf<Config, DoubleProduct>& params,
+                                        const TileOf<Config>& tile, Room& room) {
+    const bool apart = log2_segments<Config>(params) != 0 && params.segments.meetings == nullptr;
+    exchange<Exchange::kStore>(params.product, batch_of<Config>(params, tile), tile, room, apart);
   }
 
  private:
@@ -358,48 +357,52 @@ class WarpSums {
   // Cells lie in C as a whole, and each has a place of its own.
   template <Exchange kWhat>
   __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int,
-                                           const CellTile<Config>& tile) {
+                                           const CellTile<Config>& tile, Room& room, bool) {
     const auto place = [&](int block) { return place_of(p, tile.cells[block]); };
     const auto exists = [&](int block) { return tile.cells[block] >= 0; };
-    const auto row = [&](int block) { return int64_t{place(block).row * kBlock + row_}; };
-    const auto column = [&](int block) { return int64_t{place(block).column * kBlock + column_}; };
+    const auto row = [&](int block) { return place(block).row * kBlock + row_; };
+    const auto column = [&](int block) { return place(block).column * kBlock + column_; };
     if (p.input == nullptr) {
-      exchange<kWhat, true>(p, 0, exists, row, column);
+      exchange<kWhat, true>(p, 0, exists, row, column, room);
     } else {
-      exchange<kWhat, false>(p, 0, exists, row, column);
+      exchange<kWhat, true, true>(p, 0, exists, row, column, room);
     }
   }
 
   template <Exchange kWhat>
-  __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch, Tile tile) {
-    const int64_t first_row = tile.row * kBlock + row_;
-    const int64_t first_column = tile.column * kBlock + column_;
+  __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch, Tile tile,
+                                           Room& room, bool apart = false) {
+    if (apart) batch = tile.batch;
+    const int first_row = tile.row * kBlock + row_, first_column = tile.column * kBlock + column_;
     const auto exists = [](int) { return true; };
     const auto row = [&](int block) { return first_row + block / kColumns * kBlock; };
     const auto column = [&](int block) { return first_column + block % kColumns * kBlock; };
     const bool whole =
         (tile.row + kRows) * kBlock <= p.m && (tile.column + kColumns) * kBlock <= p.n;
-    const bool reads_input = kWhat == Exchange::kStore && p.input != nullptr;
-    if (whole && p.c_leading % 2 == 0 && !reads_input) {
-      exchange<kWhat, true>(p, batch, exists, row, column);
+    constexpr bool kStores = kWhat == Exchange::kStore;
+    const bool pairs = whole && p.c_leading % (kStores ? kStoreUnit : 2) == 0;
+    if ((pairs && (!kStores || p.input == nullptr)) || apart) {
+      exchange<kWhat, true>(p, batch, exists, row, column, room);
+    } else if (pairs) {
+      exchange<kWhat, true, true>(p, batch, exists, row, column, room);
     } else {
-      exchange<kWhat, false>(p, batch, exists, row, column);
+      exchange<kWhat, false>(p, batch, exists, row, column, room);
     }
   }
 
   // An instruction gives a lane columns 2t and 2t + 1 of a group of eight. These are neighbours in
   // C, unless B is K-major: then the same column of both groups are neighbours.
   // The functions say of a block whether it is stored, and where the warp's piece begins.
-  template <Exchange kWhat, bool kPairs, class Exists, class Row, class Column>
+  template <Exchange kWhat, bool kPairs, bool kAdds = false, class Exists, class Row, class Column>
   __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch,
                                            const Exists& exists, const Row& row,
-                                           const Column& column) {
+                                           const Column& column, Room& room) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr bool kAcross = Config::kMajorB == Major::K;
 #pragma unroll
     for (int block = 0; block < kRows * kColumns; ++block) {
       if (!exists(block)) continue;
-      const int64_t first_row = row(block), first_column = column(block);
+      const int first_row = row(block), first_column = column(block);
 #pragma unroll
       for (int i = 0; i < 4 * kPiecesA * kPiecesB; ++i) {
         const int piece_a = i / 4 / kPiecesB, piece_b = i / 4 % kPiecesB;
@@ -409,16 +412,19 @@ class WarpSums {
         double& y = kAcross ? sums[1][2 * eight + pair] : sums[pair][2 * eight + 1];
         const int in_piece = kAcross ? LaneView<Config::kMajorB>::row(0, 2 * t + pair)
                                      : LaneView<Config::kMajorB>::row(pair, 2 * t);
-        const int64_t at_row =
-            first_row + piece_a * kPieceRows + LaneView<Config::kMajorA>::row(eight, g);
-        const int64_t at_column = first_column + piece_b * kPieceRows + in_piece;
+        const int piece_row = first_row + piece_a * kPieceRows;
+        const int piece_column = first_column + piece_b * kPieceRows;
+        const int at_row = LaneView<Config::kMajorA>::row(eight, g);
         if constexpr (kWhat == Exchange::kTake) {
-          take_pair<kPairs>(p, batch, at_row, at_column, x, y);
+          take_pair<kPairs>(p, batch, piece_row + at_row, piece_column + in_piece, x, y);
           continue;
         } else if constexpr (kWhat == Exchange::kLeave) {
-          leave_pair<kPairs>(p, batch, at_row, at_column, x, y);
+          leave_pair<kPairs>(p, batch, piece_row + at_row, piece_column + in_piece, x, y);
+        } else if constexpr (kPairs) {
+          store_pair<kAdds>(p, batch, piece_row + at_row, piece_column + in_piece, x, y);
         } else {
-          store_pair<kPairs>(p, batch, at_row, at_column, x, y);
+          room.entries[at_row][in_piece] = x, room.entries[at_row][in_piece + 1] = y;
+          if (i % 4 == 3) room.store(p, batch, piece_row, piece_column);
         }
         x = y = 0;
       }
@@ -447,6 +453,7 @@ __device__ void multiply_doubles(const ParamsOf<Config, DoubleProduct>& params, 
                                  Storage<Config>& storage) {
   const int piece = piece_of_warp<Config>(warp);
   WarpSums<Config> sums(piece);
+  auto& room = storage.output.rooms[warp];
   constexpr uint32_t kAll = WarpSums<Config>::kAll;
   RingPosition<Config::kStages> at;
   auto& ring = storage.ring;
@@ -482,9 +489,9 @@ __device__ void multiply_doubles(const ParamsOf<Config, DoubleProduct>& params, 
     }
     if (!ends_tile) continue;
     if constexpr (Config::kSegmented) {
-      if (params.segments.log2_segments != 0 && !sums.join(params, tile, piece)) continue;
+      if (params.segments.meetings != nullptr && !sums.join(params, tile, piece, room)) continue;
     }
-    sums.store(params.product, batch_of<Config>(params, tile), tile);
+    sums.store(params, tile, room);
   }
 }
 

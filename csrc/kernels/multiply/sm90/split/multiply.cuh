@@ -61,21 +61,31 @@ struct NoTurns {
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Stores kCount of a thread's sums, from kFirst on, to the blocks of C from `first` on.
-template <bool kPairs, int kFirst, int kCount, class Sums>
-__device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Tile first,
-                                             const Sums& sums) {
-  const int lane = threadIdx.x % 32;
-  const int64_t row = first.row * kBlock + threadIdx.x % 128 / 32 * 16 + lane / 4;
-  const int64_t column = first.column * kBlock + lane % 4 * 2;
+__device__ __forceinline__ int multiplying_warp() {
+  return threadIdx.x / 32 - kernels::sm90::kFirstMultiplyWarp;
+}
+
+// Stores a thread's kCount sums to the blocks of C from `first` on, of which some may not be whole:
+// 8 x 32 at a time, two parts below each other.
+template <int kCount, int kPart = 0, class Sums>
+__device__ __forceinline__ void store_parts(const MultiplyParams<float>& p, Tile first,
+                                            const Sums& sums, StoreRoom<float>& room) {
+  constexpr int kColumns = StoreRoom<float>::kColumns, kRows = StoreRoom<float>::kRows;
+  if constexpr (kPart * kColumns / 4 < kCount) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < kCount; i += 2) {
-    store_pair<kPairs>(p, first.batch, row + i / 2 % 2 * 8, column + i / 4 * 8,
-                       sums.total(kFirst + i), sums.total(kFirst + i + 1));
+    for (int i = 0; i < kColumns / 8; ++i) {
+      const int at = kPart / 2 * kColumns / 2 + kPart % 2 * 2 + 4 * i;
+      auto& to = room.entries[lane / 4][8 * i + lane % 4 * 2];
+      reinterpret_cast<EntryPair<float>&>(to) = {sums.total(at), sums.total(at + 1)};
+    }
+    room.store(p, first.batch, first.row * kBlock + warp_row() + kPart % 2 * kRows,
+               first.column * kBlock + kPart / 2 * kColumns);
+    store_parts<kCount, kPart + 1>(p, first, sums, room);
   }
 }
 
-// The same for cells. They lie in C as a whole, and each has a place of its own.
+// Stores sums of cells. They lie in C as a whole, and each has a place of its own.
 template <class Config, int kBlockOfOwn = 0, class Sums>
 __device__ __forceinline__ void store_cells(const MultiplyParams<float>& p,
                                             const OwnCells<Config>& own, const Sums& sums) {
@@ -83,12 +93,13 @@ __device__ __forceinline__ void store_cells(const MultiplyParams<float>& p,
     const int cell = own.cells[kBlockOfOwn];
     if (cell >= 0) {
       const GridPlace place = place_of(p, cell);
-      const Tile first{0, place.row, place.column};
-      if (p.input == nullptr) {
-        store_totals<true, kBlockOfOwn * kThreadValues, kThreadValues>(p, first, sums);
-      } else {
-        store_totals<false, kBlockOfOwn * kThreadValues, kThreadValues>(p, first, sums);
-      }
+      constexpr int kFirst = kBlockOfOwn * kThreadValues;
+      const auto store = [&](auto adds) {
+        for_pairs<kFirst, kThreadValues>({0, place.row, place.column}, sums, [&](auto... pair) {
+          store_pair<decltype(adds)::value>(p, 0, pair...);
+        });
+      };
+      p.input == nullptr ? store(std::false_type{}) : store(std::true_type{});
     }
     store_cells<Config, kBlockOfOwn + 1>(p, own, sums);
   }
@@ -111,8 +122,7 @@ __device__ void multiply_stages(const ParamsOf<Config, SplitProduct>& params, in
   auto& ring = storage.ring;
   Descriptor<Config, Config::kMajorA> a(storage.stages[0].a[0][row]);
   Descriptor<Config, Config::kMajorB> b(storage.stages[0].b[0][column]);
-  const typename Config::Later later(
-      storage.output.later[threadIdx.x / 32 - kernels::sm90::kFirstMultiplyWarp]);
+  const typename Config::Later later(storage.output.later[multiplying_warp()]);
   SumsOf<Config> sums(later);
   const std::conditional_t<Config::kTakesTurns, Turns, NoTurns> turns(warpgroup);
   RingPosition<Config::kStages> at;
@@ -156,12 +166,21 @@ __device__ void multiply_stages(const ParamsOf<Config, SplitProduct>& params, in
       } else {
         const Tile first{tile.batch, tile.row + row, tile.column + column};
         constexpr int kSums = Config::kOwn * kThreadValues;
-        const bool whole = (first.row + 1) * kBlock <= p.m &&
-                           (first.column + Config::kOwn) * kBlock <= p.n && p.c_leading % 2 == 0;
-        if (whole && p.input == nullptr) {
-          store_totals<true, 0, kSums>(p, first, sums);
+        const bool whole =
+            (first.row + 1) * kBlock <= p.m && (first.column + Config::kOwn) * kBlock <= p.n;
+        constexpr bool kHasRooms = requires { storage.output.rooms; };
+        const bool pairs = whole && p.c_leading % (kHasRooms ? kStoreUnit : 2) == 0;
+        if ((pairs && p.input == nullptr) || log2_segments<Config>(params) != 0) {
+          for_pairs<0, kSums>(first, sums,
+                              [&](auto... pair) { store_pair<false>(p, first.batch, pair...); });
+        } else if (kHasRooms && pairs) {
+          for_pairs<0, kSums>(first, sums,
+                              [&](auto... pair) { store_pair<true>(p, first.batch, pair...); });
+        } else if constexpr (kHasRooms) {
+          store_parts<kSums>(p, first, sums, storage.output.rooms[multiplying_warp()]);
         } else {
-          store_totals<false, 0, kSums>(p, first, sums);
+          for_pairs<0, kSums>(first, sums,
+                              [&](auto... pair) { store_inside(p, first.batch, pair...); });
         }
       }
       sums.reset();

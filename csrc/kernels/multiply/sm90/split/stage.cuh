@@ -6,6 +6,7 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "kernels/multiply/sm90/list.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 #include "kernels/multiply/sm90/split/largest_terms.cuh"
@@ -36,6 +37,7 @@ struct SplitConfig
   using Later = std::conditional_t<kKeepsPairs, LaterPairs<kOwn_>, NothingLater>;
   struct Output {
     typename Later::Room later[kRows_ * kColumns_ / kOwn_ * 4];  // of each multiplying warp
+    StoreRoom<float> rooms[kRows_ * kColumns_ / kOwn_ * 4];      // the same
   };
   // For PromotedSums. The small tile has registers for more sets. It also needs them to match
   // cublasSgemm, which is more accurate for a small C because it cuts K into parts.
@@ -97,7 +99,8 @@ class GridTerms {
   // Reads the tile now: few products ask, and the others have no time and registers for it.
   __device__ int at(int row, int column) const {
     const int columns = p_.b.split.extent * Config::kGranules;
-    const int64_t rows_before = static_cast<int64_t>(tile_.batch) * p_.a.split.extent;
+    const int64_t rows_before =
+        static_cast<int64_t>(batch_of<Config>(p_, tile_)) * p_.a.split.extent;
     const int64_t rows = (rows_before + tile_.row + row_) * Config::kGranules + row;
     return p_.terms[rows * columns + (tile_.column + column_) * Config::kGranules + column];
   }
