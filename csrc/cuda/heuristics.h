@@ -246,7 +246,7 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   if (forced || (is_double && tile != TileSize::kSmall)) {
     return tile == TileSize::kSmall ? *forced : 1;
   }
-  // Of a segment, and of tiles that two or more share.
+  // The steps of a segment, and of tiles that two or more share.
   constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 16;
   constexpr double kClearly = 0.85;  // of the time
   // Operands are read from memory, by however many thread blocks.

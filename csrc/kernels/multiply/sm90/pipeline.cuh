@@ -56,7 +56,8 @@ __device__ __forceinline__ void store_inside(const MultiplyParams<T>& p, int bat
   if (column + 1 < p.n) to[1] = finished(p, batch, row, column + 1, y);
 }
 
-// Of a row. If C's rows begin with such units, pairs of whole tiles take less time than StoreRoom.
+// A unit of a row. If C's rows begin with such units, pairs of whole tiles take less time than
+// StoreRoom.
 constexpr int kStoreUnit = 4;
 
 // A warp's room in shared memory for a part of its sums. From there they go to C wherever its rows
