@@ -308,6 +308,8 @@ def add(page, run):
             figure = KINDS[kind].figure
             for row in old_rows:
                 before, now = (of.get(figure) for of in (row, measured.get(_key(kind, row), {})))
+                if isinstance(before, str) or isinstance(now, str):
+                    continue  # a reason, say
                 if before and now and abs(now / before - 1) > _MOVES:
                     at = " ".join(text(row.get(name), name) for name in KINDS[kind].key)
                     moved.append(f"{kind}: {at}: {figure} {before:.4g} -> {now:.4g}")

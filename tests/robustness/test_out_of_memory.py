@@ -25,13 +25,12 @@ def test_no_memory_at_any_allocation(family, dtype):
                 found = bits(call())
             more += 2 * MIB if more < 64 * MIB else more // 4
         failed += more > 2 * MIB  # the allocator's pieces may hold enough for small results
-        for wanted, got in zip(expected, found, strict=True):
-            if name in BY_MEMORY:
-                close = {"rtol": BY_MEMORY[name], "atol": BY_MEMORY[name]}
-                torch.testing.assert_close(wanted, got, **close)
-            else:
-                assert torch.equal(wanted, got), name
-        for wanted, got in zip(expected, bits(call()), strict=True):
-            assert torch.equal(wanted, got), name
+        for result in (found, bits(call())):  # cuDNN keeps the algorithm of a call without memory
+            for wanted, got in zip(expected, result, strict=True):
+                if name in BY_MEMORY:
+                    close = {"rtol": BY_MEMORY[name], "atol": BY_MEMORY[name]}
+                    torch.testing.assert_close(wanted, got, **close)
+                else:
+                    assert torch.equal(wanted, got), name
         torch.cuda.synchronize()  # no error is left behind
     assert failed > 0

@@ -313,7 +313,7 @@ def run(tmp_path):
 
 
 def test_settings_are_found_and_served(run, tmp_path, timed, capsys, monkeypatch):
-    monkeypatch.setattr(vgg13, "compiled", lambda model: model)
+    monkeypatch.setattr(vgg13, "compiled", lambda model, **_: model)
     assert run("--images", "5", "--max-drop", "60") == 0
     results = tmp_path / "results"
     settings = json.loads((results / "calibrated_cpu.json").read_text())

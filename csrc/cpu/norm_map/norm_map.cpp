@@ -1,6 +1,7 @@
 // Norm maps on the CPU, in one pass over the matrix.
 #include "checks.h"
 #include "cpu/norm_map/strip_norms.h"
+#include "stage_range.h"
 
 namespace spamm::cpu {
 namespace {
@@ -65,7 +66,11 @@ Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
 std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
   const Block edges = check_block(block);
   check_matrix_pair(a, b);
-  return {norm_map(a, {edges.m, edges.k}), norm_map(b, {edges.k, edges.n})};
+  const auto map = [](const Tensor& x, int64_t rows, int64_t columns) {
+    const StageRange stage(kNormMapStage);
+    return norm_map(x, {rows, columns});
+  };
+  return {map(a, edges.m, edges.k), map(b, edges.k, edges.n)};
 }
 
 }  // namespace
