@@ -306,14 +306,13 @@ inline void check_into(const at::Tensor& out, const at::Tensor& a, const at::Ten
   at::assert_no_internal_overlap(*norms);
 }
 
-// Tells whether `whole` of multiply, (M, N, 1), asks for sums that are not cut into segments.
+// Tells whether `whole` of multiply is (M, N, 1): sums are not cut into segments, and all else has
+// the bits of a product of M x N, which may be smaller.
 inline bool keeps_order(at::IntArrayRef whole) { return whole.size() == 3 && whole[2] == 1; }
-inline at::IntArrayRef sizes_of(at::IntArrayRef whole) {
-  return keeps_order(whole) ? whole.slice(0, 2) : whole;
-}
 
-// `whole` is (M, N) of the product that a @ b is a part of.
+// `whole` is (M, N) of the product that a @ b is a part of, unless it keeps_order().
 inline void check_whole(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef whole) {
+  if (keeps_order(whole)) return;
   const int64_t rows = a.size(-2), columns = b.size(-1);
   TORCH_CHECK_VALUE(whole.size() == 2 && whole[0] >= rows && whole[1] >= columns,
                     "whole must be (M, N) of the whole product, at least [", rows, ", ", columns,

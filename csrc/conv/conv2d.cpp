@@ -240,13 +240,14 @@ class MatrixConvolution {
     return norm_map(pixels.mT(), {conv_.block.k, conv_.block.n});
   }
 
-  // The kernel is that of the whole matrix, whatever the pieces. Its sums keep their order: an
-  // image must not depend on its batch.
+  // The kernel is that of the whole matrix, whatever the pieces, and its sums keep their order. If
+  // a pixel block is of one image, which must not depend on its batch, it is that of one image.
   Tensor multiply_piece(const Tensor& pixels, const Tensor& skip_norms, const Tensor& tau) const {
     const auto [m, k, n] = conv_.block;
     const int64_t groups = conv_.shape.groups, channels = conv_.shape.group_out_channels();
-    const int64_t all_pixels = volume(conv_.blocks.count()) * n;
-    MultiplyOptions options = {.whole = {{all_pixels, channels, 1}}};
+    const Box blocks = conv_.blocks.count();
+    const int64_t images = conv_.blocks.edge[0] == 1 ? blocks[0] : 1;
+    MultiplyOptions options = {.whole = {{volume(blocks) / images * n, channels, 1}}};
     if (conv_.bias) options.input = conv_.bias->view({groups, 1, channels});
     return multiply(pixels, weights_.mT(), skip_norms.mT(), norm_weight_.mT(), tau, {n, k, m},
                     options);

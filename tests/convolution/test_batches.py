@@ -77,6 +77,19 @@ def test_whole_blocks_are_the_same_in_every_batch(device, dtype):
     assert torch.equal(together[64:], last)
 
 
+@pytest.mark.parametrize("tau", [0.0, 1.0])
+def test_an_image_with_blocks_of_its_own_does_not_depend_on_its_batch(device, dtype, tau):
+    """In float32 on Hopper so many pixels have larger tiles than those of one image."""
+    input, weight = (
+        uneven(12, 64, 48, 48, seed=1, dtype=dtype),
+        uneven(64, 64, 3, 3, seed=2, dtype=dtype),
+    )
+    input, weight = input.to(device), weight.to(device)
+    setting = {"padding": 1, "tau": tau, "pixel_block": (1, 8, 8)}
+    together = spamm_torch.conv2d(input, weight, **setting)
+    assert torch.equal(together[3:4], spamm_torch.conv2d(input[3:4], weight, **setting))
+
+
 # ---- Blocks of images that a batch does not fill ------------------------------------------------
 
 

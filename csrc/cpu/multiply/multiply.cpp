@@ -467,7 +467,7 @@ Tensor empty(IntArrayRef shape, at::ScalarType dtype, at::Device) {
 // A block of C has the same bits in any part, so that the whole's size does not matter here.
 Tensor multiply(MultiplyArguments& x) {
   const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
-  if (x.whole) check_whole(x.a, x.b, sizes_of(*x.whole));
+  if (x.whole) check_whole(x.a, x.b, *x.whole);
   const Tensor result = empty(product_shape(x.a, x.b), x.a.scalar_type(), x.a.device());
   write_product(result, x, block);
   return result;

@@ -346,7 +346,7 @@ Tensor multiply(MultiplyArguments& x) {
   const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
   ProductSize size = size_of_product(x.a, x.b);
   if (x.whole) {
-    check_whole(x.a, x.b, sizes_of(*x.whole));
+    check_whole(x.a, x.b, *x.whole);
     size.m = (*x.whole)[0], size.n = (*x.whole)[1];
   }
   const Tensor c = empty(product_shape(x.a, x.b), x.a.scalar_type(), x.a.device());

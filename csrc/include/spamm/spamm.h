@@ -74,7 +74,8 @@ struct MultiplyOptions {
   OptTensor input = {};  // broadcasts to the product's shape; beta = 0 ignores it (NaN included)
   Scalar beta = 1, alpha = 1;
   // (M, N) of the product that this one is a part of, cut where blocks end: each part then has the
-  // bits of the whole. (M, N, 1): K is not cut into segments, however few tiles there are.
+  // bits of the whole. (M, N, 1): K is not cut into segments, however few tiles there are, and all
+  // else is chosen as for a product of M x N, which may be smaller.
   std::optional<DimVector> whole = {};
 };
 
