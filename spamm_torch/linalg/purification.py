@@ -100,8 +100,8 @@ def purify(
             check_max_error(max_error)
             return
         check_number(energy_error, "energy_error")
-        if not energy_error > 0:
-            raise ValueError(f"energy_error must be above 0; got {energy_error}")
+        if not 0 < energy_error < math.inf:
+            raise ValueError(f"energy_error must be above 0 and finite; got {energy_error}")
 
     alike = {"electrons": electrons, "max_error": max_error, "energy_error": energy_error}
 

@@ -165,7 +165,7 @@ PURIFY = functools.partial(linalg.purify, BLOCKS)
         (POWER, {"n": -1}, ValueError, "n must be at least 0; got -1"),
         (POWER, {"n": 0.5}, TypeError, "n must be an integer; got 0.5"),
         (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and energy_error"),
-        (PURIFY, {"electrons": 64, "energy_error": 0}, ValueError, "energy_error must be above 0"),
+        (PURIFY, {"electrons": 64, "energy_error": torch.inf}, ValueError, "finite; got inf"),
         (PURIFY, {"electrons": 63, "max_error": 1e-6}, ValueError, "even and from 2 to 126 for 64"),
         (PURIFY, {"electrons": 64, "max_error": 1e-6}, linalg.NotConverged, "gap above the 32"),
         (linalg.inverse_sqrt, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),

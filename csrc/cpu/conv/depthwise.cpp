@@ -93,14 +93,14 @@ SPAMM_INLINE void convolve_channels(const T* picture, const std::vector<Step<T>>
   }
 #pragma GCC unroll 4
   for (int v = 0; v < vectors; ++v) {
+    const int64_t channel = first + int64_t{v} * lanes;
     Vector bias = {};
-    if (end.bias) std::memcpy(&bias, end.bias + first + v * lanes, sizeof(bias));
+    if (end.bias) std::memcpy(&bias, end.bias + channel, sizeof(bias));
     Vector result = sums[v] + bias;
     if (end.relu) result = result < 0 ? Vector{} : result;  // keeps NaN, like torch's relu
     float wide[lanes];
     std::memcpy(wide, &result, sizeof(wide));
-    for (int lane = 0; lane < lanes; ++lane)
-      output[first + v * lanes + lane] = narrow<T>(wide[lane]);
+    for (int lane = 0; lane < lanes; ++lane) output[channel + lane] = narrow<T>(wide[lane]);
   }
 }
 
