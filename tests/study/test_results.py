@@ -105,6 +105,14 @@ def test_a_page_of_runs_that_supersede_each_other(tmp_path, capsys):
     assert_golden("page", {"lines": lines, "moved": moved})
 
 
+def test_a_kind_whose_first_column_is_a_text_has_no_figure_that_moves():
+    rows = [{"case": "VGG13", "name": "conv12", "shape": "64 > 64, 3x3"}]
+    old, new = ({"name": name, "header": {"device": "d"}} for name in ("old", "new"))
+    page = {"runs": [old | {"tables": {"calibrated layers": rows}}]}
+    assert results.add(page, new | {"tables": {"calibrated layers": rows}}) == []
+    assert [run["tables"] for run in page["runs"]] == [{}, {"calibrated layers": rows}]
+
+
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
