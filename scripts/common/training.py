@@ -1,8 +1,7 @@
 """VGG13 on MNIST for benchmarks: trained where no checkpoint has it.
 
-A run that is stopped leaves a checkpoint, at most a minute old; the same command resumes from it
-and ends where it would have ended. Without options: the plain network of the paper on the 10,000
-embedded images, three to four minutes on two CPU cores, seconds on a GPU.
+Without options: the plain network of the paper on the 10,000 embedded images, three to four minutes
+on two CPU cores, seconds on a GPU.
 """
 
 import argparse
@@ -25,7 +24,7 @@ def add_training_options(parser):
     """Adds the options; those not given stay out, so that a checkpoint speaks for them."""
     default = TrainConfig()
     group = parser.add_argument_group("training (what a checkpoint holds need not be repeated)")
-    what = "where the training is kept and resumed from"
+    what = "where the trained network is kept"
     add(group, "--checkpoint", what, DEFAULT_CHECKPOINT, type=Path)
     what, said = "folder that holds MNIST/raw", f"${ROOT_VARIABLE}, else the embedded images"
     add(group, "--data", what, None, said, metavar="ROOT", type=Path)
@@ -54,8 +53,7 @@ def train_or_load(options):
     digits = load_digits(options.data, config.full)
     print(f"data: {digits.description}")
 
-    def report(step, steps, message):
-        if message:
-            print(f"training {config.model}: {message}", flush=True)
+    def report(message):
+        print(f"training {config.model}: {message}", flush=True)
 
     return train(config, digits, options.checkpoint, options.device, report), config, digits
