@@ -1,6 +1,7 @@
 """The density matrix of a molecule from its Fock and overlap matrices, by products alone."""
 
 import math
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import sparse
-from .._arguments import check_number
+from .._arguments import check_number, shown
 from ..sparse.blocks import is_sparse, read
 from ..spatial import spatial_order
 from .expansion import (
@@ -56,7 +57,6 @@ class Density:
         electrons: tr(D S).
         energy_weighted: of the form of ``density``: occupied states times their energies; or None.
         error: an estimate of the largest error of an entry of ``density``.
-        bound: a bound of the Frobenius norm of its error, given the gap.
         residual: the largest entry of F D - D F in the orthogonal basis.
         products: their number.
     """
@@ -71,7 +71,6 @@ class Density:
     electrons: float
     energy_weighted: Any
     error: float
-    bound: float
     residual: float
     products: int
 
@@ -110,12 +109,10 @@ class _Products:
         gap: float = 1.0,
         symmetric: bool = True,
     ) -> Operand:
-        share = None
-        if self.error is not None and not self.is_exact(x.matrix):
-            size = (norm_of(x.norms) * norm_of(y.norms)).item() * abs(alpha)
-            share = self.error * gap / size if size > 0 else 0.0
+        no_loss = self.error is None or self.is_exact(x.matrix)
+        loss = None if no_loss else (self.error or 0.0) * gap / abs(alpha)
         options: dict[str, Any] = {"symmetric": symmetric, "alpha": alpha, "beta": beta}
-        return self.of.product("X Y", x, y, share, added=added, **options)
+        return self.of.product("X Y", x, y, loss=loss, added=added, **options)
 
     def shifted(self, a: Tensor, scale: float, shift: float) -> Operand:
         return self.operand(self.of.shifted(a, scale, shift))
@@ -544,17 +541,13 @@ def _tensor(a: Any, name: str, block: int) -> Tensor:
 
 def _permutation(order: Any) -> Tensor:
     """An order of functions as int64, each number once."""
-    given = order if isinstance(order, Tensor) else torch.as_tensor(list(order), device="cpu")
-    is_whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    numbers = given.long() if is_whole and given.dim() == 1 else None
-    if numbers is None or not torch.equal(
-        numbers.sort()[0], torch.arange(len(numbers), device=numbers.device)
-    ):
-        raise ValueError(
-            f"order must name each function once, 0 to N - 1; got {given.dtype} of shape "
-            f"{tuple(given.shape)}" + (f", {given.tolist()[:5]} ..." if numbers is not None else "")
-        )
-    return numbers
+    try:
+        numbers = [*map(operator.index, order.tolist() if hasattr(order, "tolist") else order)]
+    except TypeError:
+        numbers = [-1]
+    if sorted(numbers) != [*range(len(numbers))]:
+        raise ValueError(f"order must name each function once, 0 to N - 1; got {shown(order)}")
+    return torch.tensor(numbers, device="cpu")
 
 
 # ---- The solver ---------------------------------------------------------------------------------
@@ -570,8 +563,8 @@ class _Spin:
     weighted: Tensor | None
     energy: float
     error: float
-    bound: float
     residual: float
+    products: int
     occupation: int
     kt: float
     is_fixed: bool
@@ -639,8 +632,8 @@ class DensitySolver:
         self._plans: dict[int, Expansion] = {}
         self._overlap = S if isinstance(S, Tensor) and S.requires_grad else None
         self.z: tuple[Operand, Operand] | None = None
-        # The largest squared norm of a row of Z; its norm, and a bound of its spectral one squared.
-        self._row, self._norm, self._spread, self._off = 1.0, 1.0, 1.0, 0.0
+        # The largest squared norm of a row of Z, and its norm.
+        self._row, self._norm, self._off = 1.0, 1.0, 0.0
         if S is not None:
             self._open(S, "S")
             self._factorize(self.forms.kept(S, "S"))
@@ -684,8 +677,7 @@ class DensitySolver:
             max_error = 0.02 * self.accuracy / math.sqrt(self._row)
             if self._off <= 5 * max_error:
                 break
-        self._spread, self._s = of.bound_of_norm(z) ** 2, by.operand(s)
-        self.z = by.operand(z), by.transposed(z)
+        self._s, self.z = by.operand(s), (by.operand(z), by.transposed(z))
 
     def __call__(
         self,
@@ -735,15 +727,14 @@ class DensitySolver:
         )
         if has_gradient and self.forms.is_sparse:
             raise RuntimeError("block-sparse matrices have no gradient: expected dense storage")
-        kt, spins, products = BOLTZMANN * temperature, [], 0
+        kt, spins = BOLTZMANN * temperature, []
         for number in range(1 + is_open):
             f = self.forms.kept(focks[number % len(focks)], "F")
             given = (*occupations[number], kt)
             occupation = 1 if is_open else 2
             weighted = energy_weighted or has_gradient
-            one, count = self._solve(f, given, accuracy / occupation, number, occupation, weighted)
-            spins.append(one)
-            products += count
+            how = accuracy / occupation, number, occupation, weighted
+            spins.append(self._solve(f, given, *how))
         density, energy, free = self._outputs(focks, spins, has_gradient)
         weighted_density = None
         if energy_weighted:
@@ -765,9 +756,8 @@ class DensitySolver:
             electrons=sum(x.states.count * x.occupation for x in spins),
             energy_weighted=weighted_density,
             error=max(x.error for x in spins),
-            bound=math.hypot(*(x.bound for x in spins)),
             residual=max(x.residual for x in spins),
-            products=products,
+            products=sum(x.products for x in spins),
         )
 
     def _outputs(
@@ -792,8 +782,8 @@ class DensitySolver:
         number: int,
         occupation: int,
         is_weighted: bool,
-    ) -> tuple[_Spin, int]:
-        """Solves one spin to an accuracy of D / occupation; also the number of products."""
+    ) -> _Spin:
+        """Solves one spin to an accuracy of D / occupation."""
         kt, of = given[2], self.forms.of(f)
         _, given_before, last = self._last.get(number, (None, None, None))
         gap, row = (last.gap, last.row) if last else (_SLOPE * kt or 1.0, min(self._row, 1.0))
@@ -812,8 +802,7 @@ class DensitySolver:
             # X H is symmetric but for what mixes occupied and empty states.
             tight = _Products(of, 2 * _OF_H * allowed * min(gap, 1.0))
             product = tight.product(x, by.operand(h), symmetric=False)
-            parts = [part for _, part in of.with_mirrored(product[0])]
-            most, norm = max(map(_largest, parts)), math.hypot(*map(norm_of, parts))
+            most = max(_largest(part) for _, part in of.with_mirrored(product[0]))
             half = x if self.z is None else back.product(self.z[0], x, symmetric=False)
             states.row = row = float(_row_squares(half[0]).max())
             states.scale = scale
@@ -840,11 +829,8 @@ class DensitySolver:
                 weighted, _ = back.product(back.product(self.z[0], product, symmetric=False), right)
         weighted = weighted if weighted is None else weighted * occupation
         energy = float(of.diagonal(product[0]).sum()) * occupation
-        bound = self._spread * (2 * norm / gap + rest * math.sqrt(of.size)) + 3 * _OF_D * accuracy
-        numbers = (energy, error * occupation, bound * occupation, most)
-        is_fixed = given[1] is not None
-        one = _Spin(states, h, d * occupation, weighted, *numbers, occupation, kt, is_fixed)
-        return one, len(of.steps)
+        numbers = energy, error * occupation, most, len(of.steps), occupation, kt
+        return _Spin(states, h, d * occupation, weighted, *numbers, given[1] is not None)
 
     def _growth(self, row: float, kt: float) -> float:
         """The errors of an entry of D over those of X: the lengths of a row of Z and, but for a
@@ -915,14 +901,13 @@ def _row_squares(a: Tensor) -> Tensor:
 
 def _joined(matrices: list[Any]) -> Any:
     """One matrix, or two stacked where their form can be."""
+    first = matrices[0]
     if len(matrices) == 1:
-        return matrices[0]
-    if isinstance(matrices[0], Tensor):
-        return matrices if is_sparse(matrices[0]) else torch.stack(matrices)
-    if hasattr(matrices[0], "tobsr"):
+        return first
+    if is_sparse(first) or hasattr(first, "tobsr"):
         return matrices
-    stacked = torch.stack([torch.from_numpy(x) for x in matrices])
-    return stacked.numpy()
+    stacked = torch.stack([x if isinstance(x, Tensor) else torch.from_numpy(x) for x in matrices])
+    return stacked if isinstance(first, Tensor) else stacked.numpy()
 
 
 def _occupations(
