@@ -48,7 +48,7 @@ Common to all functions:
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -377,12 +377,9 @@ def mm(
         torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
             the bytes it would need.
 
-    With ``devices``, operands on a GPU: each other device needs memory for the whole of B and for
-    its rows of A and C. :func:`mm_shards` takes operands that lie on several devices. Operands on
-    the CPU may be larger than the memory of the GPUs; a ``tau`` is on the CPU, too, and the result
-    in pinned memory, complete when the call returns. Operands that are not pinned take longer, and
-    those without contiguous rows are copied first; a search for a ``tau`` reads them twice, unless
-    norm maps are given. Gradients, and norm maps of ``return_info``, are computed where they lie.
+    With ``devices``, operands on the CPU may be larger than the memory of the GPUs; a ``tau`` is on
+    the CPU, too, and the result in pinned memory, complete when the call returns. docs/scaling.md
+    has the memory that they need; :func:`mm_shards` takes operands that lie on several devices.
 
     Example:
         >>> i = torch.arange(512)
@@ -456,12 +453,9 @@ def mm_shards(
 ) -> list[Tensor]:
     """:func:`mm` of operands whose rows lie on several devices.
 
-    For two devices: ``c0, c1 = mm_shards([a0, a1], [b0, b1], tau=tau)``, where ``a0``, ``b0`` and
-    ``c0`` are the first rows of A, B and C, on the first device.
-
-    A device fetches only those blocks of B that have a valid block product with its rows of A,
-    while it multiplies. Method: as sparsity-aware products of sparse matrices (Hong and Buluc,
-    arXiv 2408.14558, 2024); docs/kernels/shards.md.
+    ``c0, c1 = mm_shards([a0, a1], [b0, b1], tau=tau)`` on two devices. Method: as sparsity-aware
+    products of sparse matrices (Hong and Buluc, arXiv 2408.14558, 2024): a device fetches only the
+    blocks of B that have a valid block product with its rows of A (docs/kernels/shards.md).
 
     Args:
         a_shards: the rows of A (M, K) in order, a matrix (rows, K) for each part. Each but the last
@@ -760,12 +754,11 @@ def conv2d(
 
     With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
     engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
-    dtype and device alone (:func:`backend_for` names it). A ``pixel_block`` of one image
-    keeps our kernels, for torch's do not promise that an image does not depend on its batch.
+    dtype and device alone. A ``pixel_block`` of one image keeps our kernels, for torch's do not
+    promise that an image does not depend on its batch.
 
-    On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
-    are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
-    otherwise each call copies them, and the output back where the input is not channels-last.
+    On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names; channels-last
+    tensors with a multiple of 16 bytes of channels are not copied.
 
     Example:
         >>> images, weight = torch.rand(64, 32, 8, 8), torch.randn(64, 32, 3, 3)
@@ -814,26 +807,16 @@ def conv2d(
 
 
 def backend_for(
-    device: torch.device | str,
-    dtype: torch.dtype,
-    block: int | Sequence[int] = 64,
-    *,
-    convolution: Mapping[str, Any] | None = None,
+    device: torch.device | str, dtype: torch.dtype, block: int | Sequence[int] = 64
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-plain" or "sm90-wgmma-f16".
 
     On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
-    portable kernel ("sm80-...") all the same.
+    portable kernel ("sm80-...") all the same. Of a convolution ``explain`` names it.
 
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
-        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
-            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
-            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
-            torch's convolution; where blocks are mostly empty "sm80-thin", "sm80-packed" or
-            "cpu-depthwise". Geometry in numbers, the knob and ``pixel_block`` count, other
-            arguments do not.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -845,12 +828,4 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    if convolution is None:
-        return _ops.backend_for(place, dtype, check_block(block))
-    given = {name: convolution[name] for name in _COUNTING if convolution.get(name) is not None}
-    element = torch.empty(1, dtype=dtype, device=place)
-    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
-    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))
-
-
-_COUNTING = ("stride", "padding", "dilation", "groups", "pixel_block", "valid_ratio", "max_error")
+    return _ops.backend_for(place, dtype, check_block(block))
