@@ -36,48 +36,25 @@ class TrainConfig:
         return model.to(memory_format=torch.channels_last)
 
 
-def resolve_config(path, given):
-    """The configuration to train or load: the options given, else the checkpoint's, else defaults;
-    UserError: the checkpoint at ``path`` has other options.
-    """
-    checkpoint = load_checkpoint(path)
-    if checkpoint is None:
-        return TrainConfig(**given)
-    stored = _stored_config(checkpoint["config"], path)
-    for option, value in given.items():
-        if getattr(stored, option) != value:
-            raise UserError(
-                f"expected a checkpoint with {option}={value}; got {option}="
-                f"{getattr(stored, option)} in {path}: name another file with --checkpoint"
-            )
-    return stored
-
-
-def _stored_config(values, path):
-    """The TrainConfig in a checkpoint; another version of this file may have written it."""
-    expected = {name: type(value) for name, value in asdict(TrainConfig()).items()}
-    found = {name: type(value) for name, value in values.items()}
-    if found != expected:
-        differing = sorted({str(name) for name, _ in found.items() ^ expected.items()})
-        raise UserError(
-            f"expected a checkpoint with the options {', '.join(expected)}; got one that differs "
-            f"in {', '.join(differing)}: {path}"
-        )
-    return TrainConfig(**values)
-
-
 def train(config, digits, path, device, report):
     """The trained model on the device, in eval mode: from the checkpoint at ``path`` where there is
     one, which is written else.
 
     Args:
-        config: as from :func:`resolve_config`. digits: are split here.
+        config: a TrainConfig. digits: are split here.
         report: called with a line of text after each epoch.
 
     UserError: a checkpoint that is damaged, of other images or options, or cannot be written.
     """
     model, fingerprint = config.build().to(device), digits.fingerprint()
     if (checkpoint := load_checkpoint(path)) is not None:
+        expected = asdict(config)
+        if checkpoint["config"] != expected:
+            options = ", ".join(f"{name}={value}" for name, value in expected.items())
+            raise UserError(
+                f"expected a checkpoint of {options}; got one of other options in {path}: name "
+                "another file with --checkpoint"
+            )
         if checkpoint["data"] != fingerprint:
             raise UserError(
                 f"expected a checkpoint trained on the images given; got other images in {path}: "

@@ -72,7 +72,6 @@ from ._arguments import (
     check_search,
     check_tensor,
     check_tensors,
-    dtype_name,
     has_tau,
     holds_dtensor,
     norm_dtype,
@@ -290,7 +289,7 @@ def _product(
 def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: bool) -> Any:
     shape, (m, _, n) = (a.shape[0], b.shape[1]), given[4]
     # Resized last, so that an error leaves it as it was.
-    target = out if out.numel() > 0 or out.shape == shape else a.new_empty(shape)
+    target = out if out.numel() > 0 or out.shape == shape else out.new_empty(shape)
     norms = None
     if return_norms:
         blocks = -(-shape[0] // m), -(-shape[1] // n)
@@ -301,22 +300,11 @@ def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: b
     return (out, norms) if return_norms else out
 
 
-def _check_out(name: str, out: Tensor, *operands: Tensor) -> None:
-    """Raises unless ``out`` may take the product of the last two operands."""
+def _check_out(out: Tensor) -> None:
+    """Raises unless ``out`` is a tensor that can be written to; the op checks the rest."""
     check_tensor(out, "out")
-    if out.dtype != operands[-1].dtype or out.device != operands[-1].device:
-        kind = TypeError if out.dtype != operands[-1].dtype else RuntimeError
-        raise kind(
-            f"out must have the operands' dtype and device, {dtype_name(operands[-1].dtype)} on "
-            f"{operands[-1].device}; got {dtype_name(out.dtype)} on {out.device}"
-        )
     if not torch.compiler.is_compiling() and out.is_neg():
         raise RuntimeError("out must not be a negative view (out.resolve_neg() is none); got one")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (out, *operands)):
-        raise RuntimeError(
-            f"{name} with out has no gradient: expected tensors that require none, or no_grad; got "
-            "one that requires a gradient"
-        )
 
 
 def mm(
@@ -405,7 +393,7 @@ def mm(
     if not plain or a.is_nested or b.is_nested or a.dim() != 2 or b.dim() != 2:
         _check_matrices("mm", a, b)
     if out is not None:
-        _check_out("mm", out, a, b)
+        _check_out(out)
     if (  # the usual call, without the cost of the others
         symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
     ):
@@ -537,7 +525,7 @@ def addmm(
     check_number(beta, "beta")
     check_number(alpha, "alpha")
     if out is not None:
-        _check_out("addmm", out, input, a, b)
+        _check_out(out)
     knobs, addition = (tau, valid_ratio, max_error), (input, beta, alpha)
     results = (return_norms, return_info, out)
     return _product(a, b, knobs, block, norm_a, norm_b, addition, None, symmetric, *results)

@@ -177,15 +177,6 @@ class _SpAMM(nn.Module):
             return None
         return pinned.norms if multiplied_dtype(weight) == weight.dtype else None
 
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As of ``nn.Module``. TypeError for ``tau``, which is no part of the state dict."""
-        if name == "tau":
-            raise TypeError(
-                "tau must be a float or a plain tensor, since a threshold is not learned; got a "
-                "Parameter (pass its detach())"
-            )
-        super().register_parameter(name, param)
-
     def _pin_again(self) -> None:
         if self._pinned is not None:
             self.freeze_()

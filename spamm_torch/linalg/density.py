@@ -1,5 +1,6 @@
 """The density matrix of a molecule from its Fock and overlap matrices, by products alone."""
 
+import functools
 import math
 import operator
 from dataclasses import dataclass, replace
@@ -245,12 +246,16 @@ def _expand(
     enough = max(1e-4 * target.accuracy, 8 * _EPS * size)
     gaps = plan.gaps() if plan else [min(1.0, 0.02 * 1.25**k) for k in range(_MOST_STEPS + 1)]
     if plan and by.is_exact(h):
-        plan.graph = plan.graph or _Graph(plan, h, of)
+        if plan.graph is None:  # the host does nothing between the steps
+            exact = _Products(Matrices(of.function, h, of.block, None, None), None)
+            step = functools.partial(exact.expand, expansion=plan)
+            with torch.cuda.device(h.device):
+                plan.graph = torch.cuda.make_graphed_callables(step, (h.clone(),))
         x, sums = plan.graph(h)
         of.steps += [(("a V^2 + b V", h.dtype, None, 0.0), None)] * len(plan.steps)
         for (trace, norm), shift in zip(sums.tolist(), expansion.shifts, strict=True):
             residuals.append(_residual(trace, norm, shift, size)[1])
-        return x, residuals
+        return x.clone(), residuals
     v = by.shifted(h, *expansion.start())
     while True:
         number = len(residuals)
@@ -380,7 +385,7 @@ def _fermi(by: _Products, x: Tensor, target: _Target, expansion: Expansion) -> _
     return _States(x, trace, mu, _SLOPE * kt, error, entropy, None, None, expansion, coefficients)
 
 
-# ---- Gradients and graphs -----------------------------------------------------------------------
+# ---- Gradients ----------------------------------------------------------------------------------
 
 
 def _response(of: Matrices, spin: "_Spin", g: Tensor) -> Tensor:
@@ -438,27 +443,6 @@ class _Differentiable(torch.autograd.Function):
             of_f.append(into_f + grads[-1] * spin.density)
         back = [solver.forms.given_back(x, grads[-1]) for x in (*of_f, of_s)]
         return (None, None, *(back if ctx.needs_input_grad[-1] else (*back[:-1], None)))
-
-
-class _Graph:
-    """The steps of a plan as a CUDA graph: the host does nothing between them."""
-
-    def __init__(self, plan: Expansion, h: Tensor, of: Matrices):
-        self.h = h.clone()
-        by = _Products(Matrices(of.function, h, of.block, None, None), None)
-        here, there = torch.cuda.current_stream(h.device), torch.cuda.Stream(h.device)
-        there.wait_stream(here)
-        with torch.cuda.stream(there):
-            by.expand(self.h, plan)  # libraries take their memory before the capture
-        here.wait_stream(there)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(h.device), torch.cuda.graph(self.graph):
-            self.x, self.sums = by.expand(self.h, plan)
-
-    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        self.h.copy_(h)
-        self.graph.replay()
-        return self.x.clone(), self.sums
 
 
 # ---- Forms of matrices --------------------------------------------------------------------------

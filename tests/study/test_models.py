@@ -117,13 +117,10 @@ def test_a_finished_training_is_kept_and_the_next_is_the_same(tmp_path, data, ki
 @pytest.mark.parametrize(
     ("arguments", "change", "words"),
     [
-        (("--model", "vgg13_bn"), {}, ("model=vgg13_bn", "model=vgg13 ")),
-        (("--width", "4"), {}, ("width=4", "width=2")),
-        (("--full",), {}, ("full=True", "full=False")),
-        ((), {"depth": 13}, ("differs in depth:",)),
-        ((), {"width": 2.0}, ("differs in width:",)),
-        ((), {"seed": None, "model": 1}, ("differs in model, seed:",)),
-        ((), None, ("other images",)),
+        (("--model", "vgg13_bn"), {}, "a checkpoint of model=vgg13_bn, epochs=2, full=False, "),
+        ((), {"depth": 13}, "of other options"),
+        ((), {"seed": [1]}, "of other options"),
+        ((), None, "other images"),
     ],
 )
 def test_a_checkpoint_of_another_training(capsys, arguments, change, words, tmp_path):
@@ -133,10 +130,12 @@ def test_a_checkpoint_of_another_training(capsys, arguments, change, words, tmp_
     training.save_checkpoint(path, {**of, "model": TINY.build().state_dict()})
     write_part(tmp_path, "t10k", *digits(50, seed=0 if change is not None else 1))
     content, given = path.read_bytes(), ("--data", tmp_path, "--checkpoint", path, *arguments)
+    given += ("--width", 2, "--epochs", 2, "--batch", 10)
     given += ("--device", "cpu", "--out", tmp_path / "out")
     code, _, [line] = run_script(bench.main, capsys, "vgg13", *given)
     assert code == 1
-    assert all(word in line for word in (*words, str(path)))
+    assert words in line
+    assert str(path) in line
     assert path.read_bytes() == content
 
 
