@@ -383,13 +383,10 @@ def mm(
     if drop is not None or plan is not None:
         _refuse_sparse_arguments(drop)
     if not plain and holds_dtensor(a, b):
+        knob, options = _knob_and_options(locals())
         from .distributed import dtensor  # not at the top: it takes half a second
 
-        _check_flags(return_norms, return_info, symmetric)
-        more = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric, "devices": devices}
-        more |= {"return_norms": return_norms, "return_info": return_info, "out": out}
-        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        return dtensor.mm(a, b, knob, block, **more)
+        return dtensor.mm(a, b, knob, **options)
     if not plain or a.is_nested or b.is_nested or a.dim() != 2 or b.dim() != 2:
         _check_matrices("mm", a, b)
     if out is not None:
@@ -409,13 +406,15 @@ def mm(
 
 def _of_blocks(name: str, given: dict[str, Any]) -> Any:
     """mm or addmm where an operand is block-sparse; ``given``: its locals."""
-    _check_flags(given["return_norms"], given["return_info"], given["symmetric"])
-    options = {key: value for key, value in given.items() if key not in _NO_OPTIONS}
-    knob = {key: given[key] for key in ("tau", "valid_ratio", "max_error")}
+    knob, options = _knob_and_options(given)
     return products.product(name, given["a"], given["b"], knob, **options)
 
 
-_NO_OPTIONS = ("a", "b", "plain", "tau", "valid_ratio", "max_error")
+def _knob_and_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    _check_flags(given["return_norms"], given["return_info"], given["symmetric"])
+    knob = {name: given[name] for name in ("tau", "valid_ratio", "max_error")}
+    taken = {"a", "b", "plain", *knob}
+    return knob, {name: value for name, value in given.items() if name not in taken}
 
 
 def _refuse_sparse_arguments(drop: Any) -> None:

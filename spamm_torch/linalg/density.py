@@ -31,8 +31,6 @@ from .matrices import Matrices, NotConverged, Operand, norm_of
 
 BOLTZMANN = 3.166811563455546e-6  # hartree per kelvin (CODATA 2018)
 _EPS = torch.finfo(torch.float64).eps
-# Functions from which on "auto" takes blocks alone, where this share of them holds anything.
-_LARGE, _FEW = 4096, 0.1
 _SMALL = 2048  # functions up to which CUDA takes torch's own products
 _MOST_STEPS, _TRIES = 120, 4
 _SLOPE = 10  # kT over which a Fermi function changes, as errors of X see it
@@ -573,15 +571,14 @@ class DensitySolver:
 
     Args:
         S: the overlap matrix, (N, N), real: an array of numpy, a sparse matrix of scipy, or a
-            tensor, dense or ``torch.sparse_bsr``. None: the functions are orthogonal.
+            tensor, dense or ``torch.sparse_bsr``. None: the functions are orthogonal. Of a sparse S
+            (else of a sparse first F) products are of stored blocks alone.
         positions: (N, 3), the nucleus of each function: :func:`sparse.spatial_order` puts what
             is near side by side, those at one place together, and more can be skipped. Of no
             consequence for the result.
         order: (N,), instead of positions: the functions' order.
         block: edge of blocks. None: that of a block-sparse matrix, 32 on CPUs, else 64.
         accuracy: what the largest error of an entry of D may be.
-        storage: "dense"; "sparse", blocks alone; or "auto": this from 4096 functions on of which
-            at most a tenth of the blocks of S hold anything.
         size: N, where a ``torch.sparse_bsr`` matrix is padded.
         device: on which to compute. None: that of S, or of the first F.
 
@@ -597,19 +594,16 @@ class DensitySolver:
         order: Any = None,
         block: int | None = None,
         accuracy: float = 1e-8,
-        storage: str = "auto",
         size: int | None = None,
         device: torch.device | str | None = None,
     ):
-        if storage not in ("auto", "dense", "sparse"):
-            raise ValueError(f'storage must be "auto", "dense" or "sparse"; got {storage!r}')
         if positions is not None and order is not None:
             raise ValueError("positions or order may be given; got both")
         self.accuracy = _checked_accuracy(accuracy)
         if positions is not None:
             positions = torch.as_tensor(positions, device=getattr(positions, "device", "cpu"))
             order = spatial_order(positions, positions.unique(dim=0, return_inverse=True)[1])
-        self._given = block, storage, size, device
+        self._given = block, size, device
         self._order = None if order is None else _permutation(order)
         self._forms: _Forms | None = None
         self._last: dict[int, tuple[Tensor, Any, _States]] = {}
@@ -630,7 +624,7 @@ class DensitySolver:
 
     def _open(self, a: Any, name: str) -> None:
         """Takes size, block, storage and device from the first matrix."""
-        block, storage, size, device = self._given
+        block, size, device = self._given
         shape = tuple(getattr(a, "shape", ()))
         if len(shape) != 2:
             raise RuntimeError(f"{name} must be a matrix; got shape {shape}")
@@ -641,11 +635,8 @@ class DensitySolver:
             block = block or a.values().shape[-1]
         block = block or (32 if device.type == "cpu" else 64)
         order = None if order is None else order.to(device)
-        self._forms = _Forms(size, order, block, device, storage == "sparse")
-        if storage == "auto" and size >= _LARGE:
-            self._forms.is_sparse = True
-            stored = len(self._forms.kept(a, name).values())
-            self._forms.is_sparse = stored <= _FEW * (-(-size // block)) ** 2
+        is_stored = is_sparse(a) or hasattr(a, "tobsr")
+        self._forms = _Forms(size, order, block, device, is_stored)
 
     def _factorize(self, s: Tensor) -> None:
         of = self.forms.of(s)
