@@ -247,7 +247,8 @@ def _expand(
         if plan.graph is None:  # the host does nothing between the steps
             exact = _Products(Matrices(of.function, h, of.block, None, None), None)
             step = functools.partial(exact.expand, expansion=plan)
-            with torch.cuda.device(h.device):
+            usual = torch.inference_mode(False), torch.autocast("cuda", enabled=False)
+            with torch.cuda.device(h.device), usual[0], usual[1]:
                 plan.graph = torch.cuda.make_graphed_callables(step, (h.clone(),))
         x, sums = plan.graph(h)
         of.steps += [(("a V^2 + b V", h.dtype, None, 0.0), None)] * len(plan.steps)
