@@ -809,10 +809,4 @@ def backend_for(
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype; got {dtype!r}")
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise type(error)(
-            f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
-        ) from None
-    return _ops.backend_for(place, dtype, check_block(block))
+    return _ops.backend_for(torch.device(device), dtype, check_block(block))

@@ -169,7 +169,7 @@ SINGLE = [
      *(RuntimeError, "2, 3")),
     (lambda x: spamm_torch.valid_counts(x, x, None), TypeError, "tau"),
     (lambda x: backend_for("cpu", "float32"), TypeError, "dtype"),
-    (lambda x: backend_for("gpu", torch.float32), RuntimeError, "got 'gpu'"),
+    (lambda x: backend_for("gpu", torch.float32), RuntimeError, "gpu"),
     (lambda x: backend_for("meta", torch.float32), RuntimeError, "meta"),
     (lambda x: backend_for(x.device, torch.float32, 48), ValueError, "48"),
     (lambda x: backend_for(x.device, torch.int32), TypeError, "int32"),
