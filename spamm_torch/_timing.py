@@ -108,21 +108,15 @@ def _by_part(marks: Sequence[Any], between: Callable[[Any, Any], float]) -> dict
     return found
 
 
-def _marked(
-    call: Marking, stamp: Callable[[], Any], between: Callable[[Any, Any], float]
-) -> dict[str, float]:
-    """The times of the parts of one call."""
-    marks = [("", stamp())]
-    call(lambda name: marks.append((name, stamp())))
-    marks.append(("", stamp()))
-    if isinstance(marks[0][1], torch.cuda.Event):
-        torch.cuda.synchronize()
-    return _by_part(marks, between)
-
-
 def _cpu_run(call: Marking) -> Run:
-    call(lambda _: None)  # warms up
-    return lambda: _marked(call, perf_counter, lambda start, end: 1e6 * (end - start))
+    def run() -> dict[str, float]:
+        marks = [("", perf_counter())]
+        call(lambda name: marks.append((name, perf_counter())))
+        marks.append(("", perf_counter()))
+        return _by_part(marks, lambda start, end: 1e6 * (end - start))
+
+    run()  # warms up
+    return run
 
 
 def _event() -> torch.cuda.Event:
@@ -133,19 +127,20 @@ def _event() -> torch.cuda.Event:
 
 def _queued_run(call: Marking) -> Run:
     """A run on CUDA whose calls are all in the stream before the device begins with them."""
-
-    def timed() -> dict[str, float]:
-        return _marked(call, _event, lambda start, end: 1e3 * start.elapsed_time(end))
-
     call(lambda _: None)
     torch.cuda.synchronize()
     began = perf_counter()
-    call(lambda _: _event())
+    marks: list[tuple[str, torch.cuda.Event]] = []
+    call(lambda name: marks.append((name, _event())))
     cycles = min(_MOST_CYCLES, int(4e9 * (perf_counter() - began)))  # twice as long, at 2 GHz
     torch.cuda.synchronize()
 
     def run() -> dict[str, float]:
         torch.cuda._sleep(cycles)
-        return timed()
+        marks = [("", _event())]
+        call(lambda name: marks.append((name, _event())))
+        marks.append(("", _event()))
+        torch.cuda.synchronize()
+        return _by_part(marks, lambda start, end: 1e3 * start.elapsed_time(end))
 
     return run

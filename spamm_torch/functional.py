@@ -224,14 +224,14 @@ def _check_norm_maps(norm_a: Tensor, norm_b: Tensor) -> None:
 # ---- Products -----------------------------------------------------------------------------------
 
 
-def _check_matrices(name: str, a: Tensor, b: Tensor) -> None:
+def _check_matrices(name: str, a: Tensor, b: Tensor, dims: int = 2) -> None:
     check_tensor(a, "a")
     check_tensor(b, "b")
-    if a.dim() != 2 or b.dim() != 2:
+    if a.dim() != dims or b.dim() != dims:
         hint = _HINTS.get((name, a.dim(), b.dim()), "")
         raise RuntimeError(
-            f"{name} expects two matrices (2-d); got shapes {tuple(a.shape)} and "
-            f"{tuple(b.shape)}{hint}"
+            f"{name} expects two {'batches of ' * (dims - 2)}matrices ({dims}-d); got shapes "
+            f"{tuple(a.shape)} and {tuple(b.shape)}{hint}"
         )
 
 
@@ -553,13 +553,7 @@ def bmm(
         >>> bmm(torch.stack([a, a / 2]), torch.stack([a, a]), valid_ratio=0.3).shape
         torch.Size([2, 512, 512])
     """
-    check_tensor(a, "a")
-    check_tensor(b, "b")
-    if a.dim() != 3 or b.dim() != 3:
-        raise RuntimeError(
-            "bmm expects two batches of matrices (3-d); got shapes "
-            f"{tuple(a.shape)} and {tuple(b.shape)}{_HINTS.get(('bmm', a.dim(), b.dim()), '')}"
-        )
+    _check_matrices("bmm", a, b, 3)
     return _product(a, b, (tau, valid_ratio, max_error), block, return_info=return_info)
 
 
