@@ -352,8 +352,11 @@ def test_products_that_padding_does_not_matter_to():
     refuses(ValueError, lambda: linalg.matrix_power(given, 0, max_error=0.0), words)
 
 
-def test_of_asymmetry_by_rounding_the_symmetric_part_is_taken():
+def test_asymmetry_by_rounding_is_in_the_bound():
     a = with_entry(ABOVE, 3, 4, ABOVE[3, 4] + 1e-12)
+    for name in ("inverse_factor", "inverse_sqrt"):
+        exact, found = (FUNCTIONS[name](x) for x in (ABOVE, a))
+        assert found.total_bound > exact.total_bound
     exact, found = (FUNCTIONS["purify"](x).matrix for x in (ABOVE, a))
     assert torch.equal(found, found.mT)
     assert torch.linalg.vector_norm(exact - found) < 1e-11
