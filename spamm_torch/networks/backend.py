@@ -93,13 +93,16 @@ def backend(
     modules = _guarded_modules()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, example_inputs, strict=True))
+    given |= {node: _read(node) for node in graph_module.graph.find_nodes(op="get_attr")}  # frozen
     uncounted = _uncounted(graph_module.graph, given, modules)
     lasting = [node for node, value in given.items() if _is_lasting(node, value)]
     reason = _reason_to_leave(graph_module.graph, example_inputs, [given[node] for node in lasting])
     sources = [node for node in lasting if node not in uncounted]
-    rewriting = _Rewriting(graph_module, sources, reason)
+    freezes = compiles and rest.get("freezing", torch._inductor.config.freezing)
+    rewriting = _Rewriting(graph_module, sources, reason, freezes)
     rewriting.run(lambda node: given[node], measures, compiles, packs=True)
-    places = [placeholders.index(node) for node in rewriting.folding.sources]
+    inputs = {node: place for place, node in enumerate(placeholders)}
+    places = [inputs.get(node) for node in rewriting.folding.sources]
     call = _Call(rewriting, places, [given[node] for node in lasting], modules)
     call.run = _inner(graph_module, example_inputs, compiles, mode, rest)
     return call
@@ -149,7 +152,7 @@ def fuse(
             _Shapes(module).run(*example_inputs)
         attributes = module.graph.find_nodes(op="get_attr")
         sources = [node for node in attributes if type(_read(node)) in (Tensor, nn.Parameter)]
-        rewriting = _Rewriting(module, sources, "")
+        rewriting = _Rewriting(module, sources)
         rewriting.run(_read, example_inputs is not None, compiles, packs=False)
     fused = fx.GraphModule(module, module.graph)
     fused.meta["spamm_torch"] = tuple(row for _, row in rewriting.rows)
@@ -341,11 +344,12 @@ def _guarded_modules() -> list[nn.Module]:
 
 
 def _is_lasting(node: fx.Node, value: Any) -> bool:
-    """Tells whether an input is a parameter or buffer."""
+    """Tells whether an input is a parameter or buffer, or an attribute of the graph, as parameters
+    and buffers are with Inductor's freezing."""
     if type(value) not in (Tensor, nn.Parameter):
         return False
     known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    return isinstance(value, nn.Parameter) or known is not None
+    return node.op == "get_attr" or isinstance(value, nn.Parameter) or known is not None
 
 
 def _uncounted(
@@ -446,14 +450,26 @@ class _Rewriting:
         rows: of the report, each behind the id of its weight, or None. folding: computes the
         operands of ``tensors``, its sources. buffers: what the graph reads of these, attributes of
         the module; ``kept`` tells which they are.
+
+    Args:
+        reason: why nothing is fused at all. freezes: Inductor makes constants of weights, and
+            packs those of CPUs as well as it can be done.
     """
 
-    def __init__(self, module: fx.GraphModule, sources: Sequence[fx.Node], reason: str) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        sources: Sequence[fx.Node],
+        reason: str = "",
+        freezes: bool = False,
+    ) -> None:
         self.module, self.graph = module, module.graph
         self._constants, self._sources = Constants(self.graph, sources), set(sources)
         self._sites = find_sites(self.graph, self._constants)
         for site in self._sites:
             site.reason = site.reason or reason
+            if freezes and not (site.reason or site.skips or value_of(site.weight).is_cuda):
+                site.reason = "frozen: Inductor packs its weight"
         self.rows: list[tuple[int | None, Row]] = []
         self.folding = _Folding()
         self.buffers: list[Tensor] = []
@@ -667,7 +683,7 @@ class _Call:
     def __init__(
         self,
         rewriting: _Rewriting,
-        places: list[int],
+        places: list[int | None],
         read: list[Tensor],
         modules: Iterable[nn.Module],
     ) -> None:
@@ -691,7 +707,8 @@ class _Call:
                 "many hooks of all modules; got others (torch._dynamo.reset() compiles it anew)"
             )
         if self._places:
-            sources = [args[place] for place in self._places]
+            pairs = zip(self._places, self._sources, strict=True)
+            sources = [held if place is None else args[place] for place, held in pairs]
             if self._state_of(sources) != self._state:
                 self._fold(sources)
         return self.run(*args)
@@ -708,8 +725,14 @@ class _Call:
         return kinds, [methods.get(name) for methods, name in self._methods], *map(len, hooks)
 
     def fold_again(self) -> None:
-        """Folds the weights again, into the same memory."""
-        if self._places:
+        """Folds the weights again, into the same memory. Those of another type, device or shape by
+        now need none: dynamo compiles anew before they are used."""
+        pairs = zip(self._sources, self._held, strict=True)
+        is_as_before = all(
+            (now.dtype, now.device, now.shape) == (held.dtype, held.device, held.shape)
+            for now, held in pairs
+        )
+        if self._places and is_as_before:
             self._fold(self._sources)
 
     def _fold(self, sources: list[Tensor]) -> None:

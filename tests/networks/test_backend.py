@@ -78,6 +78,20 @@ def test_inductor_computes_the_rest():
     assert relative_error(run(images), model(images)) < 1e-5
 
 
+@pytest.mark.inductor
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_frozen_weights_of_a_cpu_are_left_to_inductor(inner):
+    model, images = conv().eval(), torch.randn(2, 32, 9, 9)
+    run = compiled(model, inner)
+    with torch._inductor.config.patch(freezing=True):
+        assert relative_error(run(images), model(images)) < 1e-5
+    (row,) = explain(model)
+    assert (row.action, row.reason[:6]) == {
+        "eager": ("dense", "table:"),
+        "inductor": ("left", "frozen"),
+    }[inner]
+
+
 # ---- What a call absorbs -------------------------------------------------------------------------
 
 
