@@ -27,8 +27,8 @@ _ops, _aten = torch.ops.spamm_torch, torch.ops.aten
 
 _NAMES = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-    *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "pad", "max_pool2d"),
-    *("constant_pad_nd", "alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
+    *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "max_pool2d"),
+    *("alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
     *("linear", "prelu", *ACTIVATIONS),
 )
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
@@ -174,7 +174,8 @@ class Site:
         node, input, weight, bias: the convolution and its operands. geometry: stride, padding,
             dilation, groups.
         setting: the further arguments of the op ``conv2d``, where a SpAMM layer calls it.
-        scales: the maps of channels behind it, in order: (kind, operands).
+        scales: the maps of channels behind it, in order, as batch norms: (mean, variance, factor,
+            summand, eps), None for what one does not have.
         nodes: the convolution and what is computed with it, in order. ``folded``: how many of them
             are computed by other weights.
         residual, activation, slope, pool: as of the ops; ``pool`` is a node, ``slope`` a node or a
@@ -191,7 +192,7 @@ class Site:
     bias: Any = None
     geometry: tuple[Any, ...] = ()
     setting: dict[str, Any] = field(default_factory=dict)
-    scales: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    scales: list[tuple[Any, ...]] = field(default_factory=list)
     nodes: list[fx.Node] = field(default_factory=list)
     folded: int = 1
     residual: fx.Node | None = None
@@ -306,8 +307,6 @@ class _Finder:
 
     def follow(self, site: Site) -> None:
         """Takes what follows the site, as far as its call can compute it."""
-        if not site.skips:
-            self._take_pad(site)
         if site.activation != "none" or site.residual is not None:
             return
         while self._pass_over_identity(site) or self._take_scale(site):
@@ -343,20 +342,6 @@ class _Finder:
         site.nodes.append(node)
         site.absorbed += (what,)
 
-    def _take_pad(self, site: Site) -> None:
-        node = site.input
-        if not isinstance(node, fx.Node) or name_of(node) not in ("pad", "constant_pad_nd"):
-            return
-        given = arguments_of(node)
-        pad = list(given["pad"])
-        left, right, *rows = [*pad, 0, 0][:4]
-        is_zero = given.get("mode", "constant") == "constant" and not given.get("value")
-        is_even = len(pad) in (2, 4) and left == right and rows[0] == rows[1]
-        if is_zero and is_even and all(type(edge) is int and edge >= 0 for edge in pad):
-            stride, padding, *rest = site.geometry
-            site.geometry = (stride, [padding[0] + rows[0], padding[1] + left], *rest)
-            site.input = given["input"]
-
     def _pass_over_identity(self, site: Site) -> bool:
         node = self._next(site)
         if node is None or not _is_identity(node):
@@ -370,17 +355,18 @@ class _Finder:
         kind = None if node is None else _SCALES.get(name_of(node))
         if node is None or kind is None:
             return False
-        operands: tuple[Any, ...] = (_other_operand(node, site.last),)
-        is_taken = operands[0] is not None and self._is_of_channels(site, operands[0])
         if kind == "bn":
             given = arguments_of(node)
-            operands = tuple(given.get(key) for key in _BATCH_NORM)
+            operands = [given.get(key) for key in _BATCH_NORM]
             has_statistics = not given.get("training") and operands[0] is not None
             is_taken = has_statistics and given["input"] is site.last
+        else:
+            given, other = {}, _other_operand(node, site.last)
+            operands = [None, None, *((other, None) if kind == "scale" else (None, other))]
+            is_taken = other is not None and self._is_of_channels(site, other)
         if not is_taken or not all(operand in self._constants for operand in operands):
             return False
-        more = (given.get("eps", 1e-5),) if kind == "bn" else ()
-        site.scales.append((kind, (*operands, *more)))
+        site.scales.append((*operands, given.get("eps", 1e-5)))
         self._take(site, node, kind)
         site.folded = len(site.nodes)
         return True

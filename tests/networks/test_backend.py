@@ -142,8 +142,6 @@ ABSORBED = {
     "depthwise": (conv(NORM, nn.ReLU(), groups=32), "bn relu"),
     "padding of a mode": (conv(NORM, padding=1, padding_mode="reflect"), "bn"),
     "padding by name": (conv(NORM, padding="same", dilation=2), "bn"),
-    "padding before": (nn.Sequential(nn.ZeroPad2d(1), *conv(NORM)), "bn"),
-    "padding of one side": (nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), *conv(NORM)), "bn"),
     "gate of sigmoid": (function(lambda y, x: y * torch.sigmoid(y)), "silu"),
     "gate of hardsigmoid": (function(lambda y, x: F.hardsigmoid(y) * y), "hardswish"),
     "clamp": (function(lambda y, x: y.clamp(0, 6)), "relu6"),
