@@ -39,13 +39,13 @@ from .choice import (
 from .convert import device_name
 from .fusion import (
     Constants,
+    Functions,
     Site,
     activation_of,
     arguments_of,
     attribute,
     find_sites,
     is_plain,
-    lower_modules,
     name_of,
     sizes_of,
     value_of,
@@ -144,11 +144,10 @@ def fuse(
             "torch.export make one)"
         )
     compiles = _compiles(inner)
-    module = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-    lower_modules(module.graph)
+    own = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    module = Functions(own).transform()
     with torch.no_grad():
         if example_inputs is not None:
-            module.recompile()
             _Shapes(module).run(*example_inputs)
         attributes = module.graph.find_nodes(op="get_attr")
         sources = [node for node in attributes if type(_read(node)) in (Tensor, nn.Parameter)]

@@ -503,62 +503,43 @@ def activation_of(node: fx.Node) -> str | None:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class _Tracer(fx.proxy.GraphAppendingTracer):
-    """Records the functions that one layer calls. Unlike ``fx.Tracer`` it changes no class, which
-    other threads may use.
-    """
+class Functions(fx.Transformer):
+    """Puts functions of tensors in the place of torch's own layers that a graph calls. Unlike a
+    tracer of modules it changes no class, which other threads may use."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__(fx.Graph())
-        self._own = [*layer.named_parameters(), *layer.named_buffers()]
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        to_bool = self.tracer.to_bool
 
-    def create_arg(self, a: Any) -> Any:
-        """As of the base, and takes the layer's tensors."""
-        for name, tensor in self._own:
-            if a is tensor:
-                return self.create_node("get_attr", name, (), {})
-        return super().create_arg(a)
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        """Passes over checks of a number of dimensions; as of the base for other values."""
-        compared: Any = obj.node.args[:1]
-        if obj.node.target is operator.ne and getattr(compared[0], "target", "") == "dim":
+        def pass_over_checks(value: fx.Proxy) -> bool:
+            """Of a number of dimensions; other values have no truth while they are traced."""
+            node, compared = value.node, value.node.args[:1]
+            if node.target is not operator.ne or getattr(compared[0], "target", "") != "dim":
+                return to_bool(value)
+            for unused in (node, *node.all_input_nodes):
+                self.new_graph.erase_node(unused)
             return False
-        return super().to_bool(obj)
 
+        self.tracer.to_bool = pass_over_checks
 
-def _functions_of(module: Any, inputs: int) -> fx.Graph | None:
-    """The graph of one of torch's own layers; None where it has none, or a call does more."""
-    own = vars(module)
-    does_more = any(own[name] for name in _HOOKS) or {"forward", "_conv_forward"} & own.keys()
-    counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.training
-    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
-    if does_more or counts or not is_torchs or module._modules:
-        return None
-    tracer = _Tracer(module)
-    nodes = [tracer.graph.placeholder(f"x{number}") for number in range(inputs)]
-    try:
-        result = module.forward(*(fx.Proxy(node, tracer) for node in nodes))
-        tracer.graph.output(result.node)
-    except Exception:  # whatever a layer does with what has no value yet
-        return None
-    tracer.graph.eliminate_dead_code()
-    return tracer.graph
+    def run_node(self, n: fx.Node) -> Any:
+        """As of the base, and notes what is known of the value."""
+        value = super().run_node(n)
+        if isinstance(value, fx.Proxy):
+            value.node.meta = {**n.meta, **value.node.meta}
+        return value
 
-
-def lower_modules(graph: fx.Graph) -> None:
-    """Puts functions of tensors in the place of torch's own layers that a graph calls."""
-    for node in graph.find_nodes(op="call_module"):
-        module = attribute(graph.owning_module, str(node.target))
-        layer = None if node.kwargs else _functions_of(module, len(node.args))
-        if layer is None:
-            continue
-        for read in layer.find_nodes(op="get_attr"):
-            read.target = f"{node.target}.{read.target}"
-        for each in layer.nodes:
-            each.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
-        inputs = layer.find_nodes(op="placeholder")
-        with graph.inserting_before(node):
-            new: Any = graph.graph_copy(layer, dict(zip(inputs, node.args, strict=True)))
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Calls what the layer computes, unless hooks or a forward of its own do more."""
+        module: Any = self.fetch_attr(target)
+        own, before = vars(module), len(self.new_graph.nodes)
+        does_more = any(own[name] for name in _HOOKS) or {"forward", "_conv_forward"} & own.keys()
+        counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+        is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+        if is_torchs and not (does_more or counts or module._modules):
+            try:
+                return module.forward(*args, **kwargs)
+            except Exception:  # whatever a layer does with what has no value yet
+                for node in reversed(list(self.new_graph.nodes)[before:]):
+                    self.new_graph.erase_node(node)
+        return super().call_module(target, args, kwargs)
