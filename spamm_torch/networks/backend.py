@@ -16,6 +16,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import Distribution
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -33,7 +34,6 @@ from .choice import (
     call_of,
     choose,
     computes_output_norms,
-    has_own_pool,
     operands,
 )
 from .convert import device_name
@@ -251,34 +251,35 @@ def register() -> None:
     not imported for it."""
     registry = sys.modules.get("torch._dynamo.backends.registry")
     if registry is None:
-        sys.meta_path.append(_Finder())
+        sys.meta_path.append(_Source)
     elif _NAME not in registry._COMPILER_FNS:
         registry.register_backend(backend, name=_NAME)
 
 
-class _Finder:
-    """A finder of one distribution beside the package's own, whose entry point is the backend."""
+class _Source(Distribution):
+    """A distribution beside the package's own, whose entry point is the backend, and the finder of
+    it alone."""
 
-    def find_spec(self, *_: Any) -> None:
+    @classmethod
+    def find_spec(cls, *_: Any) -> None:
         """Finds no module."""
 
-    def find_distributions(self, context: Any = None) -> Iterator[Any]:
+    @classmethod
+    def find_distributions(cls, context: Any = None) -> Iterator[Distribution]:
         """The distribution, unless another one is asked for."""
-        from importlib.metadata import Distribution
-
-        class Source(Distribution):
-            def read_text(self, filename: str) -> str | None:
-                files = {
-                    "METADATA": f"Metadata-Version: 2.1\nName: {__name__}\nVersion: {VERSION}\n",
-                    "entry_points.txt": f"[torch_dynamo_backends]\n{_NAME} = {__name__}:backend\n",
-                }
-                return files.get(filename)
-
-            def locate_file(self, path: Any) -> Any:
-                return path
-
         if context is None or context.name in (None, __name__):
-            yield Source()
+            yield cls()
+
+    def read_text(self, filename: str) -> str | None:
+        """The text of a file of metadata."""
+        return {
+            "METADATA": f"Metadata-Version: 2.1\nName: {__name__}\nVersion: {VERSION}\n",
+            "entry_points.txt": f"[torch_dynamo_backends]\n{_NAME} = {__name__}:backend\n",
+        }.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        """The place of a file."""
+        return path
 
 
 # ---- Compiling ----------------------------------------------------------------------------------
@@ -300,11 +301,7 @@ def _inner(
     """Compiles the graph as it is now."""
     if not compiles:
         return module.forward
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
-
-    patches = {**(list_mode_options(mode) if mode else {}), **options}
-    return compile_fx(module, list(example_inputs), config_patches=patches or None)
+    return torch._TorchCompileInductorWrapper(mode, options, None)(module, list(example_inputs))
 
 
 def _guarded_modules() -> list[nn.Module]:
@@ -549,10 +546,11 @@ class _Rewriting:
         return found
 
     def _replace_pool(self, node: fx.Node, leaves_norms: bool, compiles: bool) -> None:
-        """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or where
-        no compiler makes a kernel as fast."""
+        """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or on
+        CUDA, where no compiler makes a kernel as fast as its own."""
         given, windows = arguments_of(node), windows_of(node)
-        has_own = not compiles and has_own_pool(value_of(given["input"]))
+        images = value_of(given["input"])
+        has_own = images is not None and images.is_cuda and images.dim() == 4 and not compiles
         if windows is None or not (leaves_norms or has_own):
             return
         args = (given["input"], *windows, bool(given.get("ceil_mode", False)))

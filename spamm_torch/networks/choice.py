@@ -47,16 +47,6 @@ def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
     return str(_ops.backend_for(device, dtype, (NORM_EDGE,) * 3)).startswith("sm90")
 
 
-def has_own_pool(images: Tensor | None) -> bool:
-    """Tells whether a device has a max pool for such images that is faster than torch's."""
-    is_batch = images is not None and images.dim() == 4
-    if images is None or not is_batch or images.device.type != "cuda":
-        return False
-    is_known = images.dtype in (torch.float16, torch.bfloat16, torch.float32)
-    is_last = suggest_memory_format(images) == torch.channels_last
-    return is_known and is_last and torch.cuda.is_available()
-
-
 # ---- Calls --------------------------------------------------------------------------------------
 
 

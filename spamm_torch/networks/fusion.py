@@ -401,10 +401,10 @@ class _Finder:
         if node is None:
             self._take_gate(site)
         elif (activation := activation_of(node)) is not None:
-            slope, is_leaky = _slope_of(node), activation == "leaky_relu"
+            slope = _slope_of(node)
             if slope in self._constants and _fits(slope, value_of(site.weight)):
                 site.activation, site.slope = activation, slope
-                self._take(site, node, _label(node) if is_leaky else activation)
+                self._take(site, node, "prelu" if name_of(node) == "prelu" else activation)
 
     def _take_gate(self, site: Site) -> None:
         """Takes x * sigmoid(x), which is SiLU, and x * hardsigmoid(x), which is hardswish."""
@@ -421,13 +421,6 @@ class _Finder:
                     site.nodes.append(gate)
                     self._take(site, product, name)
                     return
-
-
-def _label(node: fx.Node) -> str:
-    """The name of a leaky ReLU or PReLU, with the former's slope."""
-    name = name_of(node)
-    slope = _slope_of(node) if name == "leaky_relu" else 0.01
-    return name if slope == 0.01 else f"{name} {slope}"
 
 
 def _slope_of(node: fx.Node) -> Any:
