@@ -177,7 +177,7 @@ class Bench:
             timed = [of[n] for of in by_block if of for n in sorted({0, len(of) // 2, len(of) - 1})]
             for each in (EXACT, *timed):
                 trial = Trial(name, str(each.pixel_block), each.valid_ratio)
-                engines[name][trial] = SpAMMConv2d.from_dense(layer, **each.setting.setting())
+                engines[name][trial] = SpAMMConv2d.from_dense(layer, **each.setting.to_dict())
 
         def run(mark: Mark) -> None:
             def compute(name: str, input: Tensor) -> None:

@@ -130,7 +130,7 @@ def test_errors_and_ratios_are_those_of_the_layer_by_itself(network):
     exact = torch.cat([network.conv_b(x) for x in inputs])
     ratios = {block: [] for block in PIXEL_BLOCKS}
     for each in found["conv_b"][1]:
-        layer = SpAMMConv2d.from_dense(network.conv_b, **each.searching.setting())
+        layer = SpAMMConv2d.from_dense(network.conv_b, **each.searching.to_dict())
         with record_stats(layer) as stats:
             error = torch.cat([layer(x) for x in inputs]) - exact
         assert stats[""].valid_ratio == pytest.approx(each.valid_ratio, abs=0.01)
