@@ -143,39 +143,6 @@ def test_gershgorin(form):
     assert lowest == pytest.approx(float((a.diagonal() - radius).min()))
 
 
-SQUARE = torch.eye(64, dtype=torch.float64)
-BLOCKS = sparse.from_dense(SQUARE, 32)
-
-
-SIGN = functools.partial(linalg.sign, max_error=0)
-POWER = functools.partial(linalg.matrix_power, BLOCKS, max_error=0)
-PURIFY = functools.partial(linalg.purify, BLOCKS)
-
-
-@pytest.mark.parametrize(
-    ("call", "given", "kind", "words"),
-    [
-        (SIGN, {"a": SQUARE[:32]}, RuntimeError, "expects a square matrix; got shape (32, 64)"),
-        (SIGN, {"a": SQUARE.half()}, TypeError, "sign expects float32 or float64; got float16"),
-        (SIGN, {"a": SQUARE.to_sparse()}, TypeError, "sign expects dense or sparse_bsr"),
-        (SIGN, {"a": BLOCKS, "max_error": -1}, ValueError, "must be at least 0; got -1"),
-        (SIGN, {"a": BLOCKS, "size": 30}, ValueError, "from 33 to 64 for 64 rows; got 30"),
-        (SIGN, {"a": SQUARE, "size": 63}, ValueError, "size must be from 64 to 64"),
-        (SIGN, {"a": SQUARE * 0}, linalg.NotConverged, "without an eigenvalue at 0"),
-        (POWER, {"n": -1}, ValueError, "n must be at least 0; got -1"),
-        (POWER, {"n": 0.5}, TypeError, "n must be an integer; got 0.5"),
-        (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and energy_error"),
-        (PURIFY, {"electrons": 64, "energy_error": torch.inf}, ValueError, "finite; got inf"),
-        (PURIFY, {"electrons": 63, "max_error": 1e-6}, ValueError, "even and from 2 to 126 for 64"),
-        (PURIFY, {"electrons": 64, "max_error": 1e-6}, linalg.NotConverged, "gap above the 32"),
-        (linalg.inverse_sqrt, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
-        (linalg.inverse_factor, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
-    ],
-)
-def test_bad_input(call, given, kind, words):
-    refuses(kind, lambda: call(**given), words)
-
-
 # ---- Purification --------------------------------------------------------------------------------
 
 

@@ -155,26 +155,6 @@ A, B = torch.ones(256, 128), torch.ones(128, 64)
 TAU = {"tau": 0.1}
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "error", "message"),
-    [
-        (([], []), TAU, ValueError, "a_shards must hold at least one tensor; got none"),
-        (([A], [B, B]), TAU, ValueError, "b_shards must hold as many .* as a_shards, 1; got 2"),
-        ((A, [B]), TAU, TypeError, "a_shards must be a list of tensors; got Tensor"),
-        (([A, A], [B[:50], B[:50]]), TAU, RuntimeError, "128 rows together.*; got 100 together"),
-        (([A[:100], A[100:]], [B, B]), TAU, RuntimeError, "cut at .* 64; got a cut at row 100"),
-        (([A, A], [B[:8], B[8:]]), TAU, RuntimeError, "b_shards must .* 64; got a cut at row 8"),
-        (([A, A[:, :64]], [B, B]), TAU, RuntimeError, "one number of columns"),
-        (([A], [B.double()]), TAU, TypeError, "one dtype; got float32 and float64"),
-        (([A], [B]), {}, ValueError, "exactly one of tau, valid_ratio and max_error"),
-        (([A], [B]), {**TAU, "block": 48}, ValueError, "block must be 32, 64 or 128"),
-    ],
-)
-def test_errors(given, options, error, message):
-    with pytest.raises(error, match=message):
-        spamm_torch.mm_shards(*given, **options)
-
-
 # ---- mm(devices=) -------------------------------------------------------------------------------
 
 
@@ -477,19 +457,3 @@ def test_parts_of_a_batch(device, dtype):
             operands = a[:, 64 * first : 64 * last], b, norm_a[:, first:last], norm_b
             parts.append(ops.multiply(*operands, tau, EDGES, **options))
         assert torch.equal(torch.cat(parts, 1), whole)
-
-
-def test_bad_arguments(device):
-    a, b, *rest = product(device, torch.float32, 128, 128, 128)
-    rest.append(EDGES)
-    with pytest.raises(RuntimeError, match=r"out must have the product's shape \[128, 128\]; got"):
-        ops.multiply_part(a, b, *rest, a.new_empty(128, 64), whole=(128, 128))
-    with pytest.raises(TypeError, match="out must have the operands' dtype float32; got float64"):
-        ops.multiply_part(a, b, *rest, a.double(), whole=(128, 128))
-    with pytest.raises(ValueError, match=r"whole must be \(M, N\) .* at least \[128, 128\]; got"):
-        ops.multiply_part(a, b, *rest, torch.empty_like(a), whole=(64, 128))
-    with pytest.raises(ValueError, match=r"whole must be \(M, N\) .* at least \[128, 128\]; got"):
-        ops.multiply(a, b, *rest, whole=(64, 128))
-    a = a.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match="multiply_part is for inference and has no gradient"):
-        ops.multiply_part(a, b, *rest, torch.empty_like(b), whole=(128, 128))

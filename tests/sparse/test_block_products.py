@@ -498,17 +498,6 @@ def test_a_plan_of_stated_capacity(pattern, edge, dtype, index, room, device):
             assert spamm_torch.mm(a, b, plan=plan).values().isnan().all()
 
 
-def test_a_capacity_that_cannot_be():
-    a = patterns.matrix("random", 3, 3, 32)
-    make = functools.partial(sparse.plan, a, a, tau=1.0)
-    line = "capacity must be two integers, (blocks, products); got 5"
-    refuses(TypeError, lambda: make(capacity=5), line)
-    refuses(TypeError, lambda: make(capacity=(5, 0.5)), "must be two integers")
-    refuses(ValueError, lambda: make(capacity=(10, 5)), "1 to 9 blocks", "got (10, 5)")
-    refuses(ValueError, lambda: make(capacity=(5, 0)), "1 product or more; got (5, 0)")
-    refuses(ValueError, lambda: make(capacity=(5, 5), symmetric=True), "without symmetric")
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_capacity_in_a_graph(dtype):
