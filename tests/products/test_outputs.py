@@ -249,16 +249,6 @@ def test_no_products_at_all(device):
         assert info.error_bound == 0
 
 
-@pytest.mark.cuda
-@every_knob
-def test_nothing_waits_for_the_device(knob):
-    a = matrices.fading(200, 300, device="cuda")
-    input, weight = (matrices.normal(*of, device="cuda") for of in ((2, 32, 8, 8), (32, 32, 3, 3)))
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):  # refuses whatever waits
-        mm(a, a.t(), **knob, return_info=True)
-        conv2d(input, weight, padding=1, **knob, return_info=True)
-
-
 def test_conv2d_of_one_image_with_norms_and_padding_by_name(device):
     rows, columns = (torch.hann_window(size + 2)[1:-1] ** 2 for size in (9, 8))
     input = (5 * matrices.normal(40, 9, 8) * rows[:, None] * columns).to(device)

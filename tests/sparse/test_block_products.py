@@ -499,11 +499,11 @@ def test_a_plan_of_stated_capacity(pattern, edge, dtype, index, room, device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_capacity_in_a_graph(dtype):
-    """Norms, threshold, plan and product of values that change; and what no longer fits."""
-    a = patterns.matrix("banded", 40, 40, 64, dtype, device="cuda")
-    knob = {"max_error": 1e-2}
+@pytest.mark.parametrize("knob", [{"max_error": 1e-2}, {"valid_ratio": 0.4}])
+@pytest.mark.parametrize("edge", [32, 64, 128])
+def test_a_capacity_in_a_graph(dtype, edge, knob):
+    """Norms, threshold, plan and product of values that change."""
+    a = patterns.matrix("banded", 40, 40, edge, dtype, device="cuda")
 
     def call():
         plan = sparse.plan(a, a, **knob, capacity=(600, 600))
