@@ -1,6 +1,5 @@
 """Functions of matrices, dense and block-sparse, against eigenvectors; what they refuse."""
 
-import functools
 import math
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 from support import (
     one_thread,  # noqa: F401  the fixture is automatic
-    refuses,
 )
 
 from density import sources
@@ -178,14 +176,6 @@ def energy_error(x, fock, problem):
     return abs(2 * (x * fock).sum().item() - energy) / problem.atoms
 
 
-def test_nothing_skipped_gives_the_projector_of_the_eigenvectors(chain, device):
-    right, _ = exact(chain.fock, chain.occupied)
-    run = purify(chain.fock.to(device), chain.occupied, max_error=0)
-    assert run.matrix.device.type == device.type
-    torch.testing.assert_close(run.matrix.cpu(), right, rtol=0, atol=1e-9)
-    assert all(iteration.valid_ratio == 1 for iteration in run.iterations)
-
-
 @pytest.mark.parametrize("max_error", [1e-7, 1e-9])
 def test_the_energy_is_off_by_about_what_was_allowed(chain, device, max_error):
     run = purify(chain.fock.to(device), chain.occupied, energy_error=max_error)
@@ -261,55 +251,10 @@ FUNCTIONS = {
 POWERS = {"matrix_power": lambda a, **options: linalg.matrix_power(a, 3, max_error=0.0, **options)}
 
 
-@pytest.fixture(params=["dense", "block-sparse"])
-def put(request):
-    """A matrix in a form, and its options; no product may be made of it."""
-
-    def made(a):
-        said = {"callback": lambda *_: pytest.fail("a product was made")}
-        if request.param == "dense":
-            return a, said
-        return sparse.from_dense(a, 32), {"size": len(a)} | said
-
-    return made
-
-
 def with_entry(a, row, column, value):
     a = a.clone()
     a[row, column] = value
     return a
-
-
-@pytest.mark.parametrize("name", [*FUNCTIONS, *POWERS])
-def test_matrices_that_have_no_answer(put, name):
-    """The fuzzer draws more of them."""
-    nearly = with_entry(ABOVE, 3, 70, 1e-9)
-    not_finite = (with_entry(ABOVE, 7, 7, number) for number in (math.nan, math.inf))
-    asymmetric = () if name in POWERS else (ABOVE.tril(), nearly, torch.randn(SIZE, SIZE).double())
-    for words, matrices in (
-        ("expects finite numbers; got NaN or inf", not_finite),
-        ("expects a symmetric matrix; got norm(A - A^T) = ", asymmetric),
-    ):
-        for given, options in map(put, matrices):
-            call = functools.partial((FUNCTIONS | POWERS)[name], given, **options)
-            refuses(ValueError, call, words)
-    words = "in_basis expects finite numbers; got NaN or infinity in z"
-    z = with_entry(ABOVE, 3, 4, math.nan)
-    refuses(ValueError, lambda: linalg.in_basis(ABOVE, z, max_error=0.0), words)
-
-
-@pytest.mark.parametrize("name", ["purify", "inverse_sqrt", "inverse_factor", "sign"])
-def test_padding_without_a_size(name):
-    given = sparse.from_dense(ABOVE, 32)
-    words = f"got 28 among 128, which would count as states: give size={SIZE}"
-    refuses(ValueError, lambda: FUNCTIONS[name](given), words)
-    words = "rows of a behind size=97 must be 0; got another in row 99"
-    refuses(ValueError, lambda: FUNCTIONS[name](given, size=97), words)
-    padded = sparse.to_dense(FUNCTIONS[name](given, size=SIZE).matrix)
-    assert not padded[SIZE:].any()
-    assert not padded[:, SIZE:].any()
-    whole = torch.block_diag(ABOVE, torch.eye(28).double())
-    assert FUNCTIONS[name](sparse.from_dense(whole, 32)).matrix.shape == (128, 128)
 
 
 def test_products_that_padding_does_not_matter_to():
@@ -317,8 +262,6 @@ def test_products_that_padding_does_not_matter_to():
     found = linalg.in_basis(given, given, max_error=0.0).matrix
     torch.testing.assert_close(sparse.to_dense(found, (SIZE, SIZE)), ABOVE @ ABOVE @ ABOVE)
     assert linalg.matrix_power(given, 2, max_error=0.0).matrix.shape == (128, 128)
-    words = f"give size={SIZE}"
-    refuses(ValueError, lambda: linalg.matrix_power(given, 0, max_error=0.0), words)
 
 
 def test_asymmetry_by_rounding_is_in_the_bound():

@@ -45,6 +45,7 @@ NAMES |= {"ops": ops, "numpy": numpy, "torch": torch, "spamm_torch": spamm_torch
 NAMES |= {"nan": float("nan"), "inf": float("inf"), "edges": (64, 64, 64), "F": F}
 NAMES |= {"A": A, "B": B, "X": A.to_dense(), "norms": NORMS, "linalg": linalg, "sparse": sparse}
 NAMES |= {"I": sparse.identity(96, 32, dtype=torch.float64), "solver": linalg.DensitySolver()}
+NAMES["padded"] = sparse.from_dense(F, 32)
 NAMES |= {"plan": sparse.plan(A, A, tau=1.0), "added": sparse.plan(A, A, tau=1.0, input=A)}
 NAMES["turned"] = patterns.of_blocks(patterns.stored_in(A, 32).mT, A.values())
 NAMES["of_scipy"] = type("csr_array", (), {"__module__": "scipy.sparse._csr"})()
@@ -95,6 +96,7 @@ ALIKE = {
     "given norms": {"tau": 1.0, "valid_ratio": 0.5, "max_error": 0.5},
     "calls": {"": None},
     "on the cpu": {"": None},
+    "without values": {"": None},
     "plans": {
         "exchange_plan": plan_of,
         "row_cuts": lambda **changed: spamm_torch.row_cuts(**MAPS | {"parts": 2} | changed),
@@ -116,6 +118,8 @@ ALIKE = {
 }
 CASES = {group: [(group, way, c) for way in ALIKE[group] for c in LINES[group]] for group in LINES}
 ON_DEVICES = ("products", "stages", "given norms", "calls")
+ON_META = ("products", "without values")
+ON_THE_CPU = ("on the cpu", "plans", "patterns")
 
 
 def check(group, way, call, device="cpu"):
@@ -141,9 +145,13 @@ def test_lines(device, case):
     check(*case, device)
 
 
-@pytest.mark.parametrize(
-    "case", [case for group in CASES if group not in ON_DEVICES for case in CASES[group]], ids=str
-)
+@pytest.mark.parametrize("case", [case for group in ON_META for case in CASES[group]], ids=str)
+def test_lines_while_tracing(case):
+    """A call without shapes, or of other arguments, gets none."""
+    check(*case, "meta")
+
+
+@pytest.mark.parametrize("case", [case for group in ON_THE_CPU for case in CASES[group]], ids=str)
 def test_lines_on_the_cpu(case):
     check(*case)
 
