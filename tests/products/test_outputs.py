@@ -2,6 +2,8 @@
 very norm maps and threshold it used.
 """
 
+import functools
+
 import matrices
 import pytest
 import torch
@@ -81,26 +83,20 @@ def test_out_is_every_argument(device, dtype, symmetric, tau):
 def test_out_shares_memory_with_an_argument(device):
     memory = matrices.patchy(400, 130, device=device)
     a, b, input = memory[:130], memory[130:260], memory[135:265]
-    expected = addmm(input, a, b, tau=100.0)
-    for out in (memory[:130], memory[130:260], memory[10:140], memory[136:266]):
-        before = memory.clone()
-        addmm(input, a, b, tau=100.0, out=out)
-        assert torch.equal(out, expected)
-        memory.copy_(before)
-    expected = mm(a, b, tau=100.0)
-    for out in (memory[:130], memory[50:180], memory[130:260], memory[136:266]):
-        before = memory.clone()
-        assert torch.equal(mm(a, b, tau=100.0, out=out), expected)
-        memory.copy_(before)
-    row = memory[0]
-    expected = addmm(row, a, b, tau=100.0)
-    out = memory.flatten()[5 : 5 + 130 * 130].view(130, 130)
-    assert torch.equal(addmm(row, a, b, tau=100.0, out=out), expected)
-    memory = matrices.normal(150, 700, device=device)
-    a, b = memory[130:146, :130], memory[:130]
-    expected = mm(a, b, tau=1e-30)
-    out = memory.flatten()[70 : 70 + 16 * 700].view(16, 700)  # over other columns of b
-    assert torch.equal(mm(a, b, tau=1e-30, out=out), expected)
+    windows, row = (memory[10:140], memory[50:180], memory[136:266]), memory[0]
+    across = [memory.flatten()[5 : 5 + 130 * 130].view(130, 130)]
+    wide = matrices.normal(150, 700, device=device)
+    over_other_columns = [wide.flatten()[70 : 70 + 16 * 700].view(16, 700)]
+    for of, outs, call in (
+        (memory, (a, b, *windows), functools.partial(addmm, input, a, b, tau=100.0)),
+        (memory, (a, b, *windows), functools.partial(mm, a, b, tau=100.0)),
+        (memory, across, functools.partial(addmm, row, a, b, tau=100.0)),
+        (wide, over_other_columns, functools.partial(mm, wide[130:146, :130], wide[:130], tau=0.1)),
+    ):
+        expected, before = call(), of.clone()
+        for out in outs:
+            assert torch.equal(call(out=out), expected)
+            of.copy_(before)
 
 
 def test_out_without_elements_is_resized(device):

@@ -266,22 +266,12 @@ def test_values_that_are_views():
     assert torch.equal(spamm_torch.norm_map(view).values(), spamm_torch.norm_map(a).values())
 
 
-def outer(blocks):
-    """A column and a row of blocks, all of them one in memory, whose product is full."""
-    one = torch.ones(1, 1, 1, dtype=torch.float64).expand(blocks, 128, 128)
-    column = (torch.arange(blocks + 1), torch.zeros(blocks, dtype=torch.int64))
-    row = (torch.tensor([0, blocks]), torch.arange(blocks))
-    sizes = ((128 * blocks, 128), (128, 128 * blocks))
-    for index, size, shape in zip((column, row), sizes, ((blocks, 1), (1, blocks)), strict=True):
-        norms = torch.sparse_csr_tensor(
-            *index, torch.full((blocks,), 128.0, dtype=torch.float64), size=shape
-        )
-        yield torch.sparse_bsr_tensor(*index, one, size=size, check_invariants=False), norms
-
-
 def test_memory_that_does_not_suffice():
     """2.1 TB of result: said with the bytes, and before they are allocated."""
-    (a, norm_a), (b, norm_b) = outer(4000)
+    one = torch.ones(1, 1, 1, dtype=torch.float64).expand(4000, 128, 128)
+    column = torch.ones(4000, 1, dtype=torch.bool)
+    a, b = (patterns.of_blocks(stored, one) for stored in (column, column.mT))
+    norm_a, norm_b = ((128.0 * stored.double()).to_sparse_csr() for stored in (column, column.mT))
     with pytest.raises(torch.OutOfMemoryError) as caught:
         spamm_torch.mm(a, b, tau=1.0, norm_a=norm_a, norm_b=norm_b)
     needs = "mm needs 2,097,792,000,000 bytes for 16,000,000 blocks and 16,000,000 products; got "
