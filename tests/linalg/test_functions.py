@@ -72,23 +72,11 @@ def test_matrix_power(form, n, max_error, dtype):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_in_basis(form):
-    """Exact, and mended where Z is near S^(-1/2) alone."""
-    s, f = torch.eye(N, dtype=torch.float64) + 0.3 * decaying(), decaying(1)
-    exact, near = function_of(s, lambda x: x**-0.5), torch.eye(N).double() - 0.15 * decaying()
-    (a, options), (z, _) = given(f, form), given(exact, form)
+    f, right = decaying(1), function_of(torch.eye(N).double() + 0.3 * decaying(), torch.rsqrt)
+    (a, options), (z, _) = given(f, form), given(right, form)
     found = linalg.in_basis(a, z, max_error=0.0, **options)
-    torch.testing.assert_close(dense(found.matrix)[:N, :N], exact @ f @ exact)
+    torch.testing.assert_close(dense(found.matrix)[:N, :N], right @ f @ right)
     assert found.matrix.layout == a.layout
-    off = torch.linalg.eigvalsh(near @ s @ near) - 1
-    w = 1.5 * torch.eye(N) - near @ s @ near / 2
-    once = linalg.in_basis(a, given(near, form)[0], max_error=0.0, **options).matrix
-    twice = linalg.in_basis(once, given(w, form)[0], max_error=0.0, **options).matrix
-    right = torch.linalg.eigvalsh(exact @ f @ exact)
-    lost, left = (
-        (torch.linalg.eigvalsh(dense(x)[:N, :N]) - right).abs().max() for x in (once, twice)
-    )
-    assert left < 2 * off.abs().max() ** 2 * right.abs().max()
-    assert left < lost / 2
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -118,16 +106,6 @@ def test_purify(form, max_error):
     assert all(0 < step.valid_ratio <= 1 for step in found.iterations)
     if form == "padded":
         assert not sparse.to_dense(found.matrix)[N:].any()
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("max_error", [1e-7, 1e-9])
-def test_purify_on_cuda_takes_the_steps_of_the_cpu(max_error):
-    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
-    a, options = given(h, "padded")
-    x, y = (linalg.purify(m, N, max_error=max_error, **options) for m in (a, a.cuda()))
-    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
-    assert torch.linalg.vector_norm(dense(x.matrix) - dense(y.matrix).cpu()) <= 1e3 * max_error
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])

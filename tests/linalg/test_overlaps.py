@@ -116,11 +116,11 @@ def test_on_cuda(function, storage, leaves):
 
 
 def test_no_more_matrices_are_kept_than_products_need(leaves):
+    gc.collect()
     s = OVERLAPS["ten waters 6-31G"]
     given, most = sparse.from_dense(s, 32), [0]
 
     def count(number, residual):
-        gc.collect()
         alive = (x for x in gc.get_objects() if type(x) is torch.Tensor)
         stored = (x.values() for x in alive if x.layout == torch.sparse_bsr)
         shape = (len(given.values()) // 2, 32, 32)  # identities have fewer
