@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import itertools
-import os
+import multiprocessing
 import threading
 
 import pytest
@@ -78,21 +78,16 @@ def test_any_number_of_threads_gives_the_same_bits():
 
 
 def in_a_fork(work):
-    """The result of ``work()``, a text, in a child of this process."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, work().encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    found = b""
-    while more := os.read(read, 65536):
-        found += more
-    os.close(read)
-    assert os.waitpid(child, 0)[1] == 0
-    return found.decode()
+    """The result of ``work()`` in a child of this process."""
+    fork = multiprocessing.get_context("fork")
+    found, send = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: send.send(work()))
+    child.start()
+    send.close()
+    result = found.recv()
+    child.join()
+    assert child.exitcode == 0
+    return result
 
 
 def test_a_fork_after_import_and_after_calls():
@@ -102,9 +97,9 @@ def test_a_fork_after_import_and_after_calls():
 
     def work():
         torch.set_num_threads(1)
-        return str(digests(made))
+        return digests(made)
 
-    assert in_a_fork(work) == str(expected)
+    assert in_a_fork(work) == expected
     assert digests(made) == expected
 
 
