@@ -56,6 +56,7 @@ def on(device):
     ones = functools.partial(torch.ones, device=device)
     images = ones(1, 2, 4, 4), ones(2, 2, 1, 1)
     more = {"ones": ones, "x": ones(40, 40), "n": ones(1, 1), "images": images}
+    more["negative"] = torch.zeros(40, 40, dtype=torch.complex64, device=device).conj().imag
     return NAMES | more | {"tau": torch.tensor(1.0, device=device)}
 
 

@@ -568,33 +568,28 @@ PLACEMENTS = {  # of a and b on the dimensions of a mesh: those of c, where they
 }
 
 
+# More ranks than rows, and sizes of which torch.chunk makes shards of all lengths.
+SIZES = ((300, 260, 333), (3, 130, 67), (129, 1, 65), (257, 191, 2), (0, 64, 64), (64, 0, 64))
+
+
 @case()
 def dtensors(rank):
-    a, b = operands(rank, dtype=torch.float64)
-    knobs = itertools.cycle(KNOBS)
+    knobs, sizes = itertools.cycle(KNOBS), itertools.cycle(SIZES)
+    layouts = itertools.cycle(matrices.LAYOUTS[name] for name in ("contiguous", "transposed"))
     shapes = [(rank.world,), (1, rank.world), (rank.world, 1), *([(2, 2)] * (rank.world == 4))]
     for shape in shapes:
         mesh = init_device_mesh(rank.device.type, shape)
         for (pa, pb), pc in PLACEMENTS.items():
             if len(pa) == len(shape):
                 knob, balance = next(knobs), pa[0] == S0 and len(shape) == 2
-                whole = placed(a, mesh, pa), placed(b, mesh, pb)
-                with short_stages():
-                    c = distributed.mm(*whole, **knob, balance=balance)
-                assert pc is None or c.placements == pc, (pa, pb, c.placements)
-                assert_bits(c.full_tensor(), spamm_torch.mm(a, b, **knob), (shape, pa, pb, knob))
-
-
-@case(worlds=(2, 4))
-def dtensors_of_odd_sizes(rank):
-    """More ranks than rows, and sizes of which torch.chunk makes shards of all lengths."""
-    mesh = init_device_mesh(rank.device.type, (2, rank.world // 2))
-    for m, k, n in ((3, 130, 67), (129, 1, 65), (257, 191, 2), (0, 64, 64), (64, 0, 64)):
-        a, b = operands(rank, m, k, n)
-        for layout in (matrices.LAYOUTS["contiguous"], matrices.LAYOUTS["transposed"]):
-            whole = layout(a), layout(b)
-            c = spamm_torch.mm(*(placed(x, mesh, (S0, S1)) for x in whole), max_error=1e-3)
-            assert_bits(c.full_tensor(), spamm_torch.mm(*whole, max_error=1e-3), (m, k, n))
+                for size in (SIZES[0], next(sizes)):
+                    a, b = map(next(layouts), operands(rank, *size, torch.float64))
+                    whole = placed(a, mesh, pa), placed(b, mesh, pb)
+                    with short_stages():
+                        c = distributed.mm(*whole, **knob, balance=balance)
+                    assert pc is None or c.placements == pc, (pa, pb, c.placements)
+                    what = (shape, pa, pb, size, knob)
+                    assert_bits(c.full_tensor(), spamm_torch.mm(a, b, **knob), what)
 
 
 @case(worlds=(2, 4))
