@@ -106,15 +106,6 @@ def test_a_basis_and_back(storage):
     assert torch.linalg.vector_norm(density - 2 * occupied @ occupied.mT) <= 1e-7
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("storage", ["dense", "block-sparse"])
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_on_cuda(function, storage, leaves):
-    s = OVERLAPS["butane 6-31+G*"].cuda()
-    found, z = found_and_dense(function, s, storage, max_error=1e-8)
-    assert off(z.cpu(), s.cpu()) <= min(1e-7, found.total_bound)
-
-
 def test_no_more_matrices_are_kept_than_products_need(leaves):
     gc.collect()
     s = OVERLAPS["ten waters 6-31G"]

@@ -133,19 +133,3 @@ def test_a_matrix_times_its_transpose(dtype, shape):
         assert torch.equal(c, c.mT)
         assert torch.equal(c, mirrored(mm(x, x.mT, tau=tau)))
         assert torch.equal(of_c, norm_map(c))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("shape", [(1040, 300, 1040), (70, 200, 1000), (1000, 65, 80), (1, 40, 1)])
-@pytest.mark.parametrize("tau", [0.0, 4000.0])
-def test_edges_of_float64_products_have_the_bits_of_whole_blocks(shape, tau):
-    """A last block of which half or more is outside is skipped."""
-    m, k, n = shape
-    a = matrices.normal(m, k, dtype=torch.float64, device="cuda")
-    b = matrices.normal(k, n, dtype=torch.float64, device="cuda", seed=1)
-    c = mm(a, b, tau=tau)
-    if tau == 0:
-        torch.testing.assert_close(c, a @ b, rtol=1e-12, atol=1e-11)
-    pad = torch.nn.functional.pad
-    whole = mm(pad(a, (0, 0, 0, -m % 64)), pad(b, (0, -n % 64)), tau=tau)
-    assert torch.equal(c, whole[:m, :n])

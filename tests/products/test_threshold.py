@@ -351,7 +351,7 @@ SEARCHES += [(1, 5000, 1), (1, 97, 1), (2, 5000, 2), (12, 1001, 16), (12, 1001, 
 @pytest.mark.parametrize("kind", matrices.NORM_KINDS)
 @pytest.mark.parametrize("shape", SEARCHES)
 def test_searches_find_what_the_cpu_finds(shape, kind, dtype):
-    """Whether or not a sample misleads."""
+    """Also where a sample misleads."""
     m, k, n = shape
     rng = np.random.default_rng(0)
     pair = [matrices.norms(rng, kind, of, dtype) for of in ((m, k), (k, n))]
