@@ -222,10 +222,9 @@ def test_layouts_change_no_bit(device, dtype, shape, block):
     for names in itertools.product(layouts, repeat=2):
         x, y = (matrices.LAYOUTS[name](of) for name, of in zip(names, (a, b), strict=True))
         assert torch.equal(spamm_torch.mm(x, y, **options, **given), expected), names
-        if (
-            device.type == "cuda" and "every third column" not in names
-        ):  # else norms may round apart
-            assert torch.equal(spamm_torch.mm(x, y, **options), expected), names
+        if device.type == "cpu" or "every third column" in names:
+            continue  # its own norms may round apart
+        assert torch.equal(spamm_torch.mm(x, y, **options), expected), names
     square = a[:, :m][:, : a.shape[1]][: a.shape[1]]
     odd = matrices.LAYOUTS["misaligned"](square)
     twice = (spamm_torch.mm(x, y, **options) for x, y in ((odd, odd), (square, square.clone())))
