@@ -76,7 +76,6 @@ def test_the_error_that_was_asked_for(name, function, max_error, storage, leaves
     true = off(z, s)
     assert true <= (10 * max_error or 100 * eigh)
     assert true - 10 * eigh <= found.residual <= 10 * max_error + 100 * eigh
-    assert true <= found.total_bound < 1e5 * (found.residual + eigh)
     if function == "inverse_sqrt":
         assert torch.equal(z, z.mT)
         right = by_eigenvectors(s)
