@@ -22,15 +22,9 @@ from spamm_torch import mm, norm_map
 
 pytestmark = pytest.mark.cuda
 
-KNOBS = [{"tau": 60.0}, {"valid_ratio": 0.4}, {"max_error": 0.1}]
 GIB = 2**30
 HALF = [torch.float16, torch.bfloat16]
-MOST = {
-    torch.float16: 1e-3,
-    torch.bfloat16: 8e-3,
-    torch.float32: 2e-6,
-    torch.float64: 1e-14,
-}  # of an error
+MOST = dict(zip(matrices.DTYPES, (1e-3, 8e-3, 2e-6, 1e-14), strict=True))  # of an error
 
 
 # ---- Tiles ---------------------------------------------------------------------------------------
@@ -194,7 +188,7 @@ def test_thread_blocks_that_keep_pace(force):
 
 
 @pytest.mark.multi_gpu
-@pytest.mark.parametrize("knob", KNOBS)
+@pytest.mark.parametrize("knob", [{"tau": 60.0}, {"valid_ratio": 0.4}, {"max_error": 0.1}])
 def test_operands_on_another_than_the_current_device(dtype, knob):
     a, b = operands(dtype)
     expected = mm(a, b, **knob)

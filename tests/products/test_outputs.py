@@ -219,18 +219,6 @@ def test_under_autocast_the_norms_are_of_what_is_multiplied(device, knob):
     assert 0 < info.valid_ratio < 1  # a test of all or nothing would show little
 
 
-def test_no_products_at_all(device):
-    a, x = torch.ones(0, 40, device=device), torch.ones(0, 40, 8, 8, device=device)
-    options = {"valid_ratio": 0.5, "return_info": True}
-    for (result, info), shape in (
-        (mm(a, a.t(), **options), (0, 0)),
-        (conv2d(x, torch.ones(64, 40, 3, 3, device=device), **options), (0, 64, 6, 6)),
-    ):
-        assert result.shape == shape
-        assert info.valid_ratio == 1
-        assert info.error_bound == 0
-
-
 def test_conv2d_of_one_image_with_norms_and_padding_by_name(device):
     rows, columns = (torch.hann_window(size + 2)[1:-1] ** 2 for size in (9, 8))
     input = (5 * matrices.normal(40, 9, 8) * rows[:, None] * columns).to(device)
