@@ -93,12 +93,6 @@ def test_large_channels_last_tensors(device, monkeypatch, activation, groups, wi
     assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
-def leaky(call, slope):
-    """Arguments of a call; the ops take numbers by another name than tensors."""
-    is_number = call is ops.dense_conv2d and isinstance(slope, float)
-    return {"activation": "leaky_relu", "negative_slope" if is_number else "slope": slope}
-
-
 @pytest.mark.strength(3)
 @each_call
 @pytest.mark.parametrize(
@@ -184,37 +178,33 @@ def test_wrong_arguments(call, error, message):
 
 
 @each_call
-@activations
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_gradients(device, call, activation, with_bias):
-    input, weight, bias, residual = (
-        x.requires_grad_() for x in case(device, torch.float64, (3, 4), images=2, size=(4, 3))
-    )
+@pytest.mark.parametrize(
+    ("activation", "slope"),
+    [*((name, None) for name in ACTIVATIONS), *(("leaky_relu", of) for of in (-0.7, (), (4,)))],
+)
+@pytest.mark.parametrize("form", ["whole", "no bias", "one image"])
+def test_gradients(device, call, activation, slope, form):
+    """A tuple is the shape of a tensor of slopes. The ops take numbers by another name."""
+    made = case(device, torch.float64, (3, 4), images=2, size=(4, 3))
+    operands = dict(zip(("input", "weight", "bias", "residual"), made, strict=True))
+    options = {"padding": 1, "activation": activation}
+    if form == "no bias":
+        del operands["bias"]
+    elif form == "one image":
+        operands |= {name: operands[name][0] for name in ("input", "residual")}
+    if isinstance(slope, tuple):
+        operands["slope"] = torch.full(slope, -0.7, dtype=torch.float64, device=device)
+    elif slope is not None:
+        options["negative_slope" if call is ops.dense_conv2d else "slope"] = slope
+    names = list(operands)
 
-    def convolve(input, weight, residual, *bias):
-        return call(input, weight, *bias, padding=1, residual=residual, activation=activation)
+    def convolve(*tensors):
+        given = dict(zip(names, tensors, strict=True))
+        return call(given.pop("input"), given.pop("weight"), **given, **options)
 
-    operands = (input, weight, residual, *([bias] if with_bias else []))
-    # cuDNN's gradients may differ in their last bits from call to call.
-    torch.autograd.gradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
-    torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
-
-
-@each_call
-@pytest.mark.parametrize("shape", [None, (), (4,)])
-@pytest.mark.parametrize("single", [False, True])
-def test_gradients_of_slopes(device, call, shape, single):
-    input, weight, bias, residual = case(device, torch.float64, (3, 4), images=2, size=(4, 3))
-    operands = [input[0], residual[0]] if single else [input, residual]
-    if shape is not None:
-        operands.append(torch.full(shape, -0.7, dtype=torch.float64, device=device))
-
-    def convolve(input, residual, slope=-0.7):
-        options = {"padding": 1, "residual": residual, **leaky(call, slope)}
-        return call(input, weight, bias, **options)
-
-    for wanted in ({0}, {len(operands) - 1}, {0, 1, 2}):
-        given = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(operands)]
+    for wanted in (names, names[:1], names[-1:]):
+        given = [x.detach().requires_grad_(name in wanted) for name, x in operands.items()]
+        # cuDNN's gradients may differ in their last bits from call to call.
         torch.autograd.gradcheck(convolve, given, nondet_tol=1e-12, fast_mode=True)
         torch.autograd.gradgradcheck(convolve, given, nondet_tol=1e-12, fast_mode=True)
 
