@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from study_tools import assert_golden, golden
+from golden import assert_kept, kept
 
 import check_budget
 import mutate
@@ -107,7 +107,7 @@ def test_what_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for precision in TOLERANCE:
         monkeypatch.setitem(TOLERANCE, precision, -1.0)
-    lines = dict.fromkeys(golden("refused"))
+    lines = dict.fromkeys(kept("refused"))
     for command in lines:
         script, *given = shlex.split(command)
         main = importlib.import_module(script).main
@@ -120,7 +120,7 @@ def test_what_is_refused(tmp_path, monkeypatch, capsys):
         line = line.partition("error: ")[2]
         # Python's versions say choices apart, and machines errors.
         lines[command] = re.split(r" \(choose|, tau |: expected an error", line)[0]
-    assert_golden("refused", lines)
+    assert_kept("refused", lines)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
