@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 _FILE = Path(__file__).with_suffix(".json")
-# What torch and numpy say, which changes from release to release.
+# Words of torch and numpy, which change from release to release.
 _THEIRS = re.compile(r"(Cannot cast|only \S* arrays|conv2d\(\)|Given groups).*")
 
 
