@@ -3,9 +3,9 @@
     SPAMM_TORCH_TILE=small compute-sanitizer --tool memcheck .venv/bin/python scripts/sanitize.py
 
 Run it once for each tile, small and large (by themselves small sizes take the small ones), and on
-Hopper both with SPAMM_TORCH_FORCE_SM80=1 and without. Products, convolutions, pools and networks
-are those that the fuzzer draws, of every type, block and layout; the calls of tests/late_cases.py
-are of every op and larger.
+Hopper both with SPAMM_TORCH_FORCE_SM80=1 and without. Products, convolutions and pools are
+those that the fuzzer draws, of every type, block and layout; the calls of tests/late_cases.py are
+of every op and larger.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from models.files import UserError
 from late_cases import FAMILIES  # isort: skip  after fuzz, which says where it lies
 
 DEVICE = "cuda"
-ALL = {"dense": 300, "sparse": 300, "convolution": 400, "pool": 300, "network": 20}
+ALL = {"dense": 300, "sparse": 300, "convolution": 400, "pool": 300}
 FEW = {"dense": 100, "convolution": 200}
 PRODUCTS = [name for name in FAMILIES if "products" in name]
 TILES = ("128x96w", "128x192p", "128x256w", "64x384w", "64x192p")
