@@ -310,19 +310,6 @@ def test_requirements_that_setup_names_are_those_of_the_package(setup_module):
         assert setup_module.CUTLASS in (ROOT / file).read_text()
 
 
-def test_long_description_holds_no_link_into_the_repository(setup_module):
-    sample = '<img src="b.png">\n\n[![badge](b.svg)](c.md)[page](d.md), [far](https://example.org)'
-    assert setup_module.long_description(sample) == "page, [far](https://example.org)"
-    readme = (ROOT / "README.md").read_text()
-    text, code = setup_module.long_description(readme), r"(?ms)^```.*?^```$"
-    relative = r"\]\((?!https?:)[^)]*\)"
-    assert text.startswith("# spamm_torch\n")
-    assert re.findall(code, text) == re.findall(code, readme)
-    assert len(re.findall(relative, readme)) > 9
-    assert re.findall(relative, re.sub(code, "", text)) == []
-    assert text.count("](https:") == readme.count("](https:")
-
-
 def test_missing_cutlass_is_one_line(setup_module, monkeypatch):
     monkeypatch.setattr(setup_module.importlib.util, "find_spec", lambda name: None)
     with raises_line(SystemExit, "pip install --no-deps nvidia-cutlass=="):

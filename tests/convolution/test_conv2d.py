@@ -248,7 +248,9 @@ def test_what_is_refused(device):
 
     names = {"conv": good_but(spamm_torch.conv2d, tau=1.0), "op": good_but(ops.conv2d)}
     names |= {"dense": good_but(ops.dense_conv2d), "SpAMMConv2d": spamm_torch.SpAMMConv2d}
-    assert_refused("refused: convolutions", names | {"zeros": torch.zeros})
+    names |= {"conv_pool": good_but(ops.conv2d_max_pool), "zeros": torch.zeros}
+    names["pool"] = lambda x, **norms: ops.max_pool2d(x.to(device), 2, **norms)
+    assert_refused("refused: convolutions", names)
 
 
 def test_what_has_no_result_is_refused_while_tracing():
