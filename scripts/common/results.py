@@ -183,7 +183,8 @@ KINDS: dict[str, Kind] = {
     # ---- Several devices
     "several devices": Kind("layout data precision n ratio",
         "Speedup over one device, by where operands lie:",
-        ">one_ms, speedup", "layout", n=(8192, 32768, 999999)),
+        ">one_ms, speedup", "layout", n=(8192, 32768, 999999),
+        data=("decay", "normal", "water")),
     # ---- Block-sparse matrices, density matrices
     "stored products": Kind("precision n valid",
         "S S of a water cluster, in blocks of 64; valid, stored and products a block row:",
