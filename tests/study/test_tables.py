@@ -72,10 +72,10 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch, result, why):
         return result
 
     monkeypatch.setattr(table_3, "_product", product)
-    peer = table_3.sparse_product(torch.eye(64), torch.eye(64).double(), CPU)
-    assert (peer.name, peer.ms) == (table_3.PEERS["cpu"], None)
-    assert peer.absent.startswith(why)
-    assert peer.absent.endswith(" (for 64 products of entries)")
+    _, row = table_3.sparse_product(torch.eye(64), torch.eye(64).double(), CPU)
+    assert row.keys() == {"peer", "absent"}
+    assert row["absent"].startswith(why)
+    assert row["absent"].endswith(" (for 64 products of entries)")
 
 
 def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
@@ -86,12 +86,12 @@ def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
     a, peer = a.to(device), table_3.PEERS[torch.device(device).type]
     nonzero = (a != 0).double()
     assert table_3.count_products(table_3.to_csr(a)) == (nonzero @ nonzero).sum()
-    assert table_3.sparse_product(a, a.double() @ a.double(), a.device).name == peer
+    assert table_3.sparse_product(a, a.double() @ a.double(), a.device)[1]["peer"] == peer
     monkeypatch.setattr(table_3, "_MOST_PRODUCTS", 100)
     monkeypatch.setattr(table_3, "_SLICE", (nonzero @ nonzero).sum().item() / 4)
-    found = table_3.sparse_product(a, a.double() @ a.double(), a.device)
-    assert (found.name, found.ms > 0) == (f"{peer}, A in 4 slices of rows", True)
-    whole = torch.cat([part.to_dense() for part in found.call()])
+    call, row = table_3.sparse_product(a, a.double() @ a.double(), a.device)
+    assert (row["peer"], row["ms"] > 0) == (f"{peer}, A in 4 slices of rows", True)
+    whole = torch.cat([part.to_dense() for part in call()])
     torch.testing.assert_close(whole, a @ a)
 
 
