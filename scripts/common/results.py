@@ -120,8 +120,6 @@ KINDS: dict[str, Kind] = {
         "shares of shapes below three limits. Of shorter calls: how many, and what 95% of them add "
         "at most:",
         ">shapes, speedup, below 0.6, below 0.8, below 0.95, >short, us over", "kept"),
-    "shapes, slowest": Kind("op precision kept shape",
-        "The slowest with a held tau that skips nothing:", "torch_ms, speedup", kept=("none",)),
     "shapes": Kind("op precision shape"),
     "networks": Kind("network batch mode candidate",
         "ms of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
@@ -325,18 +323,6 @@ def finish(path, title, run, notes=""):
 
 
 # ---- In words -----------------------------------------------------------------------------------
-
-
-def said_of(found):
-    """A line for the terminal about the {kind: rows} of a cell: its first table, or why not."""
-    kind, rows = next(iter(found.items()))
-    if rows[0].get("absent"):
-        return f"not measured: {rows[0]['absent']}"
-    names, figure = _differing(kind, rows), KINDS[kind].figure
-    at = (" ".join(text(row.get(name), name) for name in names) for row in rows)
-    pairs = zip(at, rows, strict=True)
-    words = (f"{place}: {text(row.get(figure), figure)}" for place, row in pairs)
-    return ", ".join(word.removeprefix(": ") for word in words)
 
 
 def said(tables):

@@ -137,5 +137,4 @@ def test_what_is_found_is_said_in_a_line():
     rows = [row(n, speedup) for n, speedup in ((1024, 2.0), (2048, 4.0), (4096, 9.0))]
     rows += [row(1024, 0.5) | {"ratio": 1.0}, {**row(8192, None), "absent": "no memory"}]
     said = [results.said({"products": some}) for some in (rows, rows[4:])]
-    said += [results.said_of({"products": some}) for some in (rows[:2], rows[4:])]
     assert_kept("said", said)
