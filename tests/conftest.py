@@ -15,6 +15,8 @@ from hypothesis import settings
 from torch._inductor import config as inductor
 from torch._inductor import cpu_vec_isa
 
+pytest.register_assert_rewrite("golden", "study_tools")  # so that differences are shown
+
 # No deadlines: an example's time says more about the machine than about the code. Every run draws
 # the same examples, "ci" more of them; "explore" looks for new ones.
 settings.register_profile("same", deadline=None, derandomize=True)

@@ -58,22 +58,6 @@ def test_relu_is_a_name_of_an_activation(device, dtype):
     assert torch.equal(call(tau=0.5, relu=True), call(tau=0.5, activation="relu"))
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_one_residual_for_all_images(dtype):
-    """Kernels whose tiles cross images cannot read it as one image."""
-    operands = case("cuda", dtype, (64, 64), images=4, size=(56, 56))
-    input, weight, bias, residual = (
-        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in operands
-    )
-    shared = residual[:1].expand(4, -1, -1, -1)
-    copies = shared.contiguous(memory_format=torch.channels_last)
-    options = {"padding": 1, "tau": 0.0, "pixel_block": (1, 8, 8), "activation": "relu"}
-    found = spamm_torch.conv2d(input, weight, bias, residual=shared, **options)
-    assert torch.equal(found, spamm_torch.conv2d(input, weight, bias, residual=copies, **options))
-    assert_near(found, reference(input, weight, bias, copies, "relu", padding=1))
-
-
 @activations
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("with_residual", [False, True])
