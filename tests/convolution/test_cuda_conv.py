@@ -137,6 +137,7 @@ class Layer:
         return ACTIVATIONS[activation](sums)
 
 
+PLAIN = {"bias": False, "residual": False, "activation": "none"}
 PARTS = ({}, {"residual": False, "activation": "none"}, {"bias": False})
 
 
@@ -163,13 +164,13 @@ def test_tf32_has_the_bits_of_the_kernel_of_boxes(layer, forced, set_tf32):
     case = Layer(LAYERS[layer], torch.float32)
     own = {"pixel_block": (1, 8, 8)}  # an image does not depend on its batch: never cuDNN's
     by_boxes(forced)
-    of_boxes = case(bias=False, residual=False, activation="none", **own)
+    of_boxes = case(**PLAIN, **own)
     epilogue = of_boxes.double() + case.bias.view(-1, 1, 1) + case.residual
     for value in ("1", *TILES):
         if value.startswith("128x208"):  # has no room for three stages
             continue
         forced(UNSKIPPED=value)
-        got = case(bias=False, residual=False, activation="none", **own)
+        got = case(**PLAIN, **own)
         assert torch.equal(got, of_boxes), value
         for activation in ("relu", "silu"):
             expected = ACTIVATIONS[activation](epilogue).float()
@@ -180,7 +181,7 @@ def test_tf32_has_the_bits_of_the_kernel_of_boxes(layer, forced, set_tf32):
 @pytest.mark.parametrize("layer", FEW_CHANNELS, ids=str)
 def test_few_channels(dtype, layer):
     case, eps = Layer(layer, dtype), torch.finfo(dtype).eps
-    for parts in (*PARTS, {"activation": "silu"}, PARTS[1] | {"bias": False}):
+    for parts in (*PARTS, {"activation": "silu"}, PLAIN):
         actual, norms = case(**parts, return_norms=True)
         assert actual.is_contiguous(**LAST)
         # A rounding alone, where there is no residual.
@@ -207,15 +208,15 @@ def test_every_number_of_segments_gives_the_convolution(layer, dtype, forced):
     assert_near(case(), case.expected())
     for segments in (1, 2, 4):
         forced(SEGMENTS=segments)
-        results.append(case())
-        assert_near(results[-1], case.expected())
+        assert_near(case(), case.expected())
+        results.append(case(**PLAIN))
     if (layer, dtype) == (LONG[0], torch.float16):
         for one, other in itertools.pairwise(results):
             assert torch.equal(one, other) != hopper_kernels_run()
     case.input, case.weight, results = case.input.sign(), case.weight.sign(), []
     for segments in (1, 2, 4):
         forced(SEGMENTS=segments)
-        results.append(case())
+        results.append(case(**PLAIN))
         assert torch.equal(results[-1], results[0])
 
 
