@@ -75,7 +75,7 @@ def training(tmp_path_factory):
 # Sizes are ragged; blocks stick out of the batch.
 SIZED = "--sizes 128 100 --repeats 1"
 TRAINED = "{} --width 2 --batch 10"
-NEAR = {"mm": 0.15, "conv": 0.02, "multi_gpu": 0.15}  # of the ratio, where products are not few
+NEAR = {"mm": 0.15, "conv": 0.02, "multi_gpu": 0.15}  # of valid ratios to what was asked
 GIVEN = {
     "mm": "--sizes 128 100 --precisions float32 bfloat16 --blocks 32 32x64x128 --ratios 1 0.5 "
     "--data decay normal --repeats 2",
@@ -102,28 +102,28 @@ def test_a_small_run(case, training, tmp_path):
     begin = f"python scripts/bench.py {case} --device cpu --out {tmp_path.name} "
     assert of_run["header"]["command"].startswith(begin)  # no path of this machine
     rows = next(iter(tables.values()))
-    for row in rows:
-        near = NEAR.get(case) if row.get("ratio") == 1 or row.get("block") in (32, None) else None
-        assert row.get("absent") or not near or abs(row["valid_ratio"] - row["ratio"]) < near
+    if case in NEAR:
+        for row in rows:
+            is_meant = case != "mm" or row["ratio"] == 1 or row["block"] == 32  # else few products
+            off = 0 if row.get("absent") else abs(row["valid_ratio"] - row["ratio"])
+            assert off < NEAR[case] or not is_meant
     absent = {row["layout"] for row in rows if row.get("absent")}
     assert absent == ({"0", "H"} if case == "multi_gpu" else set())  # GPUs are not here
     if case == "shapes":
         draw = shapes.products(random.Random("3 products"), 100)
         assert [row["shape"] for row in tables[case][:2]] == [next(draw)[0] for _ in range(2)]
+    assert all(abs(row["products"] - 4) < 0.5 for row in tables.get("stored products", ()))
     for row in tables.get("block-sparse density", ()):
         assert abs(row["energy_error"]) < 1e-7
         assert row["stored_x"] <= -(-row["n"] // 64)
     assert case != "networks" or max(row["error"] for row in rows) < 1e-5
-    if case == "table_3":  # over the fastest sparse product at an error that is no smaller
+    if case == "table_3":
+        peers = {(peer["n"], peer["share"]): peer for peer in tables["sparse products"]}
         for row in rows:
-            peers = [
-                peer
-                for peer in tables["sparse products"]
-                if (peer["n"], peer["share"]) == (row["n"], row["share"])
-            ]
-            assert row["peer_ms"] == min(peer["ms"] for peer in peers)
-            assert 0 <= row["error"] <= row["sparse_error"]
-            assert peers[0]["nonzeros"] == pytest.approx(row["share"], abs=0.02)
+            peer = peers[row["n"], row["share"]]
+            assert row["peer_ms"] == peer["ms"]
+            assert 0 <= row["error"] <= peer["error"]
+            assert peer["nonzeros"] == pytest.approx(row["share"], abs=0.02)
     if case == "table_5":
         dense = {row["title"]: row["dense_accuracy"] for row in tables["study, dense"]}
         for row in rows:
