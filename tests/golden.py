@@ -2,12 +2,9 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 _FILE = Path(__file__).with_suffix(".json")
-# Words of torch and numpy, which change from release to release.
-_THEIRS = re.compile(r"(Cannot cast|only \S* arrays|conv2d\(\)|Given groups).*")
 
 
 def kept(name):
@@ -34,7 +31,7 @@ def assert_refused(name, namespace):
         try:
             eval(call, namespace)
         except Exception as error:
-            line = _THEIRS.sub("...", str(error)).replace("cuda:0", "cpu")
+            line = str(error).replace("cuda:0", "cpu")
             found[call] = f"{type(error).__name__}: {line}"
     assert not [line for line in found.values() if "\n" in line]
     assert_kept(name, found)

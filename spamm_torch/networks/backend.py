@@ -16,6 +16,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import Distribution
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -33,19 +34,18 @@ from .choice import (
     call_of,
     choose,
     computes_output_norms,
-    has_own_pool,
     operands,
 )
 from .convert import device_name
 from .fusion import (
     Constants,
+    Functions,
     Site,
     activation_of,
     arguments_of,
     attribute,
     find_sites,
     is_plain,
-    lower_modules,
     name_of,
     sizes_of,
     value_of,
@@ -93,13 +93,16 @@ def backend(
     modules = _guarded_modules()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, example_inputs, strict=True))
+    given |= {node: _read(node) for node in graph_module.graph.find_nodes(op="get_attr")}  # frozen
     uncounted = _uncounted(graph_module.graph, given, modules)
     lasting = [node for node, value in given.items() if _is_lasting(node, value)]
     reason = _reason_to_leave(graph_module.graph, example_inputs, [given[node] for node in lasting])
     sources = [node for node in lasting if node not in uncounted]
-    rewriting = _Rewriting(graph_module, sources, reason)
+    freezes = compiles and rest.get("freezing", torch._inductor.config.freezing)
+    rewriting = _Rewriting(graph_module, sources, reason, freezes)
     rewriting.run(lambda node: given[node], measures, compiles, packs=True)
-    places = [placeholders.index(node) for node in rewriting.folding.sources]
+    inputs = {node: place for place, node in enumerate(placeholders)}
+    places = [inputs.get(node) for node in rewriting.folding.sources]
     call = _Call(rewriting, places, [given[node] for node in lasting], modules)
     call.run = _inner(graph_module, example_inputs, compiles, mode, rest)
     return call
@@ -141,15 +144,14 @@ def fuse(
             "torch.export make one)"
         )
     compiles = _compiles(inner)
-    module = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-    lower_modules(module.graph)
+    own = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    module = Functions(own).transform()
     with torch.no_grad():
         if example_inputs is not None:
-            module.recompile()
             _Shapes(module).run(*example_inputs)
         attributes = module.graph.find_nodes(op="get_attr")
         sources = [node for node in attributes if type(_read(node)) in (Tensor, nn.Parameter)]
-        rewriting = _Rewriting(module, sources, "")
+        rewriting = _Rewriting(module, sources)
         rewriting.run(_read, example_inputs is not None, compiles, packs=False)
     fused = fx.GraphModule(module, module.graph)
     fused.meta["spamm_torch"] = tuple(row for _, row in rewriting.rows)
@@ -249,34 +251,35 @@ def register() -> None:
     not imported for it."""
     registry = sys.modules.get("torch._dynamo.backends.registry")
     if registry is None:
-        sys.meta_path.append(_Finder())
+        sys.meta_path.append(_Source)
     elif _NAME not in registry._COMPILER_FNS:
         registry.register_backend(backend, name=_NAME)
 
 
-class _Finder:
-    """A finder of one distribution beside the package's own, whose entry point is the backend."""
+class _Source(Distribution):
+    """A distribution beside the package's own, whose entry point is the backend, and the finder of
+    it alone."""
 
-    def find_spec(self, *_: Any) -> None:
+    @classmethod
+    def find_spec(cls, *_: Any) -> None:
         """Finds no module."""
 
-    def find_distributions(self, context: Any = None) -> Iterator[Any]:
+    @classmethod
+    def find_distributions(cls, context: Any = None) -> Iterator[Distribution]:
         """The distribution, unless another one is asked for."""
-        from importlib.metadata import Distribution
-
-        class Source(Distribution):
-            def read_text(self, filename: str) -> str | None:
-                files = {
-                    "METADATA": f"Metadata-Version: 2.1\nName: {__name__}\nVersion: {VERSION}\n",
-                    "entry_points.txt": f"[torch_dynamo_backends]\n{_NAME} = {__name__}:backend\n",
-                }
-                return files.get(filename)
-
-            def locate_file(self, path: Any) -> Any:
-                return path
-
         if context is None or context.name in (None, __name__):
-            yield Source()
+            yield cls()
+
+    def read_text(self, filename: str) -> str | None:
+        """The text of a file of metadata."""
+        return {
+            "METADATA": f"Metadata-Version: 2.1\nName: {__name__}\nVersion: {VERSION}\n",
+            "entry_points.txt": f"[torch_dynamo_backends]\n{_NAME} = {__name__}:backend\n",
+        }.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        """The place of a file."""
+        return path
 
 
 # ---- Compiling ----------------------------------------------------------------------------------
@@ -298,11 +301,7 @@ def _inner(
     """Compiles the graph as it is now."""
     if not compiles:
         return module.forward
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
-
-    patches = {**(list_mode_options(mode) if mode else {}), **options}
-    return compile_fx(module, list(example_inputs), config_patches=patches or None)
+    return torch._TorchCompileInductorWrapper(mode, options, None)(module, list(example_inputs))
 
 
 def _guarded_modules() -> list[nn.Module]:
@@ -341,11 +340,12 @@ def _guarded_modules() -> list[nn.Module]:
 
 
 def _is_lasting(node: fx.Node, value: Any) -> bool:
-    """Tells whether an input is a parameter or buffer."""
+    """Tells whether an input is a parameter or buffer, or an attribute of the graph, as parameters
+    and buffers are with Inductor's freezing."""
     if type(value) not in (Tensor, nn.Parameter):
         return False
     known = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    return isinstance(value, nn.Parameter) or known is not None
+    return node.op == "get_attr" or isinstance(value, nn.Parameter) or known is not None
 
 
 def _uncounted(
@@ -446,14 +446,26 @@ class _Rewriting:
         rows: of the report, each behind the id of its weight, or None. folding: computes the
         operands of ``tensors``, its sources. buffers: what the graph reads of these, attributes of
         the module; ``kept`` tells which they are.
+
+    Args:
+        reason: why nothing is fused at all. freezes: Inductor makes constants of weights, and
+            packs those of CPUs as well as it can be done.
     """
 
-    def __init__(self, module: fx.GraphModule, sources: Sequence[fx.Node], reason: str) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        sources: Sequence[fx.Node],
+        reason: str = "",
+        freezes: bool = False,
+    ) -> None:
         self.module, self.graph = module, module.graph
         self._constants, self._sources = Constants(self.graph, sources), set(sources)
         self._sites = find_sites(self.graph, self._constants)
         for site in self._sites:
             site.reason = site.reason or reason
+            if freezes and not (site.reason or site.skips or value_of(site.weight).is_cuda):
+                site.reason = "frozen: Inductor packs its weight"
         self.rows: list[tuple[int | None, Row]] = []
         self.folding = _Folding()
         self.buffers: list[Tensor] = []
@@ -534,10 +546,11 @@ class _Rewriting:
         return found
 
     def _replace_pool(self, node: fx.Node, leaves_norms: bool, compiles: bool) -> None:
-        """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or where
-        no compiler makes a kernel as fast."""
+        """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or on
+        CUDA, where no compiler makes a kernel as fast as its own."""
         given, windows = arguments_of(node), windows_of(node)
-        has_own = not compiles and has_own_pool(value_of(given["input"]))
+        images = value_of(given["input"])
+        has_own = images is not None and images.is_cuda and images.dim() == 4 and not compiles
         if windows is None or not (leaves_norms or has_own):
             return
         args = (given["input"], *windows, bool(given.get("ceil_mode", False)))
@@ -667,7 +680,7 @@ class _Call:
     def __init__(
         self,
         rewriting: _Rewriting,
-        places: list[int],
+        places: list[int | None],
         read: list[Tensor],
         modules: Iterable[nn.Module],
     ) -> None:
@@ -691,7 +704,8 @@ class _Call:
                 "many hooks of all modules; got others (torch._dynamo.reset() compiles it anew)"
             )
         if self._places:
-            sources = [args[place] for place in self._places]
+            pairs = zip(self._places, self._sources, strict=True)
+            sources = [held if place is None else args[place] for place, held in pairs]
             if self._state_of(sources) != self._state:
                 self._fold(sources)
         return self.run(*args)
@@ -708,8 +722,14 @@ class _Call:
         return kinds, [methods.get(name) for methods, name in self._methods], *map(len, hooks)
 
     def fold_again(self) -> None:
-        """Folds the weights again, into the same memory."""
-        if self._places:
+        """Folds the weights again, into the same memory. Those of another type, device or shape by
+        now need none: dynamo compiles anew before they are used."""
+        pairs = zip(self._sources, self._held, strict=True)
+        is_as_before = all(
+            (now.dtype, now.device, now.shape) == (held.dtype, held.device, held.shape)
+            for now, held in pairs
+        )
+        if self._places and is_as_before:
             self._fold(self._sources)
 
     def _fold(self, sources: list[Tensor]) -> None:

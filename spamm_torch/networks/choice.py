@@ -20,7 +20,6 @@ from .fusion import Site, sizes_of, value_of
 _ops = torch.ops.spamm_torch
 
 NORM_EDGE = 64  # of the blocks of the norms that travel: images, and channels
-_LEAST_CHANNELS = 64  # from so many on, the table takes "spamm" for float32 on Hopper
 _PEERS_MUST_WIN = 1.05  # so many times as fast another engine than "spamm" has to be on CUDA
 _JOINED_PIXELS = 64  # of a block of joined groups
 _MOST_JOINED_BYTES = 1 << 28  # of the weight of joined groups
@@ -48,16 +47,6 @@ def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
     return str(_ops.backend_for(device, dtype, (NORM_EDGE,) * 3)).startswith("sm90")
 
 
-def has_own_pool(images: Tensor | None) -> bool:
-    """Tells whether a device has a max pool for such images that is faster than torch's."""
-    is_batch = images is not None and images.dim() == 4
-    if images is None or not is_batch or images.device.type != "cuda":
-        return False
-    is_known = images.dtype in (torch.float16, torch.bfloat16, torch.float32)
-    is_last = suggest_memory_format(images) == torch.channels_last
-    return is_known and is_last and torch.cuda.is_available()
-
-
 # ---- Calls --------------------------------------------------------------------------------------
 
 
@@ -71,22 +60,14 @@ def operands(
     own, groups, dtype = weight, site.geometry[3], norm_dtype(weight.dtype)
     slope = slope.to(dtype) if isinstance(slope, Tensor) and engine != "torch" else None
     if scales:
-        scale, shift = torch.ones((), dtype=dtype, device=weight.device), 0.0
-        if bias is not None:
-            shift = bias.to(dtype)
-        for kind, given in scales:
-            if kind == "bn":
-                mean, variance, gamma, beta, eps = given
-                factor = torch.rsqrt(variance.to(dtype) + eps)
-                factor = factor if gamma is None else factor * gamma.to(dtype)
-                shift = (shift - mean.to(dtype)) * factor
-                shift = shift if beta is None else shift + beta.to(dtype)
-                scale = scale * factor
-                continue
-            other = given[0]
-            other = other.flatten().to(dtype) if isinstance(other, Tensor) else other
-            shift = shift * other if kind == "scale" else shift + other
-            scale = scale * other if kind == "scale" else scale
+        scale: Any = torch.ones((), dtype=dtype, device=weight.device)
+        shift: Any = 0.0 if bias is None else bias.to(dtype)
+        for mean, variance, gamma, beta, eps in scales:
+            factor = 1.0 if variance is None else torch.rsqrt(variance.to(dtype) + eps)
+            factor = factor if gamma is None else factor * _by_channel(gamma, dtype)
+            shift = (shift if mean is None else shift - mean.to(dtype)) * factor
+            shift = shift if beta is None else shift + _by_channel(beta, dtype)
+            scale = scale * factor
         weight = (weight.to(dtype) * scale.reshape(-1, 1, 1, 1)).to(weight.dtype)
         if isinstance(shift, Tensor) or shift:
             shift = torch.as_tensor(shift, dtype=dtype, device=weight.device)
@@ -106,6 +87,10 @@ def operands(
         weight = reorder(weight, padding, stride, dilation, groups, input_shape)
     bias = None if bias is None else bias.contiguous()
     return weight, bias, third, slope
+
+
+def _by_channel(value: Any, dtype: torch.dtype) -> Any:
+    return value.flatten().to(dtype) if isinstance(value, Tensor) else value
 
 
 def _joined_weight(weight: Tensor, groups: int) -> Tensor:
@@ -169,20 +154,20 @@ def call_of(
 
 
 def _candidates(site: Site, weight: Tensor, compiles: bool) -> list[str]:
-    """The engines that may compute it, and first the one that others have to beat: on CUDA ours,
-    whose launches overlap in a network, else the table's. ``compiles``: a compiler gets what is
-    left."""
+    """The engines that may compute it, and first the one that others have to beat, which is taken
+    where nothing is measured: on CUDA ours, whose launches overlap in a network; else one call, if
+    it reads a packed weight or no compiler gets what is left. ``compiles``: one does."""
     names = ["torch", "dense"] if compiles else ["dense"]
+    if _packs(site, weight):
+        names.reverse()
     groups = site.geometry[3]
     if groups == 1:
-        names.append("spamm")
+        names.insert(0 if weight.is_cuda else len(names), "spamm")
         if site.pool is not None and weight.is_cuda:
             names.append("spamm, pool")
     elif weight.shape[1] > 1 and weight.is_cuda and weight.nbytes * groups <= _MOST_JOINED_BYTES:
         names.append("groups joined")
-    is_first = weight.is_cuda and "spamm" in names
-    first = "spamm" if is_first else _predicted(site, weight, compiles).engine
-    return sorted(names, key=lambda name: name != first)
+    return names
 
 
 # By all that times depend on but the number of images, and by that, in this process.
@@ -197,10 +182,11 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
     images = value_of(site.input)
     if weight.device.type not in ("cpu", "cuda"):
         return Choice("torch", f"on the device {weight.device.type}")
-    is_absent = weight.device.type == "cuda" and not torch.cuda.is_available()
+    if weight.is_cuda and not torch.cuda.is_available():
+        return Choice("torch", "no CUDA device is here")
     sizes = sizes_of(images)
-    if not measures or sizes is None or is_absent:
-        return _predicted(site, weight, compiles)
+    if not measures or sizes is None:
+        return Choice(_candidates(site, weight, compiles)[0], "table: nothing is measured")
     residual = value_of(site.residual) if site.residual is not None else None
     key = (
         *(_form(value) for value in (images, weight, residual, value_of(site.slope))),
@@ -287,22 +273,3 @@ def _whole_call(
         return output
 
     return call
-
-
-def _predicted(site: Site, weight: Tensor, compiles: bool) -> Choice:
-    """The engine of a convolution of which nothing is measured."""
-    groups = site.geometry[3]
-    on_cuda = weight.device.type == "cuda"
-    if on_cuda and groups == 1 and torch.cuda.is_available():
-        is_hopper = torch.cuda.get_device_capability(weight.device)[0] == 9
-        least = min(weight.shape[:2])
-        if is_hopper and weight.dtype == torch.float32 and least >= _LEAST_CHANNELS:
-            return Choice("spamm", "table: faster than cuDNN on Hopper")
-    if not compiles:
-        return Choice("dense", "table: nothing is skipped")
-    is_fused = on_cuda and site.activation == "relu" and groups == 1
-    is_half = weight.dtype in (torch.float16, torch.bfloat16)
-    fills = all(channels % 8 == 0 for channels in weight.shape[:2])
-    if (is_fused and is_half and fills) or _packs(site, weight):
-        return Choice("dense", "table: one call")
-    return Choice("torch", "table: nothing is faster")

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -137,9 +137,9 @@ class Before:  # no tuple, which torch.export would replace by an equal one
 
 def convert_layer(layer: nn.Conv2d, config: SpAMMConfig) -> None:
     """Makes a convolution skip by this setting."""
-    twin = SpAMMConv2d.from_dense(layer, **config.setting())
-    own = vars(layer)
-    names = (*config.setting(), "activation", "_blocks", "_pinned")
+    setting, own = asdict(config), vars(layer)
+    twin = SpAMMConv2d.from_dense(layer, **setting)
+    names = (*setting, "activation", "_blocks", "_pinned")
     added = tuple(name for name in names if name not in own)
     own[_RECORD] = Before(type(layer), {name: own[name] for name in names if name in own}, added)
     own.update({name: vars(twin)[name] for name in names})
@@ -267,44 +267,28 @@ def _read_wishes(
 def _read_overrides(
     overrides: Any, convolutions: Mapping[str, nn.Module]
 ) -> dict[str, SpAMMConfig | None]:
-    if not isinstance(overrides, Mapping):
-        raise TypeError(
-            f"overrides must be a dict from names to settings; got {type(overrides).__name__}"
-        )
+    items = dict(overrides).items() if isinstance(overrides, Mapping) else [(overrides, None)]
     by_name: dict[str, SpAMMConfig | None] = {}
-    for key, value in overrides.items():
-        if not isinstance(key, str):
-            raise TypeError(f"overrides must have names as keys; got {key!r}")
-        if value is not None and not isinstance(value, SpAMMConfig):
+    for key, value in items:
+        if not isinstance(key, str) or not isinstance(value, SpAMMConfig | None):
             raise TypeError(
-                f"overrides must hold a SpAMMConfig or None; got {type(value).__name__} for {key!r}"
+                "overrides must be a dict from names to a SpAMMConfig or None; got "
+                f"{key!r}: {value!r}"
             )
-        by_name |= dict.fromkeys(_matches(key, convolutions), value)
-    return by_name
-
-
-def _matches(key: str, convolutions: Mapping[str, nn.Module]) -> list[str]:
-    """The convolutions that a key names; the name itself goes before patterns that match it too."""
-    if not key.startswith("re:"):
-        if key not in convolutions:
+        try:
+            pattern = key[3:] if key.startswith("re:") else re.escape(key)
+            found = [name for name in convolutions if re.fullmatch(pattern, name)]
+        except re.error as error:
+            raise ValueError(
+                f"overrides must hold regular expressions behind re:; got {key!r} ({error})"
+            ) from None
+        if not found:
             raise ValueError(
                 "overrides must name convolutions of the model; got "
                 f"{key!r}{_close_names(key, convolutions)}"
             )
-        return [key]
-    try:
-        pattern = re.compile(key[3:])
-    except re.error as error:
-        raise ValueError(
-            f"overrides must hold regular expressions behind re:; got {key!r} ({error})"
-        ) from None
-    found = [name for name in convolutions if pattern.fullmatch(name)]
-    if not found:
-        raise ValueError(
-            "overrides must name convolutions of the model; got "
-            f"{key!r}, which matches none of {len(convolutions)}"
-        )
-    return found
+        by_name |= dict.fromkeys(found, value)
+    return by_name
 
 
 def _close_names(key: str, names: Mapping[str, Any]) -> str:
@@ -331,45 +315,28 @@ def _read_file(
         raise ValueError(
             f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
         ) from None
-    _check_format(file_format)
-    found = {}
+    if file_format != FORMAT:  # their taus may mean something else
+        raise ValueError(
+            f"the settings must be of format {FORMAT}; got format {file_format!r} (make them anew)"
+        )
+    expected = {name: geometry_of(layer) for name, layer in convolutions.items()}
+    found, shapes = {}, dict.fromkeys(expected)
     for name, shape, setting in entries:
-        layer = convolutions.get(name)
-        if layer is None:
-            if setting is None:
-                continue  # layers of other kinds
+        if setting is None and name not in expected:
+            continue  # a layer of another kind
+        shapes[name] = shape
+        try:
+            config = None if setting is None else SpAMMConfig(**setting)
+        except TypeError as error:
             raise ValueError(
-                f"the settings must be those of this model; got a layer {name!r}"
-                f"{_close_names(name, convolutions)}"
-            )
-        if geometry_of(layer) != shape:
+                f"the settings must be as a report saves them; got {setting!r} for {name!r} "
+                f"({error})"
+            ) from None
+        found[name] = _Wish(config, "settings file")
+    for name, shape in shapes.items():
+        if shape != (here := expected.get(name)):
             raise ValueError(
-                f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
-                f"{geometry_of(layer)!r}"
+                f"the settings must be those of this model; got {shape or 'none'} for {name!r}, "
+                f"which is {here or f'none of its layers{_close_names(name, expected)}'}"
             )
-        found[name] = _Wish(_setting(name, setting), "settings file")
-    missing = [name for name in convolutions if name not in found]
-    if missing:
-        raise ValueError(
-            f"the settings must be those of this model; got none for {missing[0]!r} "
-            f"({len(missing)} layers are missing)"
-        )
     return found
-
-
-def _check_format(given: Any) -> None:
-    """Raises for settings of another format: their taus may mean something else."""
-    if given != FORMAT:
-        raise ValueError(
-            f"the settings must be of format {FORMAT}; got format {given!r} (make them anew)"
-        )
-
-
-def _setting(name: str, setting: Any) -> SpAMMConfig | None:
-    """The setting of a layer that skips; None for others, which the backend may fuse."""
-    try:
-        return None if setting is None else SpAMMConfig.from_dict(setting)
-    except TypeError as error:
-        raise ValueError(
-            f"the settings must be as a report saves them; got {setting!r} for {name!r} ({error})"
-        ) from None

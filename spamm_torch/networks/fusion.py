@@ -27,8 +27,8 @@ _ops, _aten = torch.ops.spamm_torch, torch.ops.aten
 
 _NAMES = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-    *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "pad", "max_pool2d"),
-    *("constant_pad_nd", "alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
+    *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "max_pool2d"),
+    *("alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
     *("linear", "prelu", *ACTIVATIONS),
 )
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
@@ -174,7 +174,8 @@ class Site:
         node, input, weight, bias: the convolution and its operands. geometry: stride, padding,
             dilation, groups.
         setting: the further arguments of the op ``conv2d``, where a SpAMM layer calls it.
-        scales: the maps of channels behind it, in order: (kind, operands).
+        scales: the maps of channels behind it, in order, as batch norms: (mean, variance, factor,
+            summand, eps), None for what one does not have.
         nodes: the convolution and what is computed with it, in order. ``folded``: how many of them
             are computed by other weights.
         residual, activation, slope, pool: as of the ops; ``pool`` is a node, ``slope`` a node or a
@@ -191,7 +192,7 @@ class Site:
     bias: Any = None
     geometry: tuple[Any, ...] = ()
     setting: dict[str, Any] = field(default_factory=dict)
-    scales: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    scales: list[tuple[Any, ...]] = field(default_factory=list)
     nodes: list[fx.Node] = field(default_factory=list)
     folded: int = 1
     residual: fx.Node | None = None
@@ -306,8 +307,6 @@ class _Finder:
 
     def follow(self, site: Site) -> None:
         """Takes what follows the site, as far as its call can compute it."""
-        if not site.skips:
-            self._take_pad(site)
         if site.activation != "none" or site.residual is not None:
             return
         while self._pass_over_identity(site) or self._take_scale(site):
@@ -343,20 +342,6 @@ class _Finder:
         site.nodes.append(node)
         site.absorbed += (what,)
 
-    def _take_pad(self, site: Site) -> None:
-        node = site.input
-        if not isinstance(node, fx.Node) or name_of(node) not in ("pad", "constant_pad_nd"):
-            return
-        given = arguments_of(node)
-        pad = list(given["pad"])
-        left, right, *rows = [*pad, 0, 0][:4]
-        is_zero = given.get("mode", "constant") == "constant" and not given.get("value")
-        is_even = len(pad) in (2, 4) and left == right and rows[0] == rows[1]
-        if is_zero and is_even and all(type(edge) is int and edge >= 0 for edge in pad):
-            stride, padding, *rest = site.geometry
-            site.geometry = (stride, [padding[0] + rows[0], padding[1] + left], *rest)
-            site.input = given["input"]
-
     def _pass_over_identity(self, site: Site) -> bool:
         node = self._next(site)
         if node is None or not _is_identity(node):
@@ -370,17 +355,18 @@ class _Finder:
         kind = None if node is None else _SCALES.get(name_of(node))
         if node is None or kind is None:
             return False
-        operands: tuple[Any, ...] = (_other_operand(node, site.last),)
-        is_taken = operands[0] is not None and self._is_of_channels(site, operands[0])
         if kind == "bn":
             given = arguments_of(node)
-            operands = tuple(given.get(key) for key in _BATCH_NORM)
+            operands = [given.get(key) for key in _BATCH_NORM]
             has_statistics = not given.get("training") and operands[0] is not None
             is_taken = has_statistics and given["input"] is site.last
+        else:
+            given, other = {}, _other_operand(node, site.last)
+            operands = [None, None, *((other, None) if kind == "scale" else (None, other))]
+            is_taken = other is not None and self._is_of_channels(site, other)
         if not is_taken or not all(operand in self._constants for operand in operands):
             return False
-        more = (given.get("eps", 1e-5),) if kind == "bn" else ()
-        site.scales.append((kind, (*operands, *more)))
+        site.scales.append((*operands, given.get("eps", 1e-5)))
         self._take(site, node, kind)
         site.folded = len(site.nodes)
         return True
@@ -415,10 +401,10 @@ class _Finder:
         if node is None:
             self._take_gate(site)
         elif (activation := activation_of(node)) is not None:
-            slope, is_leaky = _slope_of(node), activation == "leaky_relu"
+            slope = _slope_of(node)
             if slope in self._constants and _fits(slope, value_of(site.weight)):
                 site.activation, site.slope = activation, slope
-                self._take(site, node, _label(node) if is_leaky else activation)
+                self._take(site, node, "prelu" if name_of(node) == "prelu" else activation)
 
     def _take_gate(self, site: Site) -> None:
         """Takes x * sigmoid(x), which is SiLU, and x * hardsigmoid(x), which is hardswish."""
@@ -435,13 +421,6 @@ class _Finder:
                     site.nodes.append(gate)
                     self._take(site, product, name)
                     return
-
-
-def _label(node: fx.Node) -> str:
-    """The name of a leaky ReLU or PReLU, with the former's slope."""
-    name = name_of(node)
-    slope = _slope_of(node) if name == "leaky_relu" else 0.01
-    return name if slope == 0.01 else f"{name} {slope}"
 
 
 def _slope_of(node: fx.Node) -> Any:
@@ -517,62 +496,43 @@ def activation_of(node: fx.Node) -> str | None:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class _Tracer(fx.proxy.GraphAppendingTracer):
-    """Records the functions that one layer calls. Unlike ``fx.Tracer`` it changes no class, which
-    other threads may use.
-    """
+class Functions(fx.Transformer):
+    """Puts functions of tensors in the place of torch's own layers that a graph calls. Unlike a
+    tracer of modules it changes no class, which other threads may use."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__(fx.Graph())
-        self._own = [*layer.named_parameters(), *layer.named_buffers()]
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        to_bool = self.tracer.to_bool
 
-    def create_arg(self, a: Any) -> Any:
-        """As of the base, and takes the layer's tensors."""
-        for name, tensor in self._own:
-            if a is tensor:
-                return self.create_node("get_attr", name, (), {})
-        return super().create_arg(a)
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        """Passes over checks of a number of dimensions; as of the base for other values."""
-        compared: Any = obj.node.args[:1]
-        if obj.node.target is operator.ne and getattr(compared[0], "target", "") == "dim":
+        def pass_over_checks(value: fx.Proxy) -> bool:
+            """Of a number of dimensions; other values have no truth while they are traced."""
+            node, compared = value.node, value.node.args[:1]
+            if node.target is not operator.ne or getattr(compared[0], "target", "") != "dim":
+                return to_bool(value)
+            for unused in (node, *node.all_input_nodes):
+                self.new_graph.erase_node(unused)
             return False
-        return super().to_bool(obj)
 
+        self.tracer.to_bool = pass_over_checks
 
-def _functions_of(module: Any, inputs: int) -> fx.Graph | None:
-    """The graph of one of torch's own layers; None where it has none, or a call does more."""
-    own = vars(module)
-    does_more = any(own[name] for name in _HOOKS) or {"forward", "_conv_forward"} & own.keys()
-    counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.training
-    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
-    if does_more or counts or not is_torchs or module._modules:
-        return None
-    tracer = _Tracer(module)
-    nodes = [tracer.graph.placeholder(f"x{number}") for number in range(inputs)]
-    try:
-        result = module.forward(*(fx.Proxy(node, tracer) for node in nodes))
-        tracer.graph.output(result.node)
-    except Exception:  # whatever a layer does with what has no value yet
-        return None
-    tracer.graph.eliminate_dead_code()
-    return tracer.graph
+    def run_node(self, n: fx.Node) -> Any:
+        """As of the base, and notes what is known of the value."""
+        value = super().run_node(n)
+        if isinstance(value, fx.Proxy):
+            value.node.meta = {**n.meta, **value.node.meta}
+        return value
 
-
-def lower_modules(graph: fx.Graph) -> None:
-    """Puts functions of tensors in the place of torch's own layers that a graph calls."""
-    for node in graph.find_nodes(op="call_module"):
-        module = attribute(graph.owning_module, str(node.target))
-        layer = None if node.kwargs else _functions_of(module, len(node.args))
-        if layer is None:
-            continue
-        for read in layer.find_nodes(op="get_attr"):
-            read.target = f"{node.target}.{read.target}"
-        for each in layer.nodes:
-            each.meta = {**node.meta, "nn_module_stack": {"": (str(node.target), type(module))}}
-        inputs = layer.find_nodes(op="placeholder")
-        with graph.inserting_before(node):
-            new: Any = graph.graph_copy(layer, dict(zip(inputs, node.args, strict=True)))
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Calls what the layer computes, unless hooks or a forward of its own do more."""
+        module: Any = self.fetch_attr(target)
+        own, before = vars(module), len(self.new_graph.nodes)
+        does_more = any(own[name] for name in _HOOKS) or {"forward", "_conv_forward"} & own.keys()
+        counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+        is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+        if is_torchs and not (does_more or counts or module._modules):
+            try:
+                return module.forward(*args, **kwargs)
+            except Exception:  # whatever a layer does with what has no value yet
+                for node in reversed(list(self.new_graph.nodes)[before:]):
+                    self.new_graph.erase_node(node)
+        return super().call_module(target, args, kwargs)

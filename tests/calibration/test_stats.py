@@ -36,7 +36,7 @@ def skipping_network(batch_norm=False):
     """The tiny network, with two convolutions that skip."""
     model = tiny_network(batch_norm=batch_norm)
     for name in ("conv_b", "conv_c"):
-        setattr(model, name, SpAMMConv2d.from_dense(getattr(model, name), **SKIPS.setting()))
+        setattr(model, name, SpAMMConv2d.from_dense(getattr(model, name), **SKIPS.to_dict()))
     return model
 
 

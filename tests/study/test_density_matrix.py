@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from golden import assert_refused
 from processes import forked, python
 from study_tools import assert_rows
 
 import density_matrix
 from common import results
 from density import sources
-from models.water.matrices import FILES, FOLDER
+from models.water import matrices
 from models.water.overlap import BASES
 
 SCRIPT = Path(density_matrix.__file__)
@@ -134,36 +133,11 @@ def test_it_runs_with_torch_alone(tmp_path):
     assert results.load(tmp_path / "density_matrix.json")["runs"]
 
 
-# ---- Bad input ----------------------------------------------------------------------------------
-
-
-GOOD = {"fock": np.diag([-1.0, 0, 1, 2]), "overlap": np.eye(4), "electrons": 4, "atoms": 2}
-
-
-def test_matrices_that_do_not_fit(tmp_path, monkeypatch):
-    """Nothing is written of what the golden file has."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(**arrays):
-        given = {name: array for name, array in (GOOD | arrays).items() if array is not None}
-        np.savez("given.npz", **given)
-        density_matrix.main(["--device", "cpu", "--matrices", "given.npz", "--out", "out"])
-
-    assert_refused("refused: matrices", vars(np) | {"run": run})
-    assert not any((tmp_path / "out").rglob("*"))
-
-
-def test_matrices_of_ones_own_of_ergos_and_of_a_model(tmp_path):
-    path = tmp_path / "given.npz"
-    np.savez(path, **GOOD)
-    problem = sources.from_file(path, None)
-    assert (problem.name, problem.electrons, problem.atoms) == ("given", 4, 2)
-    assert sources.from_file(path, 2).electrons == 2
-    problem = sources.from_file(FOLDER / FILES["default"], None)
-    expected = sources.embedded("default")
-    assert torch.equal(problem.fock, expected.fock)
-    assert torch.equal(problem.overlap, expected.overlap)
-    assert (problem.electrons, problem.atoms) == (expected.electrons, expected.atoms)
+def test_matrices_of_ergo_and_of_a_model():
+    problem, of = sources.embedded("default"), matrices.load("default")
+    assert torch.equal(problem.fock, of.fock)
+    assert torch.equal(problem.overlap, of.overlap)
+    assert (problem.electrons, problem.atoms) == (of.electrons, of.atoms)
     problem = sources.waters(4, "STO-3G", 0)
     assert (problem.atoms, problem.electrons, len(problem.fock)) == (12, 40, 28)
     assert tuple(BASES) == sources.BASES
