@@ -42,22 +42,6 @@ def boxed_dtype(request):
         yield request.param
 
 
-@pytest.fixture
-def forced(monkeypatch):
-    """Sets variables of the library until the end of the test, by their names' ends."""
-
-    def set_them(**values):
-        for name, value in values.items():
-            monkeypatch.setenv(f"SPAMM_TORCH_{name}", str(value))
-
-    return set_them
-
-
-def by_boxes(forced):
-    """Forces the kernel of boxes, without segments."""
-    forced(UNSKIPPED=0, SEGMENTS=1)
-
-
 # ---- Layers that skip nothing -------------------------------------------------------------------
 
 # images, channels, out_channels, height and width; then kernel, stride, padding, dilation
@@ -143,33 +127,33 @@ PARTS = ({}, {"residual": False, "activation": "none"}, {"bias": False})
 
 @HALF
 @pytest.mark.parametrize("layer", LAYERS)
-def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, forced):
+def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, force):
     case = Layer(LAYERS[layer], dtype)
     for parts in PARTS:
-        by_boxes(forced)
+        force(1, UNSKIPPED=0)
         of_boxes = case(**parts)
         assert_near(of_boxes, case.expected(**parts))
         norms = ops.conv2d_weight_norm(case.weight)  # which this kernel reads, and changes nothing
         assert torch.equal(case(**parts, norm_weight=norms), of_boxes)
         for value in ("1", *TILES):
-            forced(UNSKIPPED=value)
+            force(1, UNSKIPPED=value)
             got = case(**parts)
             assert got.is_contiguous(**LAST)
             assert torch.equal(got, of_boxes), value
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_tf32_has_the_bits_of_the_kernel_of_boxes(layer, forced, set_tf32):
+def test_tf32_has_the_bits_of_the_kernel_of_boxes(layer, force, set_tf32):
     set_tf32(True)
     case = Layer(LAYERS[layer], torch.float32)
     own = {"pixel_block": (1, 8, 8)}  # an image does not depend on its batch: never cuDNN's
-    by_boxes(forced)
+    force(1, UNSKIPPED=0)
     of_boxes = case(**PLAIN, **own)
     epilogue = of_boxes.double() + case.bias.view(-1, 1, 1) + case.residual
     for value in ("1", *TILES):
         if value.startswith("128x208"):  # has no room for three stages
             continue
-        forced(UNSKIPPED=value)
+        force(1, UNSKIPPED=value)
         got = case(**PLAIN, **own)
         assert torch.equal(got, of_boxes), value
         for activation in ("relu", "silu"):
@@ -192,22 +176,22 @@ def test_few_channels(dtype, layer):
         space.expect_norms(norms, convolutions.norms_of(actual, 64))
 
 
-def test_the_rule_changes_no_bit(forced):
+def test_the_rule_changes_no_bit(force):
     """If the kernel of boxes has no segments, no result tells which of the two ran."""
     case = Layer(LAYERS["3 x 3"], torch.float16)
     chosen = case()
-    by_boxes(forced)
+    force(1, UNSKIPPED=0)
     assert torch.equal(case(), chosen)
 
 
 @HALF
 @pytest.mark.parametrize("layer", LONG, ids=str)
-def test_every_number_of_segments_gives_the_convolution(layer, dtype, forced):
+def test_every_number_of_segments_gives_the_convolution(layer, dtype, force):
     """Only the order of sums differs: those of small integers are the same in any order."""
     case, results = Layer(layer, dtype), []
     assert_near(case(), case.expected())
     for segments in (1, 2, 4):
-        forced(SEGMENTS=segments)
+        force(segments)
         assert_near(case(), case.expected())
         results.append(case(**PLAIN))
     if (layer, dtype) == (LONG[0], torch.float16):
@@ -215,23 +199,23 @@ def test_every_number_of_segments_gives_the_convolution(layer, dtype, forced):
             assert torch.equal(one, other) != hopper_kernels_run()
     case.input, case.weight, results = case.input.sign(), case.weight.sign(), []
     for segments in (1, 2, 4):
-        forced(SEGMENTS=segments)
+        force(segments)
         results.append(case(**PLAIN))
         assert torch.equal(results[-1], results[0])
 
 
-FORCED = [{"SEGMENTS": 2}, {"SEGMENTS": 4}]
-FORCED += [{"UNSKIPPED": of, "SEGMENTS": 1} for of in ("0", "1", "64x192w", "128x256p")]
+FORCED = [{"segments": 2}, {"segments": 4}]
+FORCED += [{"segments": 1, "UNSKIPPED": of} for of in ("0", "1", "64x192w", "128x256p")]
 
 
 @HALF
 @pytest.mark.parametrize("values", FORCED, ids=str)
 @pytest.mark.usefixtures("set_tf32")  # which cases change
-def test_drawn_convolutions(values, dtype, forced):
+def test_drawn_convolutions(values, dtype, force):
     """Cases of the fuzzer: layouts, odd addresses, epilogues that follow the whole sum, NaN that
     stay in their windows.
     """
-    forced(**values)
+    force(**values)
     for number in range(150):
         case = fuzz.drawn(7, number, "convolution") | {"dtype": str(dtype)[6:]}
         if "UNSKIPPED" in values:
@@ -243,14 +227,14 @@ def test_drawn_convolutions(values, dtype, forced):
 @pytest.mark.parametrize(
     ("name", "layer", "value"),
     [
-        *(("SEGMENTS", LONG[2], value) for value in ("0", "3", "64", "two")),
+        *(("segments", LONG[2], value) for value in ("0", "3", "64", "two")),
         *(("UNSKIPPED", LAYERS["one pixel"], of) for of in ("2", "128x100w", "128x192wp")),
     ],
 )
-def test_other_values_are_refused(name, layer, value, forced, hopper):
+def test_other_values_are_refused(name, layer, value, force, hopper):
     case = Layer(layer, torch.float16)
-    forced(**{name: value})
-    with pytest.raises(ValueError, match=f"SPAMM_TORCH_{name} must be .* got {value}"):
+    force(**{name: value})
+    with pytest.raises(ValueError, match=f"SPAMM_TORCH_{name.upper()} must be .* got {value}"):
         case()
 
 
@@ -287,10 +271,10 @@ def test_tf32_on_the_documented_matrices(block, pixel_block, channels, groups, s
     [(64, 3, 1), (72, 3, (2, 1)), (128, (1, 2), 1), (8, (4, 3), 1)],
 )
 def test_more_output_channels_change_no_bit_of_the_others(
-    boxed_dtype, images, channels, kernel, stride, forced
+    boxed_dtype, images, channels, kernel, stride, force
 ):
     """But for the number of segments, which grows with the output."""
-    forced(SEGMENTS=1)
+    force(1)
     dtype = boxed_dtype
     kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
     input = uneven(images, channels, 7, 5, seed=images, dtype=dtype).cuda()

@@ -147,8 +147,8 @@ def test_layers_are_two_calls(input, weight, kernel, dtype, hopper):
 @pytest.mark.cuda
 @pytest.mark.parametrize("segments", [1, 2, 4])
 @pytest.mark.parametrize("images", [64, 70, 100, 128, 200])
-def test_segments(segments, images, hopper, monkeypatch):
-    monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
+def test_segments(segments, images, hopper, force):
+    force(segments)
     for sizes in (((images, 136, 4, 6), (136, 3)), ((images, 72, 2, 2), (264, 3))):
         made = operands(*sizes)
         assert_is_separate(*made, 1, 1, activation="relu")
