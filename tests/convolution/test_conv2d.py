@@ -11,12 +11,7 @@ import torch
 import torch.nn.functional as F
 from golden import assert_refused
 from reference import Im2col, norm_products
-from support import (
-    TOLERANCE,
-    assert_near,
-    conv2d_backend,
-    raises_line,
-)
+from support import TOLERANCE, assert_near, conv2d_backend, raises_line
 
 import spamm_torch
 from spamm_torch import _arguments

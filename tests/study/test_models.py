@@ -230,12 +230,8 @@ def _damaged():
     return {
         "truncated gzip": (IMAGES + ".gz", packed[:-100], "intact gzip"),
         "damaged gzip": (IMAGES + ".gz", packed[:30] + b"xxxxxxxx" + packed[38:], "intact gzip"),
-        "no gzip": (IMAGES + ".gz", content, "intact gzip"),
-        "empty gzip": (IMAGES + ".gz", b"", "got  in"),
         "wrong magic": (IMAGES, b"\x01" + content[1:], "magic 000008xx.*got 01000803"),
-        "wrong type": (IMAGES, b"\0\0\x0d\x03" + content[4:], "got 00000d03"),
         "cut header": (IMAGES, content[:10], "header of 16 bytes; got 10"),
-        "cut images": (IMAGES, content[:-1], "expected 7840 bytes.*got 7839"),
         "trailing bytes": (IMAGES, content + b"\0", "expected 7840 bytes.*got more"),
         "labels as images": (IMAGES, idx_bytes(labels), r"shape \(n, 28, 28\).*\(10,\)"),
         "small images": (IMAGES, idx_bytes(images[:, 1:]), r"\(10, 27, 28\)"),
