@@ -63,10 +63,8 @@ def _rows(run, n, share):
         block: partial(spamm_torch.mm, a, b, tau=of["tau"], block=block)
         for block, of in ours.items()
     }
-    timed = {"dense": partial(torch.mm, a, b), **on_device}
-    timed["convert"] = lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]
-    if sparse.get("ms", math.inf) <= _SLOW_MS:
-        timed["sparse"] = call
+    is_fast = sparse.get("ms", math.inf) <= _SLOW_MS
+    timed = on_device | ({"sparse": call} if is_fast else {})
     times = {"sparse": sparse.get("ms")}
     times |= medians(by_clock(timed, run.repeats, [run.device]))
     if run.device.type == "cuda":
@@ -78,8 +76,6 @@ def _rows(run, n, share):
         more["peer"] = sparse["peer"]
         sparse |= {
             "ms": times["sparse"],
-            "conversion_ms": times["convert"],
-            "dense_ms": times["dense"],
             "trun": trun,
             "nonzeros": (truncated != 0).double().mean().item(),
             "products": count_products(to_csr(truncated)),
