@@ -1,6 +1,5 @@
 """convert_ and revert_: layers of a model get the class that skips, and their own again."""
 
-import difflib
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from .._arguments import check_module, dtype_name, is_number
 from .._hints import BACKEND
 from ..nn import SpAMMConv2d, _SpAMM, reason_not_to_skip
 from .config import SpAMMConfig
-from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
+from .report import FORMAT, ConvertReport, Row, close_names, geometry_of, shape_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -285,18 +284,10 @@ def _read_overrides(
         if not found:
             raise ValueError(
                 "overrides must name convolutions of the model; got "
-                f"{key!r}{_close_names(key, convolutions)}"
+                f"{key!r}{close_names(key, convolutions)}"
             )
         by_name |= dict.fromkeys(found, value)
     return by_name
-
-
-def _close_names(key: str, names: Mapping[str, Any]) -> str:
-    inside = [name for name in names if name.startswith(f"{key}.")]
-    if close := inside[:3] or difflib.get_close_matches(key, names, 3, 0.4):
-        return f" (close: {', '.join(close)})"
-    more = f", ... ({len(names)} in all)" if len(names) > 5 else ""
-    return f" (it has {', '.join(list(names)[:5])}{more})"
 
 
 def _read_file(
@@ -337,6 +328,6 @@ def _read_file(
         if shape != (here := expected.get(name)):
             raise ValueError(
                 f"the settings must be those of this model; got {shape or 'none'} for {name!r}, "
-                f"which is {here or f'none of its layers{_close_names(name, expected)}'}"
+                f"which is {here or f'none of its layers{close_names(name, expected)}'}"
             )
     return found
