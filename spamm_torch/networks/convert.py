@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -123,6 +123,7 @@ def device_name(model: nn.Module) -> str:
 
 _RECORD = "_spamm_before"
 _OWN = "skips by its own setting"
+_ATTRIBUTES = (*(field.name for field in fields(SpAMMConfig)), "activation", "_blocks", "_pinned")
 
 
 @dataclass(frozen=True)
@@ -131,17 +132,14 @@ class Before:  # no tuple, which torch.export would replace by an equal one
 
     kind: type[nn.Module]
     attributes: dict[str, Any]
-    added: tuple[str, ...]
 
 
 def convert_layer(layer: nn.Conv2d, config: SpAMMConfig) -> None:
     """Makes a convolution skip by this setting."""
-    setting, own = asdict(config), vars(layer)
-    twin = SpAMMConv2d.from_dense(layer, **setting)
-    names = (*setting, "activation", "_blocks", "_pinned")
-    added = tuple(name for name in names if name not in own)
-    own[_RECORD] = Before(type(layer), {name: own[name] for name in names if name in own}, added)
-    own.update({name: vars(twin)[name] for name in names})
+    twin = SpAMMConv2d.from_dense(layer, **config.to_dict())
+    own = vars(layer)
+    own[_RECORD] = Before(type(layer), {name: own[name] for name in _ATTRIBUTES if name in own})
+    own.update({name: vars(twin)[name] for name in _ATTRIBUTES})
     layer.__class__ = SpAMMConv2d
 
 
@@ -154,7 +152,7 @@ def revert_layer(layer: nn.Module) -> None:
     """Undoes :func:`convert_layer`."""
     own = vars(layer)
     before: Before = own.pop(_RECORD)
-    for name in before.added:
+    for name in _ATTRIBUTES:
         own.pop(name, None)
     own.update(before.attributes)
     layer.__class__ = before.kind
