@@ -6,7 +6,7 @@
 #   PYTHON=python3.12   the Python that .venv is made from (default python3)
 #   TORCH=2.15.0        another torch, in an environment of its own, .venv-2.15.0
 #   PY=python3          use an environment of your own instead of .venv; nothing is installed in it
-#   PYTEST_ARGS, TRAIN_ARGS, STUDY_ARGS, TABLES_ARGS   passed on, as in make study TRAIN_ARGS=--full
+#   PYTEST_ARGS, TRAIN_ARGS, STUDY_ARGS, TABLES_ARGS   passed on, as in make study TRAIN_ARGS=--epochs=5
 #   FORCE_CUDA, TORCH_CUDA_ARCH_LIST, MAX_JOBS   as setup.py says
 
 PYTHON ?= python3

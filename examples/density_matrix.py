@@ -19,7 +19,6 @@ import functools
 import math
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common
@@ -57,23 +56,18 @@ def parse(arguments):
     source("--chain", what, None, "2000", metavar="N", type=even)
     what = "matrices of a water cluster in data/ergo, by name"
     source("--ergo", what, None, "default", metavar="NAME", nargs="?", const="default")
-    what = "an .npz file with fock, overlap, electrons and atoms, as in data/ergo"
-    source("--matrices", what, None, "none", metavar="FILE", type=Path)
     what = "a cluster of so many water molecules, with exact overlaps and a model of F"
     source("--waters", what, None, "none", metavar="N", type=cli.positive_integer)
     positive = cli.number(float, lambda value: 0 < value < math.inf, "a number above 0")
     add("--gap", "of the chain, hopping 1/2", 0.2, type=positive)
     add("--basis", "basis set of --waters", sources.BASES[0], choices=sources.BASES)
     add("--seed", "of --waters", 0, type=cli.natural_number)
-    said = "as many as the atoms or the file say; a chain's sites"
-    add("--electrons", "how many there are", None, said, type=int, metavar="N")
     cli.add_device_option(parser)
     what, said = "edge of the blocks; 32 suits molecules", "32, of block-sparse matrices 64"
     add("--block", what, None, said, type=int, choices=(32, 64, 128))
-    what = "keep only blocks that count, in place of whole matrices; --ergo and --matrices are "
+    what = "keep only blocks that count, in place of whole matrices; --ergo is whole at first"
     said = f"from {_LARGE} functions on"
-    how = argparse.BooleanOptionalAction
-    add("--sparse", what + "whole at first", None, said, action=how)
+    add("--sparse", what, None, said, action=argparse.BooleanOptionalAction)
     what = (
         "what each of the last products may lose, relative to norm(X)^2; about the energy error "
         "in hartree an atom"
@@ -114,10 +108,7 @@ def decide(options, functions):
 
 def load(options):
     """The problem that the options name."""
-    if options.matrices:
-        problem = sources.from_file(options.matrices, options.electrons)
-        decide(options, problem.functions)
-    elif options.ergo:
+    if options.ergo:
         problem = sources.embedded(options.ergo)
         decide(options, problem.functions)
     elif options.waters:
@@ -132,7 +123,7 @@ def load(options):
         problem = sources.chain(options.chain, options.gap, block)
     if options.sparse:
         problem = sources.as_blocks(problem, options.block, are_whole=not options.waters)
-    return problem if options.electrons is None else replace(problem, electrons=options.electrons)
+    return problem
 
 
 def orthogonal(problem, options):

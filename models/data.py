@@ -3,16 +3,13 @@
 Where the images come from, in this order: a root directory given by the caller, the one in the
 environment variable SPAMM_MNIST_ROOT (both laid out as torchvision.datasets.MNIST does, files in
 ROOT/MNIST/raw, packed or not), else the 10,000 images that this repository holds in
-data/mnist-t10k. The full data set is 70,000 images; torchvision downloads what is missing of it.
+data/mnist-t10k. The full data set is 70,000 images, which torchvision downloads.
 """
 
-import contextlib
 import gzip
 import hashlib
-import io
 import math
 import os
-import socket
 import struct
 import zlib
 from dataclasses import dataclass
@@ -21,18 +18,16 @@ from pathlib import Path
 import torch
 from torch.nn.functional import pad
 
-from models.files import UserError, first_line
+from models.files import UserError
 
 ROOT_VARIABLE = "SPAMM_MNIST_ROOT"
 _REPOSITORY = Path(__file__).resolve().parent.parent
 EMBEDDED = _REPOSITORY / "data" / "mnist-t10k"
-DOWNLOADS = _REPOSITORY / ".cache"
 
 IMAGE_SIZE = 28
 PICTURE_SIZE = 32
 MAX_SHIFT = 6
 _TRAINING_SHARE = 0.8
-_DOWNLOAD_TIMEOUT_S = 30
 _MOST_BYTES = 2**30  # of one file, unpacked: 20 times the largest of MNIST
 
 
@@ -71,23 +66,19 @@ def load_digits(root=None, full=False):
 
     Args:
         root: directory that holds MNIST/raw; None takes SPAMM_MNIST_ROOT, else the embedded files.
-        full: all 70,000 images, downloaded where files are missing, instead of the 10,000 of t10k.
+        full: all 70,000 images of a root directory instead of the 10,000 of t10k.
 
     Raises:
-        UserError: no such directory, missing files (with ``full``: and no download), or damage.
+        UserError: no such directory, missing files, or damage.
     """
     root = root or os.environ.get(ROOT_VARIABLE) or None
     if root is not None and not Path(root).is_dir():
         raise UserError(f"expected a directory that holds MNIST/raw; got {root}, which is none")
-    if full:
-        return _load_full(Path(root or DOWNLOADS))
-    if root is None:
-        images, labels = _read_pair(EMBEDDED, "t10k")
-        origin = "data/mnist-t10k, embedded"
-    else:
-        images, labels = _read_pair(Path(root) / "MNIST" / "raw", "t10k")
-        origin = str(root)
-    return Digits(images, labels, f"MNIST t10k ({len(labels):,} images, {origin})")
+    raw = EMBEDDED if root is None else Path(root) / "MNIST" / "raw"
+    pairs = [_read_pair(raw, part) for part in (("train", "t10k") if full else ("t10k",))]
+    images, labels = map(torch.cat, zip(*pairs, strict=True))
+    name, origin = "MNIST in full" if full else "MNIST t10k", root or "data/mnist-t10k, embedded"
+    return Digits(images, labels, f"{name} ({len(labels):,} images, {origin})")
 
 
 def to_pictures(images, shifts=None):
@@ -158,33 +149,6 @@ def _idx_in(file, path):
     return torch.frombuffer(bytearray(content + b"\0"), dtype=torch.uint8)[:count].view(shape)
 
 
-def _load_full(root):
-    raw = root / "MNIST" / "raw"
-    if not all(_find(raw, part, kind) for part in ("train", "t10k") for kind in _KINDS):
-        _download(root)
-    parts = [_read_pair(raw, part) for part in ("train", "t10k")]
-    images, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return Digits(images, labels, f"MNIST in full ({len(labels):,} images, {root})")
-
-
-def _download(root):
-    from torchvision.datasets import MNIST  # a second to import, and only a download needs it
-
-    timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
-    try:
-        root.mkdir(exist_ok=True)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            MNIST(root, download=True)
-    except (RuntimeError, OSError) as error:
-        raise UserError(
-            f"expected the four MNIST files in {root / 'MNIST' / 'raw'}; some are missing and "
-            f"could not be downloaded: {first_line(error)}"
-        ) from error
-    finally:
-        socket.setdefaulttimeout(timeout)
-
-
 _KINDS = {"images": "images-idx3-ubyte", "labels": "labels-idx1-ubyte"}
 
 
@@ -199,7 +163,10 @@ def _read_pair(folder, part):
     paths = {kind: _find(folder, part, kind) for kind in _KINDS}
     for kind, path in paths.items():
         if path is None:
-            raise UserError(f"expected {part}-{_KINDS[kind]} (or .gz) in {folder}; found none")
+            raise UserError(
+                f"expected {part}-{_KINDS[kind]} (or .gz) in {folder}; found none "
+                "(torchvision.datasets.MNIST(root, download=True) makes ROOT/MNIST/raw)"
+            )
     images, labels = (read_idx(paths[kind]) for kind in _KINDS)
     if images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
         raise UserError(

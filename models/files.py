@@ -50,15 +50,15 @@ def _removed_on_failure(path):
         raise
 
 
-def read_arrays(path, names=None):
-    """The arrays in an .npz file, or those of these ``names`` that are there, by name; pickled
-    objects are refused. UserError: it cannot be read, or is none or damaged.
+def read_arrays(path):
+    """The arrays in an .npz file, by name; pickled objects are refused. UserError: it cannot be
+    read, or is none or damaged.
     """
     import numpy as np  # not above: files are written where there is no numpy
 
     try:
         with np.load(path) as file:
-            return {name: file[name] for name in (names or file.files) if name in file.files}
+            return dict(file)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or first_line(error)}") from error
     except Exception as error:  # sizes, names and streams of damaged bytes raise almost anything

@@ -1,12 +1,6 @@
-"""Training VGG13, in steps that can be killed at any time.
-
-Everything random is drawn from the seed and the number of the step or epoch, so a checkpoint needs
-no generator states: what remains of a training depends on parameters, optimizer state and step
-alone, and a resumed training ends where an uninterrupted one does (on the CPU bit for bit).
-"""
+"""Training VGG13. Everything random is drawn from the seed and the number of the step or epoch."""
 
 import math
-import time
 import zipfile
 from dataclasses import asdict, dataclass
 
@@ -19,7 +13,8 @@ from models.vgg13 import VGG13
 
 MODELS = ("vgg13", "vgg13_bn")
 _WARM_UP = 0.3  # share of the steps until the learning rate peaks
-_CHECKPOINT_EVERY_S = 60
+_PEAK = 1e-3  # the highest learning rate
+_SHIFTED_SHARE = 0.5  # of the images, so that both cases of the study are learnt
 
 
 @dataclass(frozen=True)
@@ -33,9 +28,6 @@ class TrainConfig:
     batch: int = 100
     width: int = 64
 
-    shifted_share = 0.5  # of the images, so that both cases of the study are learnt
-    peak = 1e-3  # the highest learning rate
-
     def build(self):
         """A fresh model, its parameters drawn from the seed, without touching the global one."""
         with torch.random.fork_rng(devices=[]):
@@ -44,138 +36,56 @@ class TrainConfig:
         return model.to(memory_format=torch.channels_last)
 
 
-def resolve_config(path, given):
-    """The configuration to train or load: the options given, else the checkpoint's, else defaults;
-    UserError: the checkpoint at ``path`` has other options.
-    """
-    checkpoint = load_checkpoint(path)
-    if checkpoint is None:
-        return TrainConfig(**given)
-    stored = _stored_config(checkpoint["config"], path)
-    for option, value in given.items():
-        if getattr(stored, option) != value:
-            raise UserError(
-                f"expected a checkpoint with {option}={value}; got {option}="
-                f"{getattr(stored, option)} in {path}: name another file with --checkpoint"
-            )
-    return stored
-
-
-def _stored_config(values, path):
-    """The TrainConfig in a checkpoint; another version of this file may have written it."""
-    expected = {name: type(value) for name, value in asdict(TrainConfig()).items()}
-    found = {name: type(value) for name, value in values.items()}
-    if found != expected:
-        differing = sorted({str(name) for name, _ in found.items() ^ expected.items()})
-        raise UserError(
-            f"expected a checkpoint with the options {', '.join(expected)}; got one that differs "
-            f"in {', '.join(differing)}: {path}"
-        )
-    return TrainConfig(**values)
-
-
 def train(config, digits, path, device, report):
-    """Trains until config.epochs, from the checkpoint at ``path`` where there is one.
+    """The trained model on the device, in eval mode: from the checkpoint at ``path`` where there is
+    one, which is written else.
 
     Args:
-        config: as from :func:`resolve_config`. digits: are split here.
-        path: checkpoint, written after each epoch and once a minute.
-        report: called with (step, number of steps, what happened or None) after each step.
+        config: a TrainConfig. digits: are split here.
+        report: called with a line of text after each epoch.
 
-    Returns the trained model on the device, in eval mode. UserError: a checkpoint that is damaged,
-    of other images or options, or cannot be written.
+    UserError: a checkpoint that is damaged, of other images or options, or cannot be written.
     """
+    model, fingerprint = config.build().to(device), digits.fingerprint()
+    if (checkpoint := load_checkpoint(path)) is not None:
+        expected = asdict(config)
+        if checkpoint["config"] != expected:
+            options = ", ".join(f"{name}={value}" for name, value in expected.items())
+            raise UserError(
+                f"expected a checkpoint of {options}; got one of other options in {path}: name "
+                "another file with --checkpoint"
+            )
+        if checkpoint["data"] != fingerprint:
+            raise UserError(
+                f"expected a checkpoint trained on the images given; got other images in {path}: "
+                "name another file with --checkpoint"
+            )
+        model.load_state_dict(checkpoint["model"])
+        report(f"already trained: {path}")
+        return model.eval()
     training, validation = (part.to(device) for part in digits.split(config.seed))
-    run = _Run(config, training, digits.fingerprint(), path, device)
-    if run.step == run.steps:
-        report(run.step, run.steps, f"already trained: {path}")
-    elif run.step:
-        report(run.step, run.steps, f"resumed from {path} at step {run.step} of {run.steps}")
-
-    def message_of(loss):
-        epoch, within = divmod(run.step, run.epoch_steps)
-        message = f"epoch {epoch} of {config.epochs}" if within == 0 else f"step {run.step}"
-        message += f": loss {loss.item():.3f}"
-        if run.step < run.steps:
-            return None if within else message
-        percent = accuracy(run.model.eval(), validation_pictures(validation, config.batch))
-        return f"{message}, validation accuracy {percent:.2f}%"
-
-    saved = time.monotonic()
-    while run.step < run.steps:
-        message = message_of(run.advance())
-        report(run.step, run.steps, message)
-        if message or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
-            run.save()
-            saved = time.monotonic()
-    return run.model.eval()
-
-
-class _Run:
-    """A training at some step, and the way to and from its checkpoint."""
-
-    def __init__(self, config, digits, fingerprint, path, device):
-        self._config, self._digits, self._fingerprint = config, digits, fingerprint
-        self.path, self.model = path, config.build().to(device)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
-        self.epoch_steps = max(1, len(digits) // config.batch)
-        self.steps = config.epochs * self.epoch_steps
-        self.step = self._restore()
-
-    def advance(self):
-        """Makes one step; gives the loss before it."""
-        pictures, labels = self._batch(*divmod(self.step, self.epoch_steps))
-        for group in self._optimizer.param_groups:
-            group["lr"] = one_cycle(self._config.peak, self.step / self.steps)
-        with torch.autocast(pictures.device.type, torch.bfloat16, _has_fast_bfloat16(pictures)):
-            loss = cross_entropy(self.model.train()(pictures), labels)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self._optimizer.step()
-        self.step += 1
-        return loss.detach()
-
-    def save(self):
-        """Writes the checkpoint; a finished training no longer needs its optimizer."""
-        unfinished = self.step < self.steps
-        save_checkpoint(
-            self.path,
-            {
-                "config": asdict(self._config),
-                "data": self._fingerprint,
-                "step": self.step,
-                "model": self.model.state_dict(),
-                "optimizer": self._optimizer.state_dict() if unfinished else {},
-            },
-        )
-
-    def _restore(self):
-        """Takes over the checkpoint, if there is one; gives the step that it stands at."""
-        checkpoint = load_checkpoint(self.path)
-        if checkpoint is None:
-            return 0
-        if checkpoint["data"] != self._fingerprint:
-            raise UserError(
-                f"expected a checkpoint trained on the images given; got other images in "
-                f"{self.path}: name another file with --checkpoint"
-            )
-        if checkpoint["config"] != asdict(self._config):
-            raise UserError(
-                f"expected a checkpoint made from the same network with the same options; got "
-                f"another one in {self.path}: name another file"
-            )
-        self.model.load_state_dict(checkpoint["model"])
-        if checkpoint["step"] < self.steps:
-            self._optimizer.load_state_dict(checkpoint["optimizer"])
-        return checkpoint["step"]
-
-    def _batch(self, epoch, index):
-        """Batch ``index`` of an epoch: the epoch's own order, the batch's own shifts."""
-        seed, size = self._config.seed, self._config.batch
-        order = torch.randperm(len(self._digits), generator=_generator(seed, epoch))
-        part = self._digits[order[index * size : (index + 1) * size].to(self._digits.images.device)]
-        shifts = draw_shifts(len(part), _generator(seed, epoch, index), self._config.shifted_share)
-        return to_pictures(part.images, shifts), part.labels.long()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    epoch_steps = max(1, len(training) // config.batch)
+    for epoch in range(config.epochs):
+        order = torch.randperm(len(training), generator=_generator(config.seed, epoch)).to(device)
+        for step in range(epoch_steps):
+            part = training[order[step * config.batch : (step + 1) * config.batch]]
+            random = _generator(config.seed, epoch, step)
+            pictures = to_pictures(part.images, draw_shifts(len(part), random, _SHIFTED_SHARE))
+            progress = (epoch * epoch_steps + step) / (config.epochs * epoch_steps)
+            for group in optimizer.param_groups:
+                group["lr"] = one_cycle(_PEAK, progress)
+            with torch.autocast(device.type, torch.bfloat16, _has_fast_bfloat16(pictures)):
+                loss = cross_entropy(model.train()(pictures), part.labels.long())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        percent = accuracy(model.eval(), validation_pictures(validation, config.batch))
+        said = f"loss {loss.item():.3f}, validation accuracy {percent:.2f}%"
+        report(f"epoch {epoch + 1} of {config.epochs}: {said}")
+    content = {"config": asdict(config), "data": fingerprint, "model": model.state_dict()}
+    save_checkpoint(path, content)
+    return model
 
 
 def validation_pictures(digits, batch, shifts=None):
@@ -221,8 +131,8 @@ def one_cycle(peak, progress):
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
 
-_FORMAT = "spamm_torch training 1"
-_KEYS = {"format", "config", "data", "step", "model", "optimizer"}
+_FORMAT = "spamm_torch training 2"
+_KEYS = {"format", "config", "data", "model"}
 
 
 def save_checkpoint(path, content):

@@ -1,8 +1,6 @@
 """Finds, checks and loads the library of operators, and tells how it was built."""
 
-import itertools
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,9 +80,6 @@ def build_info() -> dict[str, Any]:
         the CUDA targets, as in ``["8.0+PTX", "9.0a"]``.
     ``compiler``, ``cxx_standard``, ``cxx_flags``, ``nvcc_flags``
         the C++ compiler, the standard's date, as in ``202002``, and the compilers' flags.
-    ``copies_through_host``
-        pairs of this machine's CUDA devices, as in ``[(1, 0)]``: the first cannot reach the memory
-        of the second, so that a product over both copies through the host, which is slower.
 
     Raises RuntimeError where the module that knows this was built for another Python, or left out;
     everything else in the package works without it.
@@ -102,16 +97,7 @@ def build_info() -> dict[str, Any]:
         "arch_list": BUILT["cuda_targets"],
         "compiler": _build_info.compiler,
         "cxx_standard": _build_info.cxx_standard,
-        "copies_through_host": _pairs_without_peer_access(),
     }
-
-
-def _pairs_without_peer_access() -> list[tuple[int, int]]:
-    if BUILT["cuda"] is None or not torch.cuda.is_available():
-        return []
-    forbidden = os.environ.get("SPAMM_TORCH_NO_PEER") == "1"
-    pairs = itertools.permutations(range(torch.cuda.device_count()), 2)
-    return [pair for pair in pairs if forbidden or not torch.cuda.can_device_access_peer(*pair)]
 
 
 def _minor(version: str) -> str:

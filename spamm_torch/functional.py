@@ -48,7 +48,7 @@ Common to all functions:
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,6 @@ from ._arguments import (
     check_search,
     check_tensor,
     check_tensors,
-    dtype_name,
     has_tau,
     holds_dtensor,
     norm_dtype,
@@ -290,7 +289,7 @@ def _product(
 def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: bool) -> Any:
     shape, (m, _, n) = (a.shape[0], b.shape[1]), given[4]
     # Resized last, so that an error leaves it as it was.
-    target = out if out.numel() > 0 or out.shape == shape else a.new_empty(shape)
+    target = out if out.numel() > 0 or out.shape == shape else out.new_empty(shape)
     norms = None
     if return_norms:
         blocks = -(-shape[0] // m), -(-shape[1] // n)
@@ -301,22 +300,11 @@ def _product_into(out: Tensor, a: Tensor, b: Tensor, given: Any, return_norms: b
     return (out, norms) if return_norms else out
 
 
-def _check_out(name: str, out: Tensor, *operands: Tensor) -> None:
-    """Raises unless ``out`` may take the product of the last two operands."""
+def _check_out(out: Tensor) -> None:
+    """Raises unless ``out`` is a tensor that can be written to; the op checks the rest."""
     check_tensor(out, "out")
-    if out.dtype != operands[-1].dtype or out.device != operands[-1].device:
-        kind = TypeError if out.dtype != operands[-1].dtype else RuntimeError
-        raise kind(
-            f"out must have the operands' dtype and device, {dtype_name(operands[-1].dtype)} on "
-            f"{operands[-1].device}; got {dtype_name(out.dtype)} on {out.device}"
-        )
     if not torch.compiler.is_compiling() and out.is_neg():
         raise RuntimeError("out must not be a negative view (out.resolve_neg() is none); got one")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (out, *operands)):
-        raise RuntimeError(
-            f"{name} with out has no gradient: expected tensors that require none, or no_grad; got "
-            "one that requires a gradient"
-        )
 
 
 def mm(
@@ -377,12 +365,9 @@ def mm(
         torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
             the bytes it would need.
 
-    With ``devices``, operands on a GPU: each other device needs memory for the whole of B and for
-    its rows of A and C. :func:`mm_shards` takes operands that lie on several devices. Operands on
-    the CPU may be larger than the memory of the GPUs; a ``tau`` is on the CPU, too, and the result
-    in pinned memory, complete when the call returns. Operands that are not pinned take longer, and
-    those without contiguous rows are copied first; a search for a ``tau`` reads them twice, unless
-    norm maps are given. Gradients, and norm maps of ``return_info``, are computed where they lie.
+    With ``devices``, operands on the CPU may be larger than the memory of the GPUs; a ``tau`` is on
+    the CPU, too, and the result in pinned memory, complete when the call returns. docs/scaling.md
+    has the memory that they need; :func:`mm_shards` takes operands that lie on several devices.
 
     Example:
         >>> i = torch.arange(512)
@@ -398,17 +383,14 @@ def mm(
     if drop is not None or plan is not None:
         _refuse_sparse_arguments(drop)
     if not plain and holds_dtensor(a, b):
+        knob, options = _knob_and_options(locals())
         from .distributed import dtensor  # not at the top: it takes half a second
 
-        _check_flags(return_norms, return_info, symmetric)
-        more = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric, "devices": devices}
-        more |= {"return_norms": return_norms, "return_info": return_info, "out": out}
-        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        return dtensor.mm(a, b, knob, block, **more)
+        return dtensor.mm(a, b, knob, **options)
     if not plain or a.is_nested or b.is_nested or a.dim() != 2 or b.dim() != 2:
         _check_matrices("mm", a, b)
     if out is not None:
-        _check_out("mm", out, a, b)
+        _check_out(out)
     if (  # the usual call, without the cost of the others
         symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
     ):
@@ -424,13 +406,15 @@ def mm(
 
 def _of_blocks(name: str, given: dict[str, Any]) -> Any:
     """mm or addmm where an operand is block-sparse; ``given``: its locals."""
-    _check_flags(given["return_norms"], given["return_info"], given["symmetric"])
-    options = {key: value for key, value in given.items() if key not in _NO_OPTIONS}
-    knob = {key: given[key] for key in ("tau", "valid_ratio", "max_error")}
+    knob, options = _knob_and_options(given)
     return products.product(name, given["a"], given["b"], knob, **options)
 
 
-_NO_OPTIONS = ("a", "b", "plain", "tau", "valid_ratio", "max_error")
+def _knob_and_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    _check_flags(given["return_norms"], given["return_info"], given["symmetric"])
+    knob = {name: given[name] for name in ("tau", "valid_ratio", "max_error")}
+    taken = {"a", "b", "plain", *knob}
+    return knob, {name: value for name, value in given.items() if name not in taken}
 
 
 def _refuse_sparse_arguments(drop: Any) -> None:
@@ -456,12 +440,9 @@ def mm_shards(
 ) -> list[Tensor]:
     """:func:`mm` of operands whose rows lie on several devices.
 
-    For two devices: ``c0, c1 = mm_shards([a0, a1], [b0, b1], tau=tau)``, where ``a0``, ``b0`` and
-    ``c0`` are the first rows of A, B and C, on the first device.
-
-    A device fetches only those blocks of B that have a valid block product with its rows of A,
-    while it multiplies. Method: as sparsity-aware products of sparse matrices (Hong and Buluc,
-    arXiv 2408.14558, 2024); docs/kernels/shards.md.
+    ``c0, c1 = mm_shards([a0, a1], [b0, b1], tau=tau)`` on two devices. Method: as sparsity-aware
+    products of sparse matrices (Hong and Buluc, arXiv 2408.14558, 2024): a device fetches only the
+    blocks of B that have a valid block product with its rows of A (docs/kernels/shards.md).
 
     Args:
         a_shards: the rows of A (M, K) in order, a matrix (rows, K) for each part. Each but the last
@@ -543,7 +524,7 @@ def addmm(
     check_number(beta, "beta")
     check_number(alpha, "alpha")
     if out is not None:
-        _check_out("addmm", out, input, a, b)
+        _check_out(out)
     knobs, addition = (tau, valid_ratio, max_error), (input, beta, alpha)
     results = (return_norms, return_info, out)
     return _product(a, b, knobs, block, norm_a, norm_b, addition, None, symmetric, *results)
@@ -760,12 +741,11 @@ def conv2d(
 
     With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
     engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
-    dtype and device alone (:func:`backend_for` names it). A ``pixel_block`` of one image
-    keeps our kernels, for torch's do not promise that an image does not depend on its batch.
+    dtype and device alone. A ``pixel_block`` of one image keeps our kernels, for torch's do not
+    promise that an image does not depend on its batch.
 
-    On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names. Input and weight
-    are read as they lie where they are channels-last and have a multiple of 16 bytes of channels;
-    otherwise each call copies them, and the output back where the input is not channels-last.
+    On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names; channels-last
+    tensors with a multiple of 16 bytes of channels are not copied.
 
     Example:
         >>> images, weight = torch.rand(64, 32, 8, 8), torch.randn(64, 32, 3, 3)
@@ -814,26 +794,16 @@ def conv2d(
 
 
 def backend_for(
-    device: torch.device | str,
-    dtype: torch.dtype,
-    block: int | Sequence[int] = 64,
-    *,
-    convolution: Mapping[str, Any] | None = None,
+    device: torch.device | str, dtype: torch.dtype, block: int | Sequence[int] = 64
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-plain" or "sm90-wgmma-f16".
 
     On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
-    portable kernel ("sm80-...") all the same.
+    portable kernel ("sm80-...") all the same. Of a convolution ``explain`` names it.
 
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
-        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
-            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
-            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
-            torch's convolution; where blocks are mostly empty "sm80-thin", "sm80-packed" or
-            "cpu-depthwise". Geometry in numbers, the knob and ``pixel_block`` count, other
-            arguments do not.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
@@ -845,12 +815,4 @@ def backend_for(
         raise type(error)(
             f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
         ) from None
-    if convolution is None:
-        return _ops.backend_for(place, dtype, check_block(block))
-    given = {name: convolution[name] for name in _COUNTING if convolution.get(name) is not None}
-    element = torch.empty(1, dtype=dtype, device=place)
-    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
-    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))
-
-
-_COUNTING = ("stride", "padding", "dilation", "groups", "pixel_block", "valid_ratio", "max_error")
+    return _ops.backend_for(place, dtype, check_block(block))

@@ -146,14 +146,11 @@ class _SpAMM(nn.Module):
     def freeze_(self: Module) -> Module:
         """Pins the weight's norms, for serving: they are no longer computed in each call.
 
-        The norms count for this weight as it is now. After a change in place, where another tensor
-        takes its place, and under autocast to another dtype each call computes norms anew, until
-        ``freeze_()`` is called again. Moving, casting, loading, copying and unpickling the module
-        pin them again. ``train()`` and :meth:`unfreeze_` undo it. Call it yourself after changes
-        that neither the weight's version counter nor its address tells: through ``.data``, by
-        optimisers with ``fused=True``, by other processes. docs/serving.md has CUDA graphs and
-        compiled code. Programs of ``torch.export``, weights made in inference mode and subclasses
-        of Tensor, of which nothing tells changes, compute norms in each call.
+        The norms count for this weight as it is now: after a change each call computes them anew,
+        until ``freeze_()`` is called again. Moving, casting, loading, copying and unpickling the
+        module pin them again; ``train()`` and :meth:`unfreeze_` undo it. Call it yourself after
+        changes that neither the weight's version counter nor its address tells: through ``.data``,
+        by optimisers with ``fused=True``, by other processes. docs/serving.md has the rest.
 
         On CUDA it waits until the norms are computed, so that every stream may use them; it cannot
         be called while a CUDA graph is captured. Returns the module.
@@ -179,15 +176,6 @@ class _SpAMM(nn.Module):
         if pinned is None or not pinned.are_of(weight):
             return None
         return pinned.norms if multiplied_dtype(weight) == weight.dtype else None
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As of ``nn.Module``. TypeError for ``tau``, which is no part of the state dict."""
-        if name == "tau":
-            raise TypeError(
-                "tau must be a float or a plain tensor, since a threshold is not learned; got a "
-                "Parameter (pass its detach())"
-            )
-        super().register_parameter(name, param)
 
     def _pin_again(self) -> None:
         if self._pinned is not None:
@@ -411,11 +399,9 @@ class SpAMMLinear(_SpAMM, nn.Linear):
         in_features, out_features, bias, device, dtype: as of ``torch.nn.Linear``.
         tau, valid_ratio, max_error, block: as of :func:`spamm_torch.linear`.
 
-    Attention: ``nn.MultiheadAttention`` multiplies with the weight of its ``out_proj`` itself and
-    never calls it, so that a SpAMMLinear there skips nothing.
-    ``nn.TransformerEncoderLayer`` does likewise in evaluation with ``linear1`` and ``linear2``,
-    unless one of its modules has a hook: each SpAMMLinear has a forward pre-hook that does nothing,
-    so that the layer calls both.
+    Attention: ``nn.MultiheadAttention`` multiplies with the weight of its ``out_proj`` itself, and
+    ``nn.TransformerEncoderLayer`` in evaluation with those of ``linear1`` and ``linear2``, unless
+    one of its modules has a hook: a SpAMMLinear there is not called, and skips nothing.
 
     Raises as that function for a setting, now and not in the first call.
     """
@@ -442,8 +428,6 @@ class SpAMMLinear(_SpAMM, nn.Linear):
         check_block(block)
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set(tau, valid_ratio, max_error, block=block)
-        if _keep_forward_reachable not in self._forward_pre_hooks.values():
-            self.register_forward_pre_hook(_keep_forward_reachable)
 
     def _weight_norms(self) -> Tensor:
         _, k, n = check_block(self.block)
@@ -463,7 +447,3 @@ class SpAMMLinear(_SpAMM, nn.Linear):
         weight = self.weight
         options = {**self._knobs(), "block": self.block}
         return linear(input, weight, self.bias, **options, norm_weight=self._pinned_norms(weight))
-
-
-def _keep_forward_reachable(module: nn.Module, args: Any) -> None:
-    """A forward pre-hook that does nothing but be there: see :class:`SpAMMLinear`."""

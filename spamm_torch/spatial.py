@@ -23,12 +23,7 @@ def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
     1987). Of two halves, the one nearer to the piece before comes first. So a run of indices is a
     compact piece of space, on every scale and whatever the block.
 
-    To reorder a matrix of points a and the points themselves::
-
-        order = spamm_torch.sparse.spatial_order(positions)
-        a, positions = a[order][:, order], positions[order]
-
-    and to undo it, ``a[inverse][:, inverse]`` with ``inverse = order.argsort()``.
+    ``a[order][:, order]`` is a matrix of the points in this order; ``order.argsort()`` undoes it.
 
     Args:
         positions: (N, D) coordinates of the points, D >= 1, in any unit, real dtype and device: in

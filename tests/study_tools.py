@@ -64,7 +64,7 @@ def assert_rows(tables):
 # ---- Tiny data sets, in MNIST's own file format -------------------------------------------------
 
 
-def silent(step, steps, message):
+def silent(message):
     """Progress that nobody sees."""
 
 

@@ -46,8 +46,9 @@ def is_torchs(input, weight, **given):
 
 def conv2d_backend(input, weight, **given):
     """The kernel of a convolution."""
-    convolution = {"input": input.shape, "weight": weight.shape, **given}
-    return spamm_torch.backend_for(input.device, input.dtype, convolution=convolution)
+    given = {name: value for name, value in given.items() if value is not None}
+    threshold = given.pop("tau", None)
+    return torch.ops.spamm_torch.conv2d_backend(input, weight, **given, threshold=threshold)
 
 
 def waiting_is_an_error():

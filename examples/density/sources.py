@@ -1,18 +1,15 @@
-"""Sources of F and S: a chain, a file, data/ergo, or a model of a water cluster."""
+"""Sources of F and S: a chain, data/ergo, or a model of a water cluster."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from density.ranks import own_rows
-from models.files import UserError, first_line, read_arrays
+from models.files import UserError
 from spamm_torch import sparse
 from spamm_torch.sparse.blocks import is_sparse
-
-_SYMMETRY = 1e-8  # of the largest entry
 
 
 @dataclass(frozen=True)
@@ -38,52 +35,13 @@ class Problem:
     functions: int = 0
 
     def __post_init__(self) -> None:
-        n = self.functions
-        if not n:
-            _check_symmetric(self.fock, "fock")
-            n = len(self.fock)
-            object.__setattr__(self, "functions", n)
-        for name in ("overlap", "density"):
-            matrix = getattr(self, name)
-            if matrix is None or is_sparse(matrix):
-                continue
-            _check_symmetric(matrix, name)
-            if len(matrix) != n:
-                raise UserError(
-                    f"expected fock and {name} of one size; got {n} x {n} and "
-                    f"{len(matrix)} x {len(matrix)}"
-                )
-        if self.electrons % 2 or not 2 <= self.electrons <= 2 * n - 2:
-            raise UserError(
-                f"expected an even number of electrons from 2 to {2 * n - 2}, for {n} functions; "
-                f"got {self.electrons}"
-            )
-        if self.atoms < 1:
-            raise UserError(f"expected 1 atom or more; got {self.atoms}")
+        object.__setattr__(self, "functions", self.functions or len(self.fock))
 
     @property
     def occupied(self) -> int:
         return self.electrons // 2
 
 
-def _check_symmetric(matrix: Tensor, name: str) -> None:
-    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-        shape = " x ".join(map(str, matrix.shape)) or "a number"
-        raise UserError(f"expected {name} as a square matrix; got {shape}")
-    if not len(matrix):
-        raise UserError(f"expected {name} with a row or more; got 0 x 0")
-    if not matrix.isfinite().all():
-        raise UserError(f"expected finite entries of {name}; got NaN or infinity")
-    difference, largest = (matrix - matrix.mT).abs().max().item(), matrix.abs().max().item()
-    if difference > _SYMMETRY * largest:
-        raise UserError(
-            f"expected {name} to be symmetric; got entries that differ by {difference:.2g} from "
-            f"those across the diagonal, the largest being {largest:.2g}"
-        )
-
-
-_NUMBERS = ("atoms", "electrons")
-_ARRAYS = ("fock", "overlap", "density", *_NUMBERS)
 BASES = ("STO-3G", "6-31G", "6-31G**")  # of the model; named here, for --help has no numpy
 
 
@@ -111,7 +69,11 @@ def embedded(name: str) -> Problem:
     require_numpy()
     from models.water.matrices import load
 
-    return _of_ergo(load(name), f"data/ergo, {name}")
+    of = load(name)
+    if of.fock is None:
+        raise UserError(f"expected a Fock matrix in {name}; ergo was run without Hartree-Fock")
+    name = f"data/ergo, {name} ({of.atoms} atoms, {of.basis})"
+    return Problem(name, of.fock, of.electrons, of.atoms, of.overlap, of.density)
 
 
 def waters(molecules: int, basis: str, seed: int, blocks: dict[str, Any] | None = None) -> Problem:
@@ -150,57 +112,6 @@ def as_blocks(problem: Problem, block: int, are_whole: bool) -> Problem:
             matrix = sparse.from_dense(matrix, block)
         made[name] = own_rows(matrix) if matrix is not None and are_whole else matrix
     return replace(problem, **made)
-
-
-def from_file(path: Path, electrons: int | None) -> Problem:
-    """An .npz file as in data/ergo, or one of plain arrays: fock (N x N) and electrons (or those
-    given), and where they are there overlap and density (N x N) and atoms (a number; else 1, so
-    that energies are not divided). UserError: it is missing, damaged, or lacks something.
-    """
-    require_numpy()
-    arrays = read_arrays(path, (*_ARRAYS, "format"))
-    if "format" in arrays:
-        from models.water.matrices import read
-
-        return _of_ergo(read(path), path.stem, electrons)
-    return _of_arrays(arrays, path, electrons)
-
-
-def _of_arrays(arrays: dict[str, Any], path: Path, electrons: int | None) -> Problem:
-    if "fock" not in arrays:
-        raise UserError(f"expected an array fock in the .npz file; got none in {path}")
-    if electrons is None and "electrons" not in arrays:
-        raise UserError(f"expected electrons in the .npz file or --electrons; got none in {path}")
-    try:
-        numbers = {name: _whole(arrays.pop(name)) for name in _NUMBERS if name in arrays}
-        matrices = {
-            name: torch.from_numpy(array.astype("float64", casting="safe"))
-            for name, array in arrays.items()
-        }
-    except (ValueError, TypeError) as error:
-        raise UserError(f"expected real numbers in {path}; got: {first_line(error)}") from error
-    if electrons is not None:
-        numbers["electrons"] = electrons
-    return Problem(path.stem, **matrices, **{"atoms": 1} | numbers)
-
-
-def _whole(array: Any) -> int:
-    if int(array) != array:
-        raise ValueError(f"{array} for a whole number")
-    return int(array)
-
-
-def _of_ergo(matrices: Any, name: str, electrons: int | None = None) -> Problem:
-    if matrices.fock is None:
-        raise UserError(f"expected a Fock matrix in {name}; ergo was run without Hartree-Fock")
-    return Problem(
-        f"{name} ({matrices.atoms} atoms, {matrices.basis})",
-        matrices.fock,
-        matrices.electrons if electrons is None else electrons,
-        matrices.atoms,
-        matrices.overlap,
-        matrices.density,
-    )
 
 
 def require_numpy() -> Any:

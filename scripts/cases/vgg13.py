@@ -26,7 +26,7 @@ from common.measuring import PRECISIONS, use_precision
 from common.timing import interleaved
 from common.training import add_training_options, train_or_load
 from models.files import UserError, first_line
-from models.training import validation_pictures
+from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 
 TITLE = "VGG13 as served against the dense network"
@@ -71,16 +71,16 @@ def measure(options):
     batches = [(batch.to(dtype), labels) for batch, labels in pictures]
     path = options.out / f"calibrated_{options.device.type}.json"
     try:
-        report = spamm_torch.calibrate(model, batches, score_and_answers, options.max_drop)
+        report = spamm_torch.calibrate(model, batches, accuracy, options.max_drop)
     except ValueError as error:
         raise UserError(first_line(error)) from error
     report.save(path)
     print(f"{report}\nsettings: {path}")
 
     found, place = report.outcome, {"model": options.config.model}
-    dense_accuracy, _ = score_and_answers(model, batches)
+    dense_accuracy = accuracy(model, batches)
     quality = {"dense_accuracy": dense_accuracy, "accuracy": dense_accuracy - found.drop}
-    quality |= {name: getattr(found, name) for name in ("changed", "valid_ratio", "max_drop")}
+    quality |= {name: getattr(found, name) for name in ("valid_ratio", "max_drop")}
     case = f"{options.config.model}, {options.dtype}, batch {options.images}"
     layers = [{"case": case} | (row.pop("setting") or {}) | row for row in map(asdict, report)]
     networks, served = networks_of(model, dtype, path, options), []
@@ -97,13 +97,6 @@ def measure(options):
         "served, quality": [place | quality],
         "calibrated layers": layers,
     }
-
-
-def score_and_answers(model, batches):
-    """Percentage of right answers, and the answers: what calibrate asks of an evaluation."""
-    answers, labels = zip(*((model(x).argmax(1), y) for x, y in batches), strict=True)
-    answers, labels = torch.cat(answers), torch.cat(labels)
-    return 100 * (answers == labels).double().mean().item(), answers
 
 
 class CudnnConvReLU(nn.Module):

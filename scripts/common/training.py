@@ -1,18 +1,16 @@
 """VGG13 on MNIST for benchmarks: trained where no checkpoint has it.
 
-A run that is stopped leaves a checkpoint, at most a minute old; the same command resumes from it
-and ends where it would have ended. Without options: the plain network of the paper on the 10,000
-embedded images, three to four minutes on two CPU cores, seconds on a GPU.
+Without options: the plain network of the paper on the 10,000 embedded images, three to four minutes
+on two CPU cores, seconds on a GPU.
 """
 
-import argparse
 from dataclasses import fields
 from pathlib import Path
 
 from common.options import add, add_device_option, number, positive_integer
 from models.data import ROOT_VARIABLE, load_digits
 from models.files import require_writable
-from models.training import MODELS, TrainConfig, resolve_config, train
+from models.training import MODELS, TrainConfig, train
 
 DEFAULT_CHECKPOINT = Path("checkpoints/vgg13.pt")
 _MAX_WIDTH = 1024  # sixteen times VGG's own: 2.4 GB for the largest layer
@@ -22,19 +20,15 @@ _seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63
 
 
 def add_training_options(parser):
-    """Adds the options; those not given stay out, so that a checkpoint speaks for them."""
-    default = TrainConfig()
-    group = parser.add_argument_group("training (what a checkpoint holds need not be repeated)")
-    what = "where the training is kept and resumed from"
+    """Adds the options, which must be those of a checkpoint that there is."""
+    group = parser.add_argument_group("training (of the checkpoint, where there is one)")
+    what = "where the trained network is kept"
     add(group, "--checkpoint", what, DEFAULT_CHECKPOINT, type=Path)
     what, said = "folder that holds MNIST/raw", f"${ROOT_VARIABLE}, else the embedded images"
     add(group, "--data", what, None, said, metavar="ROOT", type=Path)
 
     def option(flag, text, **rest):
-        value = getattr(default, flag[2:])
-        group.add_argument(
-            flag, default=argparse.SUPPRESS, help=f"{text} (default: {value})", **rest
-        )
+        add(group, flag, text, getattr(TrainConfig, flag[2:]), **rest)
 
     option("--full", "all 70,000 images of MNIST, not the 10,000 of t10k", action="store_true")
     option("--model", "plain, or with batch norm", choices=MODELS)
@@ -46,16 +40,13 @@ def add_training_options(parser):
 
 
 def train_or_load(options):
-    """The trained model that the options and the checkpoint ask for, its TrainConfig and Digits."""
-    names = {field.name for field in fields(TrainConfig)}
-    given = {name: value for name, value in vars(options).items() if name in names}
+    """The trained model that the options ask for, its TrainConfig and Digits."""
+    config = TrainConfig(**{of.name: getattr(options, of.name) for of in fields(TrainConfig)})
     require_writable(options.checkpoint.parent)
-    config = resolve_config(options.checkpoint, given)
     digits = load_digits(options.data, config.full)
     print(f"data: {digits.description}")
 
-    def report(step, steps, message):
-        if message:
-            print(f"training {config.model}: {message}", flush=True)
+    def report(message):
+        print(f"training {config.model}: {message}", flush=True)
 
     return train(config, digits, options.checkpoint, options.device, report), config, digits

@@ -273,7 +273,7 @@ def sparse(case, device):
         found, norms = spamm_torch.mm(a, host_b.to(device), **options)
     elif form == "plan":
         plan = spamm_torch.sparse.plan(of_plan, b, **knob)
-        found, _, info = spamm_torch.mm(a, b, plan=plan, return_norms=True, return_info=True)
+        found, norms = spamm_torch.mm(a, b, plan=plan, return_norms=True)
     else:
         found, norms, info = spamm_torch.mm(a, b, **options, **drop, return_info=True)
     if is_dense:

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from .._arguments import check_bool, check_integer, check_module, check_number
+from .._arguments import check_integer, check_module, check_number
 from .._output import Progress, table, write_text
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
 from ..networks.convert import device_name, is_converted
 from ..networks.report import ConvertReport, Row, geometry_of, shape_of
 from ..nn import reason_not_to_skip
-from .inputs import Evaluator, Loss, halves_of, inputs_of, isolated
+from .inputs import Evaluator, halves_of, inputs_of, isolated
 from .options import Bench, Options, Settings, Trial
 from .search import Allocation, Option, search
 
@@ -31,9 +31,7 @@ def calibrate(
     evaluate: Callable[[nn.Module, Iterable[Any]], Any],
     max_drop: float,
     *,
-    example_input: Any = None,
     evaluations: int = 12,
-    progress: bool | None = None,
 ) -> "CalibrationReport":
     """Picks each convolution's setting, to save the most time within an accuracy drop.
 
@@ -46,18 +44,14 @@ def calibrate(
         model: an ``nn.Module`` that is not converted, in any mode; it stays as it is.
         loader: batches with labels, the same in each pass: a ``DataLoader`` or a list. The batches
             of even number are one half, those of odd number the other. A batch is the model's
-            input, a tuple or list that begins with it, or a dict of its arguments by name.
+            input, a tuple or list that begins with it, or a dict of its arguments by name. Times
+            are of the first, in the model's dtype: it should be as large as those to be served.
         evaluate: ``evaluate(model, loader)`` gets the model, in eval mode, and half of the loader,
             which can be iterated over and has a length in batches. It gives a score, higher is
-            better; or a pair of the score, in percentage points, and the answers: a tensor or list
-            with one entry for each input, such as the class that the model says. Then at most
-            2 * ``max_drop`` percent of them may change.
+            better.
         max_drop: the most that the score may drop, in its units; at least 0.
-        example_input: what is timed, of the batch size and dtype that will be served: a tensor, a
-            tuple of positional arguments, or a dict by name. None: the input of the first batch.
         evaluations: the most calls of ``evaluate``, at least 6. Three are of the model as it is,
             one of them to see that ``evaluate`` repeats itself.
-        progress: True says on standard error how far it is; None does where that is a terminal.
 
     Returns:
         A :class:`CalibrationReport`: a row for each convolution, and what the whole model gains.
@@ -67,14 +61,13 @@ def calibrate(
     Raises:
         TypeError: arguments of another type, an ``evaluate`` that returns something else.
         ValueError: a model that is converted or has nothing to skip; a loader without two batches,
-            or one that is used up; an ``example_input`` that the model does not take; an
-            ``evaluate`` that gives no finite number, or two for the same model, or moves it; a
-            ``max_drop`` below 0.
+            or one that is used up; an ``evaluate`` that gives no finite number, or two for the same
+            model, or moves it; a ``max_drop`` below 0.
 
-    After any error the model is as it was.
+    After any error the model is as it was. How far it is stands on standard error, if a terminal.
 
     Example:
-        >>> report = calibrate(model, loader, evaluate, max_drop=0.5, progress=False)
+        >>> report = calibrate(model, loader, evaluate, max_drop=0.5)
         >>> report.save("net.json")  # convert_(model, "net.json") makes the network skip so much
         >>> [row.name for row in report]
         ['0']
@@ -98,14 +91,10 @@ def calibrate(
     check_integer(evaluations, "evaluations")
     if evaluations < _LEAST_EVALUATIONS:
         raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
-    if progress is not None:
-        check_bool(progress, "progress")
     with isolated(model):
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
-        inputs = inputs_of(model, halves[0], example_input)
-        example = inputs[0] if example_input is None else example_input
-        bench.set_inputs(inputs, example, Progress("calibrate", progress))
+        bench.set_inputs(inputs_of(model, halves[0]), Progress("calibrate", None))
         return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
 
 
@@ -124,7 +113,7 @@ class _Calibration:
         found = bench.errors()
         self._sizes = {name: size for name, (size, _) in found.items()}
         if why := self._first_bound(Allocation(found)):
-            return self._report({}, {}, Loss(0.0), why)
+            return self._report({}, {}, 0.0, why)
         self._times = bench.times({name: options for name, (_, options) in found.items()})
         faster = bench.with_output_errors({name: of[1] for name, of in self._times.items()})
         times = {name: time for name, (time, _) in self._times.items()}
@@ -132,22 +121,22 @@ class _Calibration:
         least = allocation.least((1 - 1 / MUST_WIN) * math.fsum(times.values()))
         if least is None:
             whole = "layers are not faster, or not enough"
-            return self._report({}, {}, Loss(0.0), whole, "all layers together save too little")
+            return self._report({}, {}, 0.0, whole, "all layers together save too little")
         settings: dict[float, dict[str, SpAMMConfig]] = {}
 
-        def loss(half: int, budget: float) -> Loss:
+        def drop(half: int, budget: float) -> float:
             bench.progress.at("evaluations", evaluator.calls, evaluations, each=True)
             evaluator.see(half)
             if budget not in settings:
                 settings[budget] = bench.thresholds(allocation.within(budget))
             with bench.installed(settings[budget]):
-                return evaluator.loss(half)
+                return evaluator.drop(half)
 
         left = evaluations - evaluator.calls - 1  # one of the model on the other half
-        budget, held = search(least, allocation.most, self._max_drop, left, loss)
+        budget, lost = search(least, allocation.most, self._max_drop, left, drop)
         if not budget:
-            return self._report({}, {}, held, "no choice that was tried held on both halves")
-        return self._report(allocation.within(budget), settings[budget], held)
+            return self._report({}, {}, lost, "no choice that was tried held on both halves")
+        return self._report(allocation.within(budget), settings[budget], lost)
 
     def _first_bound(self, allocation: Allocation) -> str:
         """The reason why there is nothing to be had, if the least that could pay is too much: by
@@ -160,11 +149,9 @@ class _Calibration:
         skipped = math.fsum(self._sizes[name] - each.time for name, each in chosen.items()) / total
         self._bench.progress.at("evaluation of the least that pays")
         with self._bench.installed({name: each.searching for name, each in chosen.items()}):
-            loss = self._evaluator.loss(0)
-        changed = "" if loss.changed is None else f" and changes {loss.changed:.2f}% of the answers"
+            drop = self._evaluator.drop(0)
         where = f"to skip {skipped:.0%} of the products, where it costs least,"
-        why = f"{where} drops the score by {loss.drop:.3g}{changed}"
-        return "" if loss.is_within(self._max_drop) else why
+        return "" if drop <= self._max_drop else f"{where} drops the score by {drop:.3g}"
 
     # ---- Results --------------------------------------------------------------------------------
 
@@ -172,7 +159,7 @@ class _Calibration:
         self,
         chosen: Options,
         settings: Settings,
-        held: Loss,
+        drop: float,
         why: str = "",
         of_layers: str = "it would cost too much error for the time",
     ) -> "CalibrationReport":
@@ -186,7 +173,7 @@ class _Calibration:
         if settings and not after.beats(before):
             why = f"the whole model takes {after.median:.0f} us with it and {before.median:.0f} as "
             why += f"it was, and a gain counts from {max(MUST_WIN, spread):.2f}x on"
-            chosen, settings, held, after = {}, {}, Loss(0.0), before
+            chosen, settings, drop, after = {}, {}, 0.0, before
             of_layers = "the whole model is not faster with it"
         notes = [f"nothing is skipped, the model stays as it is: {why}"] if why else []
         if not Timing(1.0, spread).is_steady:
@@ -203,8 +190,7 @@ class _Calibration:
             rows.append(CalibrationRow(name, *given, after_us, reason))
         before_us, after_us = (x.median if self._times else None for x in (before, after))
         valid, calls, note = self._weighted(ratios), self._evaluator.calls, "; ".join(notes)
-        found = held.drop, held.changed, valid, calls, before_us, after_us, spread, note
-        outcome = Outcome(self._max_drop, *found)
+        outcome = Outcome(self._max_drop, drop, valid, calls, before_us, after_us, spread, note)
         return CalibrationReport(rows, outcome, self._file(settings))
 
     def _weighted(self, ratios: Mapping[str, float]) -> float:
@@ -268,7 +254,7 @@ class Outcome:
 
     Attributes:
         max_drop: what was allowed. drop: of the score on the half of the data that the search did
-            not see; changed: the percentage of answers that changed there, None without answers.
+            not see.
         valid_ratio: of all convolutions that can skip, weighted by their multiplications.
         evaluations: how often ``evaluate`` was called.
         before_us, after_us: measured microseconds of the whole model, as it was and as chosen;
@@ -278,7 +264,6 @@ class Outcome:
 
     max_drop: float
     drop: float
-    changed: float | None
     valid_ratio: float
     evaluations: int
     before_us: float | None
@@ -311,7 +296,6 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
 
     def __str__(self) -> str:
         of = self.outcome
-        changed = "" if of.changed is None else f", {of.changed:.2f}% of the answers changed"
         times = ""
         if of.before_us is not None:
             times = f"whole model: {of.before_us:.0f} us as it was, {of.after_us:.0f} us as chosen"
@@ -319,7 +303,7 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
         lines = [
             table([(*_HEAD, "why nothing is skipped"), *(row.cells() for row in self)]),
             f"valid: {of.valid_ratio:.1%} of the products, weighted by multiplications",
-            f"drop: {of.drop:.3g} of {of.max_drop:g} allowed on unseen data{changed}; "
-            f"{of.evaluations} evaluations",
+            f"drop: {of.drop:.3g} of {of.max_drop:g} allowed on unseen data; {of.evaluations} "
+            "evaluations",
         ]
         return "\n".join([*lines, *filter(None, (times, of.note))])

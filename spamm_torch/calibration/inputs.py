@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +41,10 @@ def halves_of(loader: Any) -> tuple[Half, Half]:
     return Half(loader, 0), Half(loader, 1)
 
 
-def inputs_of(model: nn.Module, half: Half, example: Any) -> list[Any]:
+def inputs_of(model: nn.Module, half: Half) -> list[Any]:
     """The inputs of the first batches, on the model's device and of its type. A batch that is a
-    tuple or a list begins with the model's input. ``example``: None, or one that it must take.
+    tuple or a list begins with the model's input.
     """
-    if example is not None:
-        _check_example(model, example)
     parameter, inputs, count, size = next(model.parameters()), [], 0, 0
 
     def moved(x: Tensor) -> Tensor:
@@ -130,33 +128,7 @@ def isolated(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _check_example(model: nn.Module, value: Any) -> None:
-    """Raises ValueError unless the model takes ``value`` as ``example_input``."""
-    try:
-        call(model, value)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever the model raises for a wrong input
-        got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:40]
-        why, _, _ = (str(error).strip() or type(error).__name__).partition("\n")
-        why = why.removesuffix(", but expected one of:")  # torch lists its signatures behind it
-        raise ValueError(
-            f"example_input must be what the model takes; got {got} ({why})"
-        ) from error
-
-
-# ---- Results of evaluate ------------------------------------------------------------------------
-
-
-class Loss(NamedTuple):
-    """The cost of a setting on a half of the data: the score's drop, changed answers in percent."""
-
-    drop: float
-    changed: float | None = None
-
-    def is_within(self, max_drop: float) -> bool:
-        """True where it is allowed: changed answers bound the drop, and no luck hides them."""
-        return self.drop <= max_drop and (self.changed is None or self.changed <= 2 * max_drop)
+# ---- Scores ------------------------------------------------------------------------------------
 
 
 class Evaluator:
@@ -166,7 +138,7 @@ class Evaluator:
         if not callable(evaluate):
             raise TypeError(f"evaluate must be a function; got {type(evaluate).__name__}")
         self._model, self._evaluate, self._halves = model, evaluate, halves
-        self._dense: dict[int, tuple[float, Tensor | None]] = {}
+        self._dense: dict[int, float] = {}
         self.calls = 0
 
     def see(self, half: int) -> None:
@@ -177,39 +149,26 @@ class Evaluator:
     def check_repeats(self) -> None:
         """Raises unless a second evaluation of the model as it is gives the same."""
         self.see(0)
-        if any(loss := self.loss(0)):
-            first = self._dense[0][0]
+        if drop := self.drop(0):
+            first = self._dense[0]
             raise ValueError(
                 "evaluate must give the same for the same model and batches; got "
-                f"{first:g} and then {first - loss.drop:g} (does the loader shuffle?)"
+                f"{first:g} and then {first - drop:g} (does the loader shuffle?)"
             )
 
-    def loss(self, half: int) -> Loss:
-        """The cost of the settings that the model has now."""
-        (dense, before), (score, after) = self._dense[half], self._score(half)
-        counts = ["none" if x is None else str(len(x)) for x in (before, after)]
-        if counts[0] != counts[1]:
-            got = " and then ".join(counts)
-            raise ValueError(f"evaluate must give as many answers each time; got {got}")
-        if before is None or after is None:
-            return Loss(dense - score)
-        changed = (before != after).double().sum().item() / max(1, len(before))
-        return Loss(dense - score, 100 * changed)
+    def drop(self, half: int) -> float:
+        """The loss of score by the settings that the model has now."""
+        return self._dense[half] - self._score(half)
 
-    def _score(self, half: int) -> tuple[float, Tensor | None]:
-        """The result of ``evaluate``: a number, and the answers where it gives them."""
+    def _score(self, half: int) -> float:
         self.calls += 1
         with isolated(self._model):
             result = self._evaluate(self._model, self._halves[half])
-        pair = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         try:
-            score = float(pair[0])
-            answers = None if pair[1] is None else torch.as_tensor(pair[1]).flatten().cpu()
+            score = float(result)
         except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise TypeError(
-                "evaluate must return a number, or a number and the answers, a tensor or a list of "
-                f"numbers; got {' and '.join(type(x).__name__ for x in pair)}"
-            ) from None
+            got = type(result).__name__
+            raise TypeError(f"evaluate must return a number; got {got}") from None
         if not math.isfinite(score):
             raise ValueError(f"evaluate must return a finite number; got {score}")
-        return score, answers
+        return score

@@ -55,7 +55,7 @@ class Trial(NamedTuple):
 
 
 class Bench:
-    """A model whose layers are measured, on inputs; times are on the example.
+    """A model whose layers are measured, on inputs; times are on the first.
 
     ``layers``: the convolutions that can become a :class:`SpAMMConv2d` by their class, without
     those of groups, since blocks hold the channels of one.
@@ -70,9 +70,9 @@ class Bench:
             if module.groups == 1 and not reason_not_to_convert(module)
         }
 
-    def set_inputs(self, inputs: Sequence[Any], example: Any, progress: Progress) -> None:
+    def set_inputs(self, inputs: Sequence[Any], progress: Progress) -> None:
         """Gives it what it measures on."""
-        self._inputs, self._example, self.progress = inputs, example, progress
+        self._inputs, self.progress = inputs, progress
         self._device = next(self.model.parameters()).device
         before = itertools.accumulate(map(batch_size, inputs), initial=0)
         pairs = zip(inputs, before, strict=False)
@@ -189,13 +189,13 @@ class Bench:
 
             self.progress.at("times of layers")
             with observed({name: self.layers[name] for name in engines}, compute, before=True):
-                call(self.model, self._example)
+                call(self.model, self._inputs[0])
 
         times = times_of_parts(run, self._device)
         return {
             name: _faster(options[name], [(trial, times[trial]) for trial in of])
             for name, of in engines.items()
-            if of.keys() <= times.keys()  # called on the example
+            if of.keys() <= times.keys()  # called on this input
         }
 
     def model_times(self, forms: Mapping[Trial, Settings]) -> list[Timing]:
@@ -206,7 +206,7 @@ class Bench:
                 self.progress.at("times of the whole model")
                 with self.installed(settings):
                     mark(trial)
-                    call(self.model, self._example)
+                    call(self.model, self._inputs[0])
                     mark("")
 
         times = times_of_parts(run, self._device)

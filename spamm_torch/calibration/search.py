@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
-from .inputs import Loss
 
 _FIRST_BUDGET = 0.03  # the squared error of a model's output where some answers change
 _STRIDE = 4.0  # from a budget to the next, until one is allowed and one refused
@@ -98,18 +97,17 @@ def _steps(layer: str, base: float, options: Sequence[Option]) -> Iterator[Step]
 
 
 def search(
-    least: float, most: float, max_drop: float, evaluations: int, loss: Callable[..., Loss]
-) -> tuple[float, Loss]:
-    """The largest budget between two whose loss both halves allow, and the loss on the second half;
-    0 where none is. ``loss`` is on a half, within a budget. Each half brackets its limit, the
+    least: float, most: float, max_drop: float, evaluations: int, drop: Callable[..., float]
+) -> tuple[float, float]:
+    """The largest budget between two whose drop both halves allow, and the drop on the second half;
+    0 where none is. ``drop`` is on a half, within a budget. Each half brackets its limit, the
     second one below what the first allowed and by a third of the evaluations.
     """
 
-    def bracket(half: int, budget: float, most: float, count: int) -> tuple[float, Loss]:
-        low, high, allowed = 0.0, math.inf, Loss(0.0)
+    def bracket(half: int, budget: float, most: float, count: int) -> tuple[float, float]:
+        low, high, allowed = 0.0, math.inf, 0.0
         for _ in range(count):
-            found = loss(half, budget)
-            if found.is_within(max_drop):
+            if (found := drop(half, budget)) <= max_drop:
                 low, allowed = budget, found
             else:
                 high = budget
@@ -123,4 +121,4 @@ def search(
     for_second = max(1, (evaluations + 1) // 3)
     start = min(max(_FIRST_BUDGET, least), most)
     low, _ = bracket(0, start, most, evaluations - for_second)
-    return bracket(1, low, low, for_second) if low else (0.0, Loss(0.0))
+    return bracket(1, low, low, for_second) if low else (0.0, 0.0)

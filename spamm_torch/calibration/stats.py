@@ -157,16 +157,9 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     computes its norm maps once more, as for ``return_info``. Nothing waits for a GPU until the
     numbers are read. Calls of this thread are recorded, by hooks of the layers: not those of
     replicas of ``nn.DataParallel``, nor replays of CUDA graphs. Compiled functions run uncompiled
-    meanwhile.
+    meanwhile. Gives :class:`ModelStats`, by qualified names; ``print`` shows a table.
 
-    Args:
-        model: an ``nn.Module`` with SpAMM layers; one without any gives an empty mapping.
-
-    Returns:
-        A context manager that gives :class:`ModelStats`, by qualified names; ``print`` shows a
-        table.
-
-    Raises TypeError for a model that is no module.
+    Raises TypeError for a model that is no ``nn.Module``.
 
     Example:
         >>> layer = spamm_torch.SpAMMConv2d(32, 32, 3, valid_ratio=0.5)

@@ -41,10 +41,7 @@ def mm(
     """:func:`spamm_torch.mm` of A (M, K) and B (K, N), whose rows lie on the ranks of a group.
 
     A collective call: all ranks make it, with the same knob and block, and differentiate together.
-
-    Method: rows of C stay where they are, and needed pieces of B are fetched, as in sparsity-aware
-    products of sparse matrices (Hong and Buluc, arXiv 2408.14558, 2024). Here the norms say what is
-    needed: docs/kernels/shards.md.
+    Method: as of :func:`mm_shards`.
 
     Args:
         a: this rank's rows of A (rows, K), in the order of ranks: any number of them, none too.

@@ -321,7 +321,7 @@ class Rows:
             needed, stored = (marks.cumsum(0) - 1)[needed], [int(each.sum()) for each in stay]
         blocks = _Asked(needed, stored, self.axis).fetch(made, order)()[1]
         c = kept.of_rows(*self._own)._replace(values=blocks)
-        counted = partial(info_of, map_a, map_b, tau, drop_bound, left.edge, alpha)
+        counted = partial(info_of, (map_a, map_b), tau, drop_bound, left.edge, alpha)
         return c.matrix(), kept.matrix(), counted
 
     def _slice(self, of: Blocks) -> slice:

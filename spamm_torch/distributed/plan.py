@@ -22,7 +22,6 @@ _ops = torch.ops.spamm_torch
 
 ROW_MULTIPLE = 128  # cuts by work are multiples of it: the height of the kernels' tallest tiles
 WORK_UNIT = 1000  # the op row_work counts in thousandths of a valid block product
-WIDEST_TABLE = 8  # ranks to which a table has a column each
 
 
 def row_cuts(
@@ -89,25 +88,17 @@ def needed_units(largest: Tensor, norms: Tensor, tau: Tensor, stage: int) -> Ten
 class ExchangePlan:
     """The units of A and B that travel between the ranks of a product. Prints as a table.
 
-    Made by :func:`exchange_plan`. Rank ``row * mesh_shape[1] + column`` of the mesh owns the rows
-    ``cuts[row]`` to ``cuts[row + 1]`` of A and C, and the columns ``column_cuts[column]`` to
-    ``column_cuts[column + 1]`` of B and C.
+    Made by :func:`exchange_plan`. Ranks stand in the mesh row by row.
 
     Attributes:
         mesh_shape: (rows, columns) of the mesh of ranks; (ranks, 1) where it is a line.
-        cuts: of the rows of A and C, as given; mesh rows + 1 numbers.
-        column_cuts: of the columns of B and C; mesh columns + 1 numbers.
-        stages: the number of stages in which each mesh column receives units of B.
         send: send[source][destination] is the number of bytes that travel between two ranks.
         dense_send: the same without skipping.
         work: each rank's work, in valid block products; see :func:`row_cuts`.
-        dtype: of the operands whose bytes are counted.
+        dtype: of the maps, and of the operands whose bytes are counted.
     """
 
     mesh_shape: tuple[int, int]
-    cuts: list[int]
-    column_cuts: list[int]
-    stages: int
     send: list[list[int]]
     dense_send: list[list[int]]
     work: list[float]
@@ -130,26 +121,16 @@ class ExchangePlan:
         return max(self.work) * len(self.work) / total if total else 1.0
 
     def __str__(self) -> str:
-        ranks = range(len(self.send))
-        receivers = ranks if len(ranks) <= WIDEST_TABLE else ()
-        to = [f"to {rank}" for rank in receivers]
-        rows = [["rank", "rows", "columns", "work", *to, "sends", "dense"]]
-        rows += [self._line(rank, receivers) for rank in ranks]
+        lines = [["rank", "work", "sends", "dense"]]
+        for rank, work in enumerate(self.work):
+            sends = (_bytes_text(sum(of[rank])) for of in (self.send, self.dense_send))
+            lines.append([str(rank), f"{work:.0f}", *sends])
         share = f" ({self.bytes / self.dense_bytes:.1%})" if self.dense_bytes else ""
-        summary = (
+        return (
+            f"{table(lines, str.rjust)}\n"
             f"{_bytes_text(self.bytes)} of {_bytes_text(self.dense_bytes)}{share} travel in "
-            f"{dtype_name(self.dtype)}, stages {self.stages}; "
-            f"largest work {self.imbalance:.3f} of the mean"
+            f"{dtype_name(self.dtype)}; largest work {self.imbalance:.3f} of the mean"
         )
-        return f"{table(rows, str.rjust)}\n{summary}"
-
-    def _line(self, rank: int, receivers: Sequence[int]) -> list[str]:
-        row, column = divmod(rank, self.mesh_shape[1])
-        sent = ["-" if r == rank else _bytes_text(self.send[rank][r]) for r in receivers]
-        totals = (_bytes_text(sum(of[rank])) for of in (self.send, self.dense_send))
-        cuts = ((self.cuts, row), (self.column_cuts, column))
-        ranges = (f"{at[part]}:{at[part + 1]}" for at, part in cuts)
-        return [str(rank), *ranges, f"{self.work[rank]:.0f}", *sent, *totals]
 
 
 def exchange_plan(
@@ -161,21 +142,17 @@ def exchange_plan(
     *,
     b_cuts: Sequence[int] | None = None,
     block: int | Sequence[int] = 64,
-    dtype: torch.dtype | None = None,
 ) -> ExchangePlan:
     """Tells which units of A and B would travel in a product over several ranks, and who does what
     work.
 
-    Each rank of a line owns rows of A and of B, and computes its rows of C. B reaches it in stages,
-    which are neighbouring block columns. A unit, one block row of B in one stage, travels to a
-    rank that does not own it if one of its block products with the rank's rows of A is valid. In a
-    mesh, A is cut along K and travels along mesh rows likewise; B travels along mesh columns.
+    A unit, one block row of B in one stage of neighbouring block columns, travels to a rank of a
+    line that does not own it if one of its block products with the rank's rows of A is valid. In a
+    mesh, A is cut along K and travels along mesh rows likewise; B travels along mesh columns. Of
+    block-sparse matrices each stored block of B is a unit, and the ranks stand in a line.
 
-    Of block-sparse matrices, cut into block rows, each stored block of B is a unit, there is one
-    stage, and the ranks stand in a line.
-
-    Pure: of no process group, and nothing travels. The maps say no more than the number of blocks,
-    so blocks that stick out of a matrix are counted whole. Waits for the device.
+    Pure: of no process group, and nothing travels. Blocks that stick out of a matrix are counted
+    whole, for the maps do not tell. Waits for the device.
 
     Args:
         norm_a, norm_b, tau: norm maps without batches, and a threshold, as :func:`valid_counts`.
@@ -187,17 +164,16 @@ def exchange_plan(
         b_cuts: the same for B's rows (K), multiples of the block's k; None: as ``torch.chunk``
             cuts the blocks.
         block: the maps' block.
-        dtype: the operands' dtype, whose bytes are counted; None: that of the maps, so float32
-            where the operands may as well be half types, which send half of the bytes.
 
-    Raises as that function; ValueError for cuts or a mesh that do not fit, TypeError for a
-    ``dtype`` without such norms.
+    Bytes are of operands of the maps' dtype; half types, whose norms are float32, send half.
+
+    Raises as that function; ValueError for cuts or a mesh that do not fit.
     """
     stored = of_maps("exchange_plan", norm_a, norm_b) if is_sparse(norm_a, norm_b) else None
     if stored is None:
         _check_maps(norm_a, norm_b)
     (m, k, n), threshold = check_block(block), as_tau(tau)
-    dtype = _operand_dtype(dtype, norm_a.dtype)
+    itemsize = norm_a.element_size()
     mesh_rows, mesh_columns = _mesh(mesh_shape, cuts)
     (rows, depth), columns = norm_a.shape, norm_b.shape[1]
     row_blocks = _block_cuts(cuts, rows, m, mesh_rows, "cuts")
@@ -213,14 +189,13 @@ def exchange_plan(
                 f"block {(m, k, n)} and mesh_shape {(mesh_rows, mesh_columns)}"
             )
         *moved, work = _stored_exchange(*stored, threshold, row_blocks, b_blocks)
-        along_columns, along_rows, stages = [tuple(moved)], [], 1
+        along_columns, along_rows = [tuple(moved)], []
     else:
         # All ranks have stages of one length, that of the ranks with the most blocks.
         most, most_rows = (
             max(end - begin for begin, end in pairwise(at)) for at in (column_blocks, row_blocks)
         )
         stage, row_stage = stage_blocks(most, n), stage_blocks(most_rows, m)
-        stages = -(-most // stage)
         b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
         # First, for it checks the maps: in valid block products, in the ranks' order.
         units = torch.stack([_ops.row_work(norm_a, b, threshold)[0].cpu() for b in b_panels], 1)
@@ -237,20 +212,17 @@ def exchange_plan(
     ranks = torch.arange(mesh_rows * mesh_columns).view(mesh_rows, mesh_columns)
     send, dense_send = torch.zeros(2, ranks.numel(), ranks.numel(), dtype=torch.int64)
     for group, (blocks, dense_blocks), block_bytes in (
-        *((ranks[:, c], moved, k * n * dtype.itemsize) for c, moved in enumerate(along_columns)),
-        *((ranks[r], moved, m * k * dtype.itemsize) for r, moved in enumerate(along_rows)),
+        *((ranks[:, c], moved, k * n * itemsize) for c, moved in enumerate(along_columns)),
+        *((ranks[r], moved, m * k * itemsize) for r, moved in enumerate(along_rows)),
     ):
         send[group[:, None], group] += blocks * block_bytes
         dense_send[group[:, None], group] += dense_blocks * block_bytes
     return ExchangePlan(
         mesh_shape=(mesh_rows, mesh_columns),
-        cuts=[int(cut) for cut in cuts],
-        column_cuts=[n * cut for cut in column_blocks],
-        stages=stages,
         send=send.tolist(),
         dense_send=dense_send.tolist(),
         work=work,
-        dtype=dtype,
+        dtype=norm_a.dtype,
     )
 
 
@@ -332,17 +304,6 @@ def _mesh(mesh_shape: Sequence[int] | None, cuts: Sequence[int]) -> tuple[int, i
     if len(edges) != 2 or not all(is_integer(edge) and edge > 0 for edge in edges):
         raise ValueError(f"mesh_shape must be two positive integers; got {mesh_shape!r}")
     return int(edges[0]), int(edges[1])
-
-
-def _operand_dtype(dtype: torch.dtype | None, norm_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of operands with such norms; TypeError for one whose norms have another."""
-    narrow = (torch.float32, torch.float16, torch.bfloat16)
-    fitting = (torch.float64,) if norm_dtype == torch.float64 else narrow
-    if dtype is None or dtype in fitting:
-        return dtype or fitting[0]
-    names = " or ".join(map(dtype_name, fitting))
-    got = dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
-    raise TypeError(f"dtype must be {names} for {dtype_name(norm_dtype)} norms; got {got}")
 
 
 def _bytes_text(count: int) -> str:

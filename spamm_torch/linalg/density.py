@@ -1,6 +1,8 @@
 """The density matrix of a molecule from its Fock and overlap matrices, by products alone."""
 
+import functools
 import math
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import sparse
-from .._arguments import check_number
+from .._arguments import check_number, shown
 from ..sparse.blocks import is_sparse, read
 from ..spatial import spatial_order
 from .expansion import (
@@ -29,8 +31,6 @@ from .matrices import Matrices, NotConverged, Operand, norm_of
 
 BOLTZMANN = 3.166811563455546e-6  # hartree per kelvin (CODATA 2018)
 _EPS = torch.finfo(torch.float64).eps
-# Functions from which on "auto" takes blocks alone, where this share of them holds anything.
-_LARGE, _FEW = 4096, 0.1
 _SMALL = 2048  # functions up to which CUDA takes torch's own products
 _MOST_STEPS, _TRIES = 120, 4
 _SLOPE = 10  # kT over which a Fermi function changes, as errors of X see it
@@ -56,7 +56,6 @@ class Density:
         electrons: tr(D S).
         energy_weighted: of the form of ``density``: occupied states times their energies; or None.
         error: an estimate of the largest error of an entry of ``density``.
-        bound: a bound of the Frobenius norm of its error, given the gap.
         residual: the largest entry of F D - D F in the orthogonal basis.
         products: their number.
     """
@@ -71,7 +70,6 @@ class Density:
     electrons: float
     energy_weighted: Any
     error: float
-    bound: float
     residual: float
     products: int
 
@@ -110,12 +108,10 @@ class _Products:
         gap: float = 1.0,
         symmetric: bool = True,
     ) -> Operand:
-        share = None
-        if self.error is not None and not self.is_exact(x.matrix):
-            size = (norm_of(x.norms) * norm_of(y.norms)).item() * abs(alpha)
-            share = self.error * gap / size if size > 0 else 0.0
+        no_loss = self.error is None or self.is_exact(x.matrix)
+        loss = None if no_loss else (self.error or 0.0) * gap / abs(alpha)
         options: dict[str, Any] = {"symmetric": symmetric, "alpha": alpha, "beta": beta}
-        return self.of.product("X Y", x, y, share, added=added, **options)
+        return self.of.product("X Y", x, y, loss=loss, added=added, **options)
 
     def shifted(self, a: Tensor, scale: float, shift: float) -> Operand:
         return self.operand(self.of.shifted(a, scale, shift))
@@ -248,12 +244,17 @@ def _expand(
     enough = max(1e-4 * target.accuracy, 8 * _EPS * size)
     gaps = plan.gaps() if plan else [min(1.0, 0.02 * 1.25**k) for k in range(_MOST_STEPS + 1)]
     if plan and by.is_exact(h):
-        plan.graph = plan.graph or _Graph(plan, h, of)
+        if plan.graph is None:  # the host does nothing between the steps
+            exact = _Products(Matrices(of.function, h, of.block, None, None), None)
+            step = functools.partial(exact.expand, expansion=plan)
+            usual = torch.inference_mode(False), torch.autocast("cuda", enabled=False)
+            with torch.cuda.device(h.device), usual[0], usual[1]:
+                plan.graph = torch.cuda.make_graphed_callables(step, (h.clone(),))
         x, sums = plan.graph(h)
         of.steps += [(("a V^2 + b V", h.dtype, None, 0.0), None)] * len(plan.steps)
         for (trace, norm), shift in zip(sums.tolist(), expansion.shifts, strict=True):
             residuals.append(_residual(trace, norm, shift, size)[1])
-        return x, residuals
+        return x.clone(), residuals
     v = by.shifted(h, *expansion.start())
     while True:
         number = len(residuals)
@@ -383,7 +384,7 @@ def _fermi(by: _Products, x: Tensor, target: _Target, expansion: Expansion) -> _
     return _States(x, trace, mu, _SLOPE * kt, error, entropy, None, None, expansion, coefficients)
 
 
-# ---- Gradients and graphs -----------------------------------------------------------------------
+# ---- Gradients ----------------------------------------------------------------------------------
 
 
 def _response(of: Matrices, spin: "_Spin", g: Tensor) -> Tensor:
@@ -441,27 +442,6 @@ class _Differentiable(torch.autograd.Function):
             of_f.append(into_f + grads[-1] * spin.density)
         back = [solver.forms.given_back(x, grads[-1]) for x in (*of_f, of_s)]
         return (None, None, *(back if ctx.needs_input_grad[-1] else (*back[:-1], None)))
-
-
-class _Graph:
-    """The steps of a plan as a CUDA graph: the host does nothing between them."""
-
-    def __init__(self, plan: Expansion, h: Tensor, of: Matrices):
-        self.h = h.clone()
-        by = _Products(Matrices(of.function, h, of.block, None, None), None)
-        here, there = torch.cuda.current_stream(h.device), torch.cuda.Stream(h.device)
-        there.wait_stream(here)
-        with torch.cuda.stream(there):
-            by.expand(self.h, plan)  # libraries take their memory before the capture
-        here.wait_stream(there)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(h.device), torch.cuda.graph(self.graph):
-            self.x, self.sums = by.expand(self.h, plan)
-
-    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        self.h.copy_(h)
-        self.graph.replay()
-        return self.x.clone(), self.sums
 
 
 # ---- Forms of matrices --------------------------------------------------------------------------
@@ -544,17 +524,13 @@ def _tensor(a: Any, name: str, block: int) -> Tensor:
 
 def _permutation(order: Any) -> Tensor:
     """An order of functions as int64, each number once."""
-    given = order if isinstance(order, Tensor) else torch.as_tensor(list(order), device="cpu")
-    is_whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    numbers = given.long() if is_whole and given.dim() == 1 else None
-    if numbers is None or not torch.equal(
-        numbers.sort()[0], torch.arange(len(numbers), device=numbers.device)
-    ):
-        raise ValueError(
-            f"order must name each function once, 0 to N - 1; got {given.dtype} of shape "
-            f"{tuple(given.shape)}" + (f", {given.tolist()[:5]} ..." if numbers is not None else "")
-        )
-    return numbers
+    try:
+        numbers = [*map(operator.index, order.tolist() if hasattr(order, "tolist") else order)]
+    except TypeError:
+        numbers = [-1]
+    if sorted(numbers) != [*range(len(numbers))]:
+        raise ValueError(f"order must name each function once, 0 to N - 1; got {shown(order)}")
+    return torch.tensor(numbers, device="cpu")
 
 
 # ---- The solver ---------------------------------------------------------------------------------
@@ -570,8 +546,8 @@ class _Spin:
     weighted: Tensor | None
     energy: float
     error: float
-    bound: float
     residual: float
+    products: int
     occupation: int
     kt: float
     is_fixed: bool
@@ -596,15 +572,14 @@ class DensitySolver:
 
     Args:
         S: the overlap matrix, (N, N), real: an array of numpy, a sparse matrix of scipy, or a
-            tensor, dense or ``torch.sparse_bsr``. None: the functions are orthogonal.
+            tensor, dense or ``torch.sparse_bsr``. None: the functions are orthogonal. Of a sparse S
+            (else of a sparse first F) products are of stored blocks alone.
         positions: (N, 3), the nucleus of each function: :func:`sparse.spatial_order` puts what
             is near side by side, those at one place together, and more can be skipped. Of no
             consequence for the result.
         order: (N,), instead of positions: the functions' order.
         block: edge of blocks. None: that of a block-sparse matrix, 32 on CPUs, else 64.
         accuracy: what the largest error of an entry of D may be.
-        storage: "dense"; "sparse", blocks alone; or "auto": this from 4096 functions on of which
-            at most a tenth of the blocks of S hold anything.
         size: N, where a ``torch.sparse_bsr`` matrix is padded.
         device: on which to compute. None: that of S, or of the first F.
 
@@ -620,27 +595,24 @@ class DensitySolver:
         order: Any = None,
         block: int | None = None,
         accuracy: float = 1e-8,
-        storage: str = "auto",
         size: int | None = None,
         device: torch.device | str | None = None,
     ):
-        if storage not in ("auto", "dense", "sparse"):
-            raise ValueError(f'storage must be "auto", "dense" or "sparse"; got {storage!r}')
         if positions is not None and order is not None:
             raise ValueError("positions or order may be given; got both")
         self.accuracy = _checked_accuracy(accuracy)
         if positions is not None:
             positions = torch.as_tensor(positions, device=getattr(positions, "device", "cpu"))
             order = spatial_order(positions, positions.unique(dim=0, return_inverse=True)[1])
-        self._given = block, storage, size, device
+        self._given = block, size, device
         self._order = None if order is None else _permutation(order)
         self._forms: _Forms | None = None
         self._last: dict[int, tuple[Tensor, Any, _States]] = {}
         self._plans: dict[int, Expansion] = {}
         self._overlap = S if isinstance(S, Tensor) and S.requires_grad else None
         self.z: tuple[Operand, Operand] | None = None
-        # The largest squared norm of a row of Z; its norm, and a bound of its spectral one squared.
-        self._row, self._norm, self._spread, self._off = 1.0, 1.0, 1.0, 0.0
+        # The largest squared norm of a row of Z, and its norm.
+        self._row, self._norm, self._off = 1.0, 1.0, 0.0
         if S is not None:
             self._open(S, "S")
             self._factorize(self.forms.kept(S, "S"))
@@ -653,7 +625,7 @@ class DensitySolver:
 
     def _open(self, a: Any, name: str) -> None:
         """Takes size, block, storage and device from the first matrix."""
-        block, storage, size, device = self._given
+        block, size, device = self._given
         shape = tuple(getattr(a, "shape", ()))
         if len(shape) != 2:
             raise RuntimeError(f"{name} must be a matrix; got shape {shape}")
@@ -664,11 +636,8 @@ class DensitySolver:
             block = block or a.values().shape[-1]
         block = block or (32 if device.type == "cpu" else 64)
         order = None if order is None else order.to(device)
-        self._forms = _Forms(size, order, block, device, storage == "sparse")
-        if storage == "auto" and size >= _LARGE:
-            self._forms.is_sparse = True
-            stored = len(self._forms.kept(a, name).values())
-            self._forms.is_sparse = stored <= _FEW * (-(-size // block)) ** 2
+        is_stored = is_sparse(a) or hasattr(a, "tobsr")
+        self._forms = _Forms(size, order, block, device, is_stored)
 
     def _factorize(self, s: Tensor) -> None:
         of = self.forms.of(s)
@@ -684,8 +653,7 @@ class DensitySolver:
             max_error = 0.02 * self.accuracy / math.sqrt(self._row)
             if self._off <= 5 * max_error:
                 break
-        self._spread, self._s = of.bound_of_norm(z) ** 2, by.operand(s)
-        self.z = by.operand(z), by.transposed(z)
+        self._s, self.z = by.operand(s), (by.operand(z), by.transposed(z))
 
     def __call__(
         self,
@@ -735,15 +703,14 @@ class DensitySolver:
         )
         if has_gradient and self.forms.is_sparse:
             raise RuntimeError("block-sparse matrices have no gradient: expected dense storage")
-        kt, spins, products = BOLTZMANN * temperature, [], 0
+        kt, spins = BOLTZMANN * temperature, []
         for number in range(1 + is_open):
             f = self.forms.kept(focks[number % len(focks)], "F")
             given = (*occupations[number], kt)
             occupation = 1 if is_open else 2
             weighted = energy_weighted or has_gradient
-            one, count = self._solve(f, given, accuracy / occupation, number, occupation, weighted)
-            spins.append(one)
-            products += count
+            how = accuracy / occupation, number, occupation, weighted
+            spins.append(self._solve(f, given, *how))
         density, energy, free = self._outputs(focks, spins, has_gradient)
         weighted_density = None
         if energy_weighted:
@@ -765,9 +732,8 @@ class DensitySolver:
             electrons=sum(x.states.count * x.occupation for x in spins),
             energy_weighted=weighted_density,
             error=max(x.error for x in spins),
-            bound=math.hypot(*(x.bound for x in spins)),
             residual=max(x.residual for x in spins),
-            products=products,
+            products=sum(x.products for x in spins),
         )
 
     def _outputs(
@@ -792,8 +758,8 @@ class DensitySolver:
         number: int,
         occupation: int,
         is_weighted: bool,
-    ) -> tuple[_Spin, int]:
-        """Solves one spin to an accuracy of D / occupation; also the number of products."""
+    ) -> _Spin:
+        """Solves one spin to an accuracy of D / occupation."""
         kt, of = given[2], self.forms.of(f)
         _, given_before, last = self._last.get(number, (None, None, None))
         gap, row = (last.gap, last.row) if last else (_SLOPE * kt or 1.0, min(self._row, 1.0))
@@ -812,8 +778,7 @@ class DensitySolver:
             # X H is symmetric but for what mixes occupied and empty states.
             tight = _Products(of, 2 * _OF_H * allowed * min(gap, 1.0))
             product = tight.product(x, by.operand(h), symmetric=False)
-            parts = [part for _, part in of.with_mirrored(product[0])]
-            most, norm = max(map(_largest, parts)), math.hypot(*map(norm_of, parts))
+            most = max(_largest(part) for _, part in of.with_mirrored(product[0]))
             half = x if self.z is None else back.product(self.z[0], x, symmetric=False)
             states.row = row = float(_row_squares(half[0]).max())
             states.scale = scale
@@ -840,11 +805,8 @@ class DensitySolver:
                 weighted, _ = back.product(back.product(self.z[0], product, symmetric=False), right)
         weighted = weighted if weighted is None else weighted * occupation
         energy = float(of.diagonal(product[0]).sum()) * occupation
-        bound = self._spread * (2 * norm / gap + rest * math.sqrt(of.size)) + 3 * _OF_D * accuracy
-        numbers = (energy, error * occupation, bound * occupation, most)
-        is_fixed = given[1] is not None
-        one = _Spin(states, h, d * occupation, weighted, *numbers, occupation, kt, is_fixed)
-        return one, len(of.steps)
+        numbers = energy, error * occupation, most, len(of.steps), occupation, kt
+        return _Spin(states, h, d * occupation, weighted, *numbers, given[1] is not None)
 
     def _growth(self, row: float, kt: float) -> float:
         """The errors of an entry of D over those of X: the lengths of a row of Z and, but for a
@@ -915,14 +877,13 @@ def _row_squares(a: Tensor) -> Tensor:
 
 def _joined(matrices: list[Any]) -> Any:
     """One matrix, or two stacked where their form can be."""
+    first = matrices[0]
     if len(matrices) == 1:
-        return matrices[0]
-    if isinstance(matrices[0], Tensor):
-        return matrices if is_sparse(matrices[0]) else torch.stack(matrices)
-    if hasattr(matrices[0], "tobsr"):
+        return first
+    if is_sparse(first) or hasattr(first, "tobsr"):
         return matrices
-    stacked = torch.stack([torch.from_numpy(x) for x in matrices])
-    return stacked.numpy()
+    stacked = torch.stack([x if isinstance(x, Tensor) else torch.from_numpy(x) for x in matrices])
+    return stacked if isinstance(first, Tensor) else stacked.numpy()
 
 
 def _occupations(

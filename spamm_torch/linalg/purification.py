@@ -1,7 +1,6 @@
 """SP2 purification: from a matrix to the projector on its lowest states, by products alone."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error, check_number
+from .expansion import Expansion
 from .matrices import Callback, Matrices, NotConverged, Result, smaller
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
@@ -195,7 +195,11 @@ def _judge(
     x = x.double()
     result = of.result(x)
     away = min(max(left, occupied * 2.0**-50), 0.25)  # the trace is rounded
-    gap = _gap_before([each.step == _SQUARED for each in result.iterations], away)
+    steps = Expansion(0.0, 1.0)
+    for each in result.iterations:
+        steps.append(each.step == _SQUARED)
+    # The gap of eigenvalues that are ``away`` from 0 and 1 now, as far as steps made no errors.
+    gap = steps.energy(away, len(steps.steps)) - steps.energy(1 - away, len(steps.steps))
     share = budget.max_error * occupied * max(gap, 0.0) * width / 2
     residual = of.commutator(hamiltonian, x, share)
     noise = torch.finfo(hamiltonian.dtype).eps * math.sqrt(of.size)
@@ -207,21 +211,6 @@ def _judge(
     whole = math.sqrt(occupied)
     off, rounding = residual / (gap * width) + left, 64 * noise * (1 / gap + 4)
     return _Projector(replace(result, residual=residual), off / whole, rounding / whole)
-
-
-def _gap_before(squares: Sequence[bool], away: float) -> float:
-    """The gap of the first matrix whose eigenvalues are ``away`` from 0 and 1 after these steps, as
-    far as these made no errors: an estimate.
-    """
-    low, high = away, 1 - away
-    for square in reversed(squares):
-        low, high = _before(square, low), _before(square, high)
-    return high - low
-
-
-def _before(squares: bool, image: float) -> float:
-    """The number from 0 to 1 with this image behind a step."""
-    return math.sqrt(image) if squares else 1 - math.sqrt(1 - image)
 
 
 def _predicted(decay: list[float], steps: int) -> float:

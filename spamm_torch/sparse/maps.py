@@ -22,12 +22,10 @@ from .blocks import (
     read,
     read_map,
     remember,
-    total,
 )
 
 _ops = torch.ops.spamm_torch
 _MOST_STORED = 2**31 - 1
-_SLACK = 1 + 2.0**-16  # for the rounding of norms, 2^-18, and of what is computed here
 # A threshold that was found is the least product kept. So much lower it keeps, in a symmetric
 # product, those at it also where the norm of a mirror image is a little less.
 BELOW = {torch.float32: 1 - 2.0**-14, torch.float64: 1 - 2.0**-38}
@@ -339,32 +337,6 @@ def check_plan(
     return None
 
 
-def lost_by(plan: Plan | None, a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`lost`, of what a plan skips, which may have been made from other norms."""
-    if plan is None:
-        return lost(a, b, tau)
-    of_plan = plan.norm_a.values, plan.norm_b.values
-    pairs = zip(of_plan, (a.values, b.values), strict=True)
-    if all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs):
-        return lost(a, b, tau)
-    everything = torch.full_like(tau, -math.inf)
-    whole = make_plan("return_info", a, b, None, everything, False, 0)
-    slots = whole.slots_a, whole.slots_b
-    decided = [x.index_select(0, at) for x, at in zip(of_plan, slots, strict=True)]
-    skipped = decided[0] * decided[1] < tau
-    # Norms are right to a unit where numbers end, and the bound's slack covers the rest.
-    unit = torch.finfo(a.values.dtype).smallest_normal * torch.finfo(a.values.dtype).eps
-    sizes = [x.values.double() + x.values.double().clamp(max=unit) for x in (a, b)]
-    losses = [x.index_select(0, at) for x, at in zip(sizes, slots, strict=True)]
-    least = torch.where((losses[0] > 0) & (losses[1] > 0), 5e-324, 0.0)  # where products vanish
-    loss = torch.where(skipped, losses[0] * losses[1] + least, 0.0)
-    lengths = whole.first.diff(append=whole.first[-1:])  # torch wants at least one
-    of_blocks = torch.segment_reduce(loss, "sum", lengths=lengths)
-    bound = total(of_blocks)
-    bound = rounded_up(bound.masked_fill(~bound.isfinite(), math.inf) * _SLACK, a.values.dtype)
-    return bound, lost(plan.norm_a, plan.norm_b, tau)[1]
-
-
 def rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
     x = number.to(dtype)
     return torch.where(x < number, torch.nextafter(x, torch.full_like(x, math.inf)), x)
@@ -413,8 +385,8 @@ def plan(
 ) -> Plan:
     """The pattern and the products of ``mm(a, b)``, or of ``addmm(input, a, b)``, to be reused.
 
-    ``mm(a, b, plan=plan)`` computes the products of the plan, whatever the values are by then;
-    bounds are those of the values by then. The patterns of a call must be those of the plan, which
+    ``mm(a, b, plan=plan)`` computes the products of the plan, whatever the values are by then; it
+    has no ``return_info``. The patterns of a call must be those of the plan, which
     keeps copies of them. Others are refused. On CUDA, where a look at them waits, indices that were
     changed in place give a result with a NaN in each block.
 

@@ -1,6 +1,5 @@
 """mm and addmm of block-sparse matrices. docs/block_sparse.md has the meaning."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,6 +62,10 @@ def product(
     **options: Any,
 ) -> Any:
     """mm and addmm where an operand is block-sparse; a dense one makes the result dense."""
+    if return_info and options["plan"] is not None:
+        raise TypeError(
+            "a plan may have been made of other norms: expected no return_info; got True"
+        )
     options["norms"] = return_norms
     c, map_c, is_dense, info, _ = multiplied(function, a, b, knob, **options)
     results: list[Any] = []
@@ -97,8 +100,9 @@ def multiplied(
     below: float = 1.0,
     norms: bool = True,
     **refused: Any,
-) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo], Tensor | None]:
-    """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
+) -> tuple[Blocks, Blocks, bool, Any, Tensor | None]:
+    """The result's blocks and norms, whether it is to be dense, and what counts what was left out;
+    None of a plan.
 
     Counting takes as long as planning: it is the caller's choice, and can wait. ``norms``: of the
     result, which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the
@@ -113,10 +117,13 @@ def multiplied(
         raise TypeError(f"{function} takes drop and plan for a sparse_bsr result; got a dense one")
     added = None if beta == 0 else added
     norm_maps = partial(maps.given_maps, function, (a, b), (left, right), (norm_a, norm_b))
-    again, differs, pair = plan, None, None
+    differs = drop_bound = sums = None
+    info: Any = None
+    pair: tuple[Blocks, Blocks] | None = None
     if plan is None:
         max_error = knob["max_error"]
         pair = norm_maps()
+        info = partial(info_of, pair)
         share = 1.0 - maps.TO_DROP if drop else 1.0  # of max_error that skipping may use
         tau = maps.threshold(pair, **knob, share=share)
         tau = tau if below == 1 else tau * below
@@ -130,7 +137,6 @@ def multiplied(
         differs = maps.check_plan(plan, left, right, added, symmetric)
         max_error = plan.max_error if plan.drops or plan.max_error is None else 0.0
         pair = norm_maps() if drop and max_error else None
-    drop_bound = sums = None
     if drop and not plan.has_lists:
         in_strips = Strips(function, plan, left, right, added, beta=beta, alpha=alpha)
         c, values, drop_bound = in_strips.product(drop, max_error)
@@ -147,13 +153,7 @@ def multiplied(
     index = index_dtype(left, right)
     map_c = c._replace(crow=c.crow.to(index), col=c.col.to(index))
     c = map_c._replace(values=values)
-
-    def counted(pair: tuple[Blocks, Blocks]) -> Callable[[], SparseInfo]:
-        return partial(info_of, *pair, plan.tau, drop_bound, left.edge, alpha, again)
-
-    # Without the operands, which it would keep in memory until it is called.
-    info = counted(pair) if pair is not None else lambda: counted(norm_maps())()
-    return c, map_c, is_dense, info, sums
+    return c, map_c, is_dense, info and partial(info, plan.tau, drop_bound, left.edge, alpha), sums
 
 
 def _operands(
@@ -207,24 +207,19 @@ def _operands(
 
 
 def info_of(
-    norm_a: Blocks,
-    norm_b: Blocks,
+    pair: tuple[Blocks, Blocks],
     tau: Tensor,
     drop_bound: Tensor | None,
     edge: int,
     alpha: float,
-    plan: maps.Plan | None = None,
 ) -> SparseInfo:
-    """The info of a product, from the norm maps of its operands.
-
-    ``plan``: one that was made before, perhaps from other norms.
-    """
-    skip_bound, products = maps.lost_by(plan, norm_a, norm_b, tau)
+    """The info of a product, from the norm maps of its operands."""
+    skip_bound, products = maps.lost(*pair, tau)
     drop_bound = torch.zeros_like(skip_bound) if drop_bound is None else drop_bound
     tau = tau.to(skip_bound.dtype)
     if tau.device != skip_bound.device:  # by value: a copy would wait
         tau = torch.full_like(skip_bound, tau.item())
     skipped = abs(alpha) * skip_bound.double() if alpha else 0.0  # not 0 times inf
     bound = maps.rounded_up(skipped + drop_bound.double(), tau.dtype)
-    ratio, of_all = maps.shares(norm_a, norm_b, products)
+    ratio, of_all = maps.shares(*pair, products)
     return SparseInfo(tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)

@@ -91,17 +91,6 @@ def test_build_info():
     assert "-std=c++20" in info["cxx_flags"]
     assert info["compiler"].split()[0] in ("GCC", "Clang")
     assert (info["cuda"] is None) == (info["arch_list"] == []) == (info["nvcc_flags"] is None)
-    if torch.cuda.device_count() < 2:
-        assert info["copies_through_host"] == []
-
-
-@pytest.mark.cuda
-@pytest.mark.multi_gpu
-def test_build_info_names_copies_through_the_host(monkeypatch):
-    reached = torch.cuda.can_device_access_peer(0, 1)
-    assert ((0, 1) in spamm_torch.build_info()["copies_through_host"]) != reached
-    monkeypatch.setenv("SPAMM_TORCH_NO_PEER", "1")
-    assert {(0, 1), (1, 0)} <= set(spamm_torch.build_info()["copies_through_host"])
 
 
 def test_build_info_of_another_python(monkeypatch):

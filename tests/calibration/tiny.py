@@ -89,4 +89,4 @@ class Agreement:
         self.calls += 1
         found = torch.cat([self.answer(model, pictures) for pictures, _ in half])
         expected = torch.cat([self._answers[id(pictures)] for pictures, _ in half])
-        return 100 * (found == expected).double().mean().item(), found
+        return 100 * (found == expected).double().mean().item()

@@ -59,6 +59,14 @@ def filled(values, vectors, count, temperature=0.0):
     return (vectors * f) @ vectors.mT, (vectors * f * values) @ vectors.mT, float(mu), entropy
 
 
+def solver_of(s, storage, **options):
+    """A solver for a matrix in dense or block-sparse storage."""
+    s = torch.as_tensor(s)
+    if storage == "sparse":
+        s, options = sparse.from_dense(s, 32), options | {"size": len(s)}
+    return DensitySolver(s, **options)
+
+
 def off(a, b):
     return float(abs(torch.as_tensor(a) - torch.as_tensor(b)).max())
 
@@ -70,14 +78,13 @@ def off(a, b):
 @pytest.mark.parametrize("accuracy", [1e-5, 1e-8, 1e-10])
 def test_closed_shell(waters, storage, accuracy):
     f, s, positions, electrons, values, vectors = waters
-    solver = DensitySolver(s, positions=positions, storage=storage, accuracy=accuracy)
+    solver = solver_of(s, storage, positions=positions, accuracy=accuracy)
     d, weighted, *_ = filled(values, vectors, electrons // 2)
     homo, lumo = values[electrons // 2 - 1].item(), values[electrons // 2].item()
     counts = []
     for shift in (0.0, 1e-3, 1e-3):  # calls that learn from those before
         found = solver(f + shift * s, electrons=electrons, energy_weighted=True)
         assert off(found.density, 2 * d) <= found.error <= accuracy
-        assert torch.linalg.vector_norm(found.density - 2 * d) <= found.bound
         assert off(found.energy_weighted, 2 * (weighted + shift * d)) <= 30 * accuracy
         assert abs(found.electrons - electrons) <= electrons * accuracy
         energy = 2 * values[: electrons // 2].sum().item() + shift * electrons
@@ -99,9 +106,9 @@ def test_forms_and_orders(waters):
     mixed = torch.randperm(len(s), generator=torch.Generator().manual_seed(1))
     back = mixed.argsort()
     for storage in ("dense", "sparse"):
-        solver = DensitySolver(
-            s[mixed][:, mixed].numpy(), positions=positions[mixed].numpy(), storage=storage
-        )
+        mixed_s = s[mixed][:, mixed]
+        mixed_s = mixed_s.numpy() if storage == "dense" else scipy_sparse.csr_array(mixed_s)
+        solver = DensitySolver(mixed_s, positions=positions[mixed].numpy())
         f_mixed = f[mixed][:, mixed].contiguous()
         found = solver(f_mixed.numpy(), electrons).density
         assert isinstance(found, np.ndarray)
@@ -112,13 +119,13 @@ def test_forms_and_orders(waters):
         assert off(found[back][:, back], d) <= 1e-8
         found = solver(f_mixed.float(), electrons, accuracy=1e-6).density
         assert found.dtype == torch.float64
-        solver = DensitySolver(scipy_sparse.csr_array(s), positions=positions, storage=storage)
+        solver = solver_of(s, storage, positions=positions)
         found = solver(scipy_sparse.csr_array(f), electrons).density
         assert isinstance(found, scipy_sparse.csr_array)
         assert off(found.toarray(), d) <= 1e-8
     own = DensitySolver(sparse.from_dense(s, 64), order=torch.arange(len(s)))
     assert off(own(f, electrons).density, d) <= 1e-8
-    padded = DensitySolver(sparse.from_dense(s, 64), size=len(s), storage="sparse")
+    padded = DensitySolver(sparse.from_dense(s, 64), size=len(s))
     assert off(padded(f, electrons).density, d) <= 1e-8
     turned, solver = f.numpy()[::-1, ::-1], DensitySolver(s.numpy()[::-1, ::-1])
     found = solver(turned, electrons).density
@@ -166,7 +173,7 @@ def test_spins(waters):
 @pytest.mark.parametrize("storage", ["dense", "sparse"])
 def test_none_and_all(waters, storage):
     f, s, positions, *_ = waters
-    solver, n = DensitySolver(s, positions=positions, storage=storage), len(s)
+    solver, n = solver_of(s, storage, positions=positions), len(s)
     for temperature in (0.0, 300.0):
         empty = solver(f, 0, temperature=temperature)
         assert not empty.density.any()
@@ -220,7 +227,7 @@ def test_levels_cut_in_half():
 
 def test_refused(waters):
     f, s, positions, electrons, *_ = waters
-    solver, blocks = DensitySolver(s), DensitySolver(s, storage="sparse")
+    solver, blocks = DensitySolver(s), solver_of(s, "sparse")
     for error, call, words in (
         (NotConverged, lambda: solver(f, electrons, accuracy=1e-15), "accuracy of 1e-15"),
         (NotConverged, lambda: DensitySolver(s - 2 * torch.eye(len(s))), "positive definite"),
@@ -237,7 +244,6 @@ def test_refused(waters):
         (TypeError, lambda: solver(f + 1j * f, 10), "F must be real"),
         (TypeError, lambda: solver(f.to_sparse(), 10), "F must be dense, or"),
         (TypeError, lambda: DensitySolver(s.numpy() * (1 + 0j)), "S must be real"),
-        (ValueError, lambda: DensitySolver(s, storage="csr"), "storage"),
         (ValueError, lambda: DensitySolver(s, positions=positions, order=range(130)), "both"),
         (RuntimeError, lambda: blocks(f.clone().requires_grad_(), 10), "gradient"),
     ):
@@ -256,7 +262,7 @@ def test_tblite_at_300_kelvin(of_tblite, name, storage):
     """Its own fractional occupations."""
     h, s, electrons = (of_tblite[f"{name}_{x}"] for x in ("hamiltonian", "overlap", "electrons"))
     values, vectors = states(h, s)
-    solver = DensitySolver(s, positions=of_tblite[f"{name}_positions"], storage=storage)
+    solver = solver_of(s, storage, positions=of_tblite[f"{name}_positions"])
     counts = [(int(electrons) + 1) // 2, int(electrons) // 2]
     right = [filled(values, vectors, x, 300.0) for x in counts]
     for _ in range(2):
@@ -338,7 +344,7 @@ def test_calls_repeat_the_share_that_met_the_accuracy(waters, monkeypatch):
     f, s, positions, electrons, *_ = waters
     monkeypatch.setattr(density, "_EARLY", 30.0)
     monkeypatch.setattr(density, "_LAST", 30.0)
-    solver = DensitySolver(s, positions=positions, storage="sparse", accuracy=1e-6)
+    solver = solver_of(s, "sparse", positions=positions, accuracy=1e-6)
     first, second = (solver(f, electrons) for _ in range(2))
     assert first.products > 60
     assert second.products < 30
@@ -368,7 +374,7 @@ def test_on_cuda(waters):
     f, s, positions, electrons, values, vectors = waters
     d = 2 * filled(values, vectors, electrons // 2)[0]
     for storage in ("dense", "sparse"):
-        solver = DensitySolver(s, positions=positions, storage=storage, device="cuda")
+        solver = solver_of(s, storage, positions=positions, device="cuda")
         for shift in (0.0, 0.0, 1e-3, 2e-3):
             found = solver((f + shift * s).cuda(), electrons)
             assert found.density.is_cuda

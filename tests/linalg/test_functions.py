@@ -64,8 +64,6 @@ def test_matrix_power(form, n, max_error, dtype):
     error, size = torch.linalg.vector_norm(got - right), torch.linalg.vector_norm(whole)
     rounding = max(1, size**n) * (1e-13 if dtype == torch.float64 else 1e-5)
     assert error <= found.error_bound + rounding
-    assert error <= found.total_bound + 1e-13 * max(1, size**n)
-    assert found.error_bound <= found.total_bound < math.inf
     assert [step.step for step in found.iterations][:2] == ["a^2", "a^3" if n in (3, 7) else "a^4"][
         : len(found.iterations)
     ]
@@ -354,11 +352,8 @@ def test_products_that_padding_does_not_matter_to():
     refuses(ValueError, lambda: linalg.matrix_power(given, 0, max_error=0.0), words)
 
 
-def test_asymmetry_by_rounding_is_in_the_bound():
+def test_of_asymmetry_by_rounding_the_symmetric_part_is_taken():
     a = with_entry(ABOVE, 3, 4, ABOVE[3, 4] + 1e-12)
-    for name in ("inverse_factor", "inverse_sqrt"):
-        exact, found = (FUNCTIONS[name](x) for x in (ABOVE, a))
-        assert found.total_bound > exact.total_bound
     exact, found = (FUNCTIONS["purify"](x).matrix for x in (ABOVE, a))
     assert torch.equal(found, found.mT)
     assert torch.linalg.vector_norm(exact - found) < 1e-11
@@ -398,8 +393,7 @@ def test_bounds_where_powers_overflow(scale, power):
     a = torch.randn(34, 34, generator=torch.Generator().manual_seed(0)).double() * scale
     found = linalg.matrix_power(a, power, max_error=1e-3)
     assert not math.isnan(found.error_bound)
-    assert not math.isnan(found.total_bound)
-    assert found.matrix.isfinite().all() or found.total_bound == math.inf
+    assert found.matrix.isfinite().all() or found.error_bound == math.inf
 
 
 def test_another_default_device():

@@ -76,7 +76,6 @@ def test_the_error_that_was_asked_for(name, function, max_error, storage, leaves
     true = off(z, s)
     assert true <= (10 * max_error or 100 * eigh)
     assert true - 10 * eigh <= found.residual <= 10 * max_error + 100 * eigh
-    assert true <= found.total_bound < 1e5 * (found.residual + eigh)
     if function == "inverse_sqrt":
         assert torch.equal(z, z.mT)
         right = by_eigenvectors(s)
@@ -112,7 +111,7 @@ def test_a_basis_and_back(storage):
 def test_on_cuda(function, storage, leaves):
     s = OVERLAPS["butane 6-31+G*"].cuda()
     found, z = found_and_dense(function, s, storage, max_error=1e-8)
-    assert off(z.cpu(), s.cpu()) <= min(1e-7, found.total_bound)
+    assert off(z.cpu(), s.cpu()) <= min(1e-7, 2 * found.residual)
 
 
 def test_no_more_matrices_are_kept_than_products_need(leaves):

@@ -116,7 +116,7 @@ def test_errors_leave_out_as_it_was(device):
     a, b, _ = operands(device)
     for out, options, error, message in (
         (torch.ones(5, 5), {}, RuntimeError, r"product's shape \[150, 210\]; got \[5, 5\]"),
-        (torch.ones(150, 210).double(), {}, TypeError, "float32 on .* got float64"),
+        (torch.ones(150, 210).double(), {}, TypeError, "float32; got float64"),
         (torch.ones(150, 1, device=device).expand(150, 210), {}, RuntimeError, "single memory loc"),
         (torch.ones(0), {"symmetric": True}, RuntimeError, "must be square"),
         (torch.ones(0), {"norm_a": torch.ones(1, 1, device=device)}, RuntimeError, "norm_a must"),
@@ -172,7 +172,7 @@ def test_out_has_no_gradient(device):
     out = torch.zeros(150, 210, device=device)
     for wanting in (a, b, out):
         wanting.requires_grad_()
-        with pytest.raises(RuntimeError, match="mm with out has no gradient"):
+        with pytest.raises(RuntimeError, match="has no gradient"):
             mm(a, b, tau=0.0, out=out)
         with pytest.raises(RuntimeError, match="no gradient"):
             ops.spamm_into(a, b, out=out, threshold=0.0)

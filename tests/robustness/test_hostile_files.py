@@ -15,7 +15,6 @@ from torch import nn
 
 import spamm_torch
 from common import results
-from density import sources
 from models import data, training
 from models.files import UserError, read_arrays
 from models.water import matrices
@@ -88,7 +87,7 @@ def archives(path, attack):
 def test_archives_of_arrays(tmp_path, kind):
     path, made = tmp_path / "file.npz", tmp_path / "made"
     archives(path, Attack(made))[kind]()
-    for read in (read_arrays, matrices.read, lambda path: sources.from_file(path, 4)):
+    for read in (read_arrays, matrices.read):
         refuses(UserError, lambda read=read: read(path), str(path))
     assert not made.exists()
 
@@ -98,7 +97,7 @@ def test_names_in_an_archive_are_no_paths(tmp_path):
     path = tmp_path / "in" / "file.npz"
     path.parent.mkdir()
     zipped({"../../fock.npy": npy((8,)), "/tmp/fock.npy": npy((8,))}, path)
-    refuses(UserError, lambda: sources.from_file(path, 4), "fock")
+    refuses(UserError, lambda: matrices.read(path), "data/ergo")
     assert [file.name for file in tmp_path.rglob("*")] == ["in", "file.npz"]
 
 

@@ -293,47 +293,13 @@ def test_bad_pixel_blocks_are_refused_in_one_line():
         SpAMMConv2d(3, 8, 3, tau=1.0, pixel_block=(1, 4, 8), block=64)
 
 
-# ---- Attention -----------------------------------------------------------------------------------
-
-
-ALL_SKIPPED = 1e9  # a tau that leaves the bias alone
-
-
-def with_spamm(layer, tau=ALL_SKIPPED, names=("linear1", "linear2")):
-    """The layer with its feed-forward part made approximate."""
-    for name in names:
-        setattr(layer, name, SpAMMLinear.from_dense(getattr(layer, name), tau=tau))
-    return layer
-
-
-def encoder_layer(**options):
-    torch.manual_seed(0)
-    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, **options).eval()
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickled])
-def test_an_encoder_layer_calls_its_linear_layers(norm_first, duplicate):
-    dense = encoder_layer(norm_first=norm_first)
-    layer = duplicate(with_spamm(copy.deepcopy(dense)))
-    input = torch.randn(2, 5, 64)
-    skipping = copy.deepcopy(dense)
-    nn.init.zeros_(skipping.linear1.weight)
-    nn.init.zeros_(skipping.linear2.weight)
-    with torch.no_grad():
-        output = layer(input)
-        torch.testing.assert_close(output, skipping(input))
-        assert not torch.allclose(output, dense(input))
-    torch.testing.assert_close(layer(input), output)
+# ---- Inputs and profiles -------------------------------------------------------------------------
 
 
 def test_a_nested_input_is_refused():
     sequences = [torch.randn(length, 64) for length in (3, 1, 6)]
     with raises_line(TypeError, "input must be a dense tensor; got a nested tensor"):
         SpAMMLinear(64, 32, tau=0.0)(torch.nested.as_nested_tensor(sequences))
-
-
-# ---- Profiles ------------------------------------------------------------------------------------
 
 
 STAGES = {f"spamm_torch::{name}" for name in ("norm_map", "find_tau", "multiply")}

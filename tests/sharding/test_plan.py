@@ -145,39 +145,21 @@ class TestExchangePlan:
             assert plan.dense_send == sent(torch.ones_like(valid), *of)[0]
         assert plan.bytes == sum(map(sum, plan.send))
         assert plan.dense_bytes == sum(map(sum, plan.dense_send))
-        assert plan.cuts == rows_of_a
         assert plan.dtype == dtype
         assert plan.mesh_shape == mesh
         if mesh[1] == 1:  # a line of ranks
             assert exchange_plan(*maps, 0.5, rows_of_a, block=block).mesh_shape == mesh
 
-    def test_bytes_follow_the_dtype(self):
-        norm_a, norm_b = torch.rand(8, 8), torch.rand(8, 8)
-        doubles = exchange_plan(norm_a.double(), norm_b.double(), 0.5, [0, 256, 512])
-        assert doubles.dtype == torch.float64
-        for dtype, parts in (
-            (None, 2),
-            (torch.float32, 2),
-            (torch.float16, 4),
-            (torch.bfloat16, 4),
-        ):
-            plan = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512], dtype=dtype)
-            assert parts * plan.bytes == doubles.bytes
-
     def test_prints_a_table(self):
         norm_a, norm_b = torch.ones(8, 8), torch.ones(8, 8)
         norm_a[:4, 4:] = 0  # rank 0 needs nothing
-        plan = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512], dtype=torch.float16)
+        plan = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512])
         assert str(plan).splitlines() == [
-            "rank     rows  columns  work  to 0       to 1      sends      dense",
-            "   0    0:256    0:512   130     -  256.0 KiB  256.0 KiB  256.0 KiB",
-            "   1  256:512    0:512   258   0 B          -        0 B  256.0 KiB",
-            "256.0 KiB of 512.0 KiB (50.0%) travel in float16, stages 1; "
-            "largest work 1.331 of the mean",
+            "rank  work      sends      dense",
+            "   0   130  512.0 KiB  512.0 KiB",
+            "   1   258        0 B  512.0 KiB",
+            "512.0 KiB of 1.0 MiB (50.0%) travel in float32; largest work 1.331 of the mean",
         ]
-        norms = torch.ones(9, 9)
-        lines = str(exchange_plan(norms, norms, 0.5, [64 * row for row in range(10)])).splitlines()
-        assert (len(lines), "to 0" in lines[0]) == (11, False)  # a wide one leaves pairs out
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
@@ -232,10 +214,6 @@ BAD = [
     *[(plan_of, {"mesh_shape": mesh}, ValueError,
        f"mesh_shape must be two positive integers; got {mesh!r}")
       for mesh in [(2,), (2, 0), (2, -1), (2, 1, 1), 2, (2, 1.0), "21"]],
-    (plan_of, {"dtype": torch.float64}, TypeError,
-     "dtype must be float32 or float16 or bfloat16 for float32 norms; got float64"),
-    (plan_of, {"norm_a": NORM_A.double(), "norm_b": NORM_B.double(), "dtype": torch.float16},
-     TypeError, "dtype must be float64 for float64 norms; got float16"),
 ]  # fmt: skip
 
 
@@ -275,7 +253,7 @@ def test_exchange_plan_of_stored_blocks(dtype):
     )
     for rank, (begin, end) in enumerate(itertools.pairwise(of[0])):
         assert found.work[rank] == valid[begin:end].sum()
-    assert (found.stages, 0 < found.bytes < found.dense_bytes) == (1, True)
+    assert 0 < found.bytes < found.dense_bytes
     assert str(found).count("\n") == 5
     with pytest.raises(ValueError, match=r"a line of ranks; got block \(32, 32, 32\) and mesh"):
         exchange_plan(*maps, tau, [0, 96, 224], (2, 2), block=32)

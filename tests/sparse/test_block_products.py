@@ -408,45 +408,18 @@ def test_a_plan_is_used_again(symmetric):
     assert repr(plan) == f"Plan(blocks={plan.blocks}, products={plan.products}, tau=0.3)"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_a_plan_has_the_bounds_of_the_norms_by_now(dtype, symmetric, device):
-    """Blocks that were small when it was made are lost in full, others are still computed."""
-    a = patterns.symmetric(patterns.matrix("random", 6, 6, 32, dtype, device=device))
-    scale = torch.where(torch.arange(a._nnz(), device=device) % 3 == 0, 1e-9, 1.0).to(dtype)
-    small = blocks.read(a, "a", "mm")._replace(values=a.values() * scale[:, None, None]).matrix()
-    small = sparse.add(small, sparse.transpose(small), beta=float(symmetric))
-    plan = sparse.plan(small, small, max_error=1e-6, symmetric=symmetric)
-    of_plan = {"plan": plan, "symmetric": symmetric, "return_info": True}
-    dense = a.to_dense().double()
-    c, info = spamm_torch.mm(a, a, **of_plan)
-    error = (c.to_dense().double() - dense @ dense).norm()
-    assert error > 0.1
-    assert error <= info.error_bound < 100 * error
-    assert info.valid_ratio < 1
-    large, norms = small * 1e9, spamm_torch.norm_map(small)
-    _, info = spamm_torch.mm(large, large, **of_plan)
-    bound = 1e18 * spamm_torch.error_bound(norms, norms, plan.tau)
-    assert info.skip_bound.item() == pytest.approx(bound.item(), rel=1e-4)
-    assert info.valid_ratio == spamm_torch.valid_ratio(norms, norms, plan.tau)
-
-
 def test_a_plan_keeps_its_max_error():
     """With ``drop`` it is the call itself; without, no bound is left for dropping."""
     a = patterns.matrix("random", 8, 8, 32)
-    most = 1e-3 * spamm_torch.norm_map(a).values().norm() ** 2
     for drop in (1e-2, math.inf):
-        expected, right = spamm_torch.mm(a, a, max_error=1e-3, drop=drop, return_info=True)
+        expected = spamm_torch.mm(a, a, max_error=1e-3, drop=drop)
         plan = sparse.plan(a, a, max_error=1e-3, drop=drop)
-        c, info = spamm_torch.mm(a, a, plan=plan, drop=drop, return_info=True)
+        c = spamm_torch.mm(a, a, plan=plan, drop=drop)
         assert torch.equal(c.to_dense(), expected.to_dense())
         assert c._nnz() == expected._nnz()
-        assert all(x == y for x, y in zip(info, right, strict=True))
     assert 0 < c._nnz() < plan.blocks
     plan = sparse.plan(a, a, max_error=1e-3)
-    c, info = spamm_torch.mm(a, a, plan=plan, drop=math.inf, return_info=True)
-    assert c._nnz() == plan.blocks
-    assert info.error_bound <= most
+    assert spamm_torch.mm(a, a, plan=plan, drop=math.inf)._nnz() == plan.blocks
     c = spamm_torch.mm(a, a, plan=sparse.plan(a, a, tau=0.01), drop=math.inf)
     assert c._nnz() == 0
 

@@ -10,9 +10,8 @@ from study_tools import assert_rows
 
 import density_matrix
 from common import results
-from common.options import exit_code
 from density import sources
-from models.water.matrices import FILES, FOLDER
+from models.water import matrices
 from models.water.overlap import BASES
 
 SCRIPT = Path(density_matrix.__file__)
@@ -134,56 +133,11 @@ def test_it_runs_with_torch_alone(tmp_path):
     assert results.load(tmp_path / "density_matrix.json")["runs"]
 
 
-# ---- Bad input ----------------------------------------------------------------------------------
-
-
-GOOD = {"fock": np.diag([-1.0, 0, 1, 2]), "overlap": np.eye(4), "electrons": 4, "atoms": 2}
-
-
-@pytest.mark.parametrize(
-    ("arrays", "words"),
-    [
-        ({"fock": np.ones((3, 4))}, "expected fock as a square matrix; got 3 x 4"),
-        ({"fock": np.full((4, 4), np.nan)}, "expected finite entries of fock; got NaN"),
-        ({"fock": np.triu(np.ones((4, 4)))}, "expected fock to be symmetric; got entries"),
-        ({"fock": np.eye(4, dtype=complex)}, "expected real numbers in {path}; got: Cannot cast"),
-        ({"fock": np.array([["a"]])}, "expected real numbers in {path}; got: "),
-        ({"fock": None}, "expected an array fock in the .npz file; got none in {path}"),
-        ({"overlap": np.eye(3)}, "expected fock and overlap of one size; got 4 x 4 and 3 x 3"),
-        ({"overlap": np.triu(np.ones((4, 4)))}, "expected overlap to be symmetric; got entries"),
-        ({"density": np.ones((3, 4))}, "expected density as a square matrix; got 3 x 4"),
-        ({"overlap": -np.eye(4)}, "expected a positive definite matrix; got one with a diagonal "),
-        *(({"electrons": x}, "expected an even number of electrons from 2 to 6, ") for x in (3, 8)),
-        ({"electrons": None}, "expected electrons in the .npz file or --electrons; got none in "),
-        ({"electrons": np.ones(2)}, "expected real numbers in {path}; got: "),
-        ({"electrons": np.array(2.7)}, "expected real numbers in {path}; got: 2.7 for a whole"),
-        ({"fock": np.zeros((0, 0))}, "expected fock with a row or more; got 0 x 0"),
-        ({"atoms": 0}, "expected 1 atom or more; got 0"),
-        ({"fock": np.eye(4)}, "expected a gap above the 2 occupied states; got 0 hartree"),
-    ],
-)
-def test_matrices_that_do_not_fit(arrays, words, tmp_path, capsys):
-    path = tmp_path / "given.npz"
-    given = {name: array for name, array in (GOOD | arrays).items() if array is not None}
-    np.savez(path, **given)
-    given = ["--device", "cpu", "--matrices", str(path), "--out", str(tmp_path / "out")]
-    assert exit_code(lambda: density_matrix.main(given)) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {words.format(path=path)}")
-    assert not any((tmp_path / "out").rglob("*"))
-
-
-def test_matrices_of_ones_own_of_ergos_and_of_a_model(tmp_path):
-    path = tmp_path / "given.npz"
-    np.savez(path, **GOOD)
-    problem = sources.from_file(path, None)
-    assert (problem.name, problem.electrons, problem.atoms) == ("given", 4, 2)
-    assert sources.from_file(path, 2).electrons == 2
-    problem = sources.from_file(FOLDER / FILES["default"], None)
-    expected = sources.embedded("default")
-    assert torch.equal(problem.fock, expected.fock)
-    assert torch.equal(problem.overlap, expected.overlap)
-    assert (problem.electrons, problem.atoms) == (expected.electrons, expected.atoms)
+def test_matrices_of_ergo_and_of_a_model():
+    problem, of = sources.embedded("default"), matrices.load("default")
+    assert torch.equal(problem.fock, of.fock)
+    assert torch.equal(problem.overlap, of.overlap)
+    assert (problem.electrons, problem.atoms) == (of.electrons, of.atoms)
     problem = sources.waters(4, "STO-3G", 0)
     assert (problem.atoms, problem.electrons, len(problem.fock)) == (12, 40, 28)
     assert tuple(BASES) == sources.BASES
