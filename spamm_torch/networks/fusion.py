@@ -494,7 +494,7 @@ class Functions(fx.Transformer):
         to_bool = self.tracer.to_bool
 
         def pass_over_checks(value: fx.Proxy) -> bool:
-            """Of a number of dimensions; other values have no truth while they are traced."""
+            """Answers checks of a number of dimensions; other values have no truth in a trace."""
             node, compared = value.node, value.node.args[:1]
             if node.target is not operator.ne or getattr(compared[0], "target", "") != "dim":
                 return to_bool(value)
