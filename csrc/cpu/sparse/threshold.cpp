@@ -67,14 +67,12 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
   return dispatch_norms(x.norm_a, [&](auto type) {
     using N = decltype(type);
     const CsrMaps<N> of(maps);
-    if (x.valid_ratio) {
-      const N tau = find_tau_of(product_counter(of), *x.valid_ratio);
-      return at::scalar_tensor(tau, x.norm_a.options());
-    }
     const double places = static_cast<double>(of.a.rows) * static_cast<double>(of.b.columns);
-    const N tau = find_tau_for_error_of<N>(maps.norm_a, maps.norm_b, *x.max_error,
-                                           std::sqrt(places) * static_cast<double>(of.b.rows),
-                                           [&](N at) { return step_at(of, at); });
+    const N tau = x.valid_ratio
+                      ? find_tau_of(product_counter(of), *x.valid_ratio)
+                      : find_tau_for_error_of<N>(maps.norm_a, maps.norm_b, *x.max_error,
+                                                 std::sqrt(places) * static_cast<double>(of.b.rows),
+                                                 [&](N at) { return step_at(of, at); });
     return at::scalar_tensor(tau, x.norm_a.options());
   });
 }
@@ -156,13 +154,9 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
     }
     const auto count = static_cast<int64_t>(numbers.size());
     crow.mutable_data_ptr<int64_t>()[pattern.rows] = count;
-    const Tensor col = at::empty({count}, index), places = at::empty({count}, index);
-    const Tensor kept = at::empty({count}, owner.options());
-    for (int64_t i = 0; i < count; ++i) {
-      col.mutable_data_ptr<int64_t>()[i] = pattern.col[numbers[i]];
-      places.mutable_data_ptr<int64_t>()[i] = numbers[i];
-      kept.mutable_data_ptr<N>()[i] = norms[numbers[i]];
-    }
+    const Tensor places = at::tensor(numbers, index);
+    const Tensor col = pattern.owner_col.index_select(0, places);
+    const Tensor kept = owner.index_select(0, places);
     const double lost = norm_of(gone.data(), static_cast<int64_t>(gone.size()));
     const N bound = rounded_up<N>(kernels::at_most(lost * (1 + 2 * kernels::kNormSlack<N>)));
     Tensor sums = at::empty({0}, owner.options().dtype(at::kDouble));

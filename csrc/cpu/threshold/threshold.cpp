@@ -137,15 +137,14 @@ Tensor find_tau(FindTauArguments& x) {
   return dispatch_norms(x.norm_a, [&](auto type) {
     using N = decltype(type);
     const Maps<N> maps(x.norm_a, x.valid_ratio ? skip_norms : x.norm_b);
-    if (x.valid_ratio) {
-      const N tau = find_tau_of(product_counter(maps), *x.valid_ratio);
-      return at::scalar_tensor(tau, x.norm_a.options());
-    }
     const double places =
         static_cast<double>(maps.batches) * static_cast<double>(maps.mb * maps.nb);
-    const N tau = find_tau_for_error_of<N>(
-        maps.owner_a, maps.owner_b, *x.max_error, std::sqrt(places) * static_cast<double>(maps.kb),
-        [&](N at) { return step_at(maps, skip_norms.const_data_ptr<N>(), at); });
+    const N tau = x.valid_ratio ? find_tau_of(product_counter(maps), *x.valid_ratio)
+                                : find_tau_for_error_of<N>(
+                                      maps.owner_a, maps.owner_b, *x.max_error,
+                                      std::sqrt(places) * static_cast<double>(maps.kb), [&](N at) {
+                                        return step_at(maps, skip_norms.const_data_ptr<N>(), at);
+                                      });
     return at::scalar_tensor(tau, x.norm_a.options());
   });
 }
