@@ -88,15 +88,16 @@ struct Step {
 };
 
 // The last step whose cost is at most `most`, and the one after it. Their costs ascend from 0 on.
-// step_at(tau) finds that of a threshold. It is asked for the thresholds `first`; then for those at
-// which the cost would pass `most` if it were a power of the threshold, and each fourth time for
-// the middle of those that are left.
+// step_at(tau) finds that of a threshold. It is asked for the thresholds `first`, then for those at
+// which the cost would pass `most` if it were a power of the threshold. The end that stays when the
+// other one moves again counts half each time (the Illinois method).
 template <class N, class StepAt>
 std::pair<Step<N>, Step<N>> steps_around(double most, std::initializer_list<double> first,
                                          const StepAt& step_at) {
   using Bits = BitsOf<N>;
   constexpr double kNever = std::numeric_limits<double>::infinity();
   Step<N> within{0, 0, 0}, beyond{kInfinity<N>, kInfinity<N>, kNever};
+  int streak = 0;  // of answers within, or of those beyond, which count down
   const auto ask = [&](Bits threshold) {
     if (threshold <= within.next || threshold > beyond.last) return;
     Step<N> step = step_at(std::bit_cast<N>(threshold));
@@ -104,17 +105,22 @@ std::pair<Step<N>, Step<N>> steps_around(double most, std::initializer_list<doub
     if (step.cost <= most) {
       step.next = std::min(step.next, beyond.last);
       within = step;
+      streak = std::max(streak, 0) + 1;
     } else {
       step.last = std::clamp(step.last, within.next, threshold - 1);
       beyond = step;
+      streak = std::min(streak, 0) - 1;
     }
   };
   for (const double threshold : first) ask(std::bit_cast<Bits>(static_cast<N>(threshold)));
-  for (int turn = 0; within.next < beyond.last; ++turn) {
+  while (within.next < beyond.last) {
     const Bits width = beyond.last - within.next;
     Bits distance = width / 2;
-    if (turn % 4 != 3 && within.cost > 0 && beyond.cost < kNever) {
-      const double share = std::log(most / within.cost) / std::log(beyond.cost / within.cost);
+    if (within.cost > 0 && beyond.cost < kNever && std::abs(streak) < 8) {
+      const double aim = std::log(most);
+      const double low = std::ldexp(aim - std::log(within.cost), std::min(streak + 1, 0));
+      const double high = std::ldexp(std::log(beyond.cost) - aim, std::min(1 - streak, 0));
+      const double share = low / std::max(low + high, std::numeric_limits<double>::min());
       distance = static_cast<Bits>(share * static_cast<double>(width));
     }
     ask(within.next + std::clamp<Bits>(distance, 1, width));
