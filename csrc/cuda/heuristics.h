@@ -247,13 +247,13 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
     return tile == TileSize::kSmall ? *forced : 1;
   }
   // The steps of a segment, and of tiles that two or more share.
-  constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 16;
+  constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 12;
   constexpr double kClearly = 0.85;  // of the time
   // Operands are read from memory, by however many thread blocks.
   const double bytes = is_double ? 8 : kernel == Kernel::kSm90F32x3 ? 4 : 2;
   const auto entries = static_cast<double>(size.k) *
                        static_cast<double>(size.batch_a * size.m + size.batch_b * size.n);
-  const double least_possible = 6 + entries * bytes / 1.9e6;
+  const double least_possible = 6 + entries * bytes / (is_double ? 2.6e6 : 1.9e6);
   const int64_t steps = blocks_of(size.k, 64);
   double least = product_time(of_one, size, multiprocessors);
   const double clearly = kClearly * least;
