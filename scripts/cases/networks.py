@@ -8,7 +8,7 @@ against float32's. Candidates:
 dense, as it is; compiled, torch.compile's default; max-autotune, that mode without CUDA graphs;
 freezing, the same with torch._inductor.config.freezing, which folds batch norms into weights; ours,
 the backend spamm_torch, and nothing else is compiled (inner eager); ours-compiled, with Inductor
-behind it.
+behind it; ours-freezing, with that setting on as well.
 """
 
 import copy
@@ -30,7 +30,15 @@ from models.vgg13 import VGG13
 # torch.compile's mode without CUDA graphs: all candidates are captured by the same
 # code, so that their times mean the same.
 _MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
-CANDIDATES = ("dense", "compiled", "max-autotune", "freezing", "ours", "ours-compiled")
+CANDIDATES = (
+    "dense",
+    "compiled",
+    "max-autotune",
+    "freezing",
+    "ours",
+    "ours-compiled",
+    "ours-freezing",
+)
 TITLE = "networks by the backend, nothing skipped, against torch.compile"
 MODES = ("CUDA graph", "eager")
 _PEERS = {"CUDA graph": "compiled", "eager": "dense"}  # of each mode's speedups
@@ -152,25 +160,18 @@ def prepared(name, dense, pictures):
     """A candidate of a dense network, compiled for these pictures."""
     if name == "dense":
         return dense
-    if name in ("ours", "ours-compiled"):
-        inner = "inductor" if name == "ours-compiled" else "eager"
-        own = copy.deepcopy(dense)
-        model = _compiled(own, backend="spamm_torch", options={"inner": inner})
-    elif name == "freezing":
-        # Dynamo and Inductor read the global setting; the option tells this call's code apart
-        # from that of max-autotune, whose options are equal otherwise.
-        options = torch._inductor.list_mode_options(_MAX_AUTOTUNE) | {"freezing": True}
-        model = _compiled(dense, options=options)
-    else:
-        settings = {"mode": _MAX_AUTOTUNE} if name == "max-autotune" else {}
-        model = _compiled(dense, **settings)
-    with torch._inductor.config.patch(freezing=name == "freezing"):
+    options, freezes = {}, name.endswith("freezing")
+    if name in ("max-autotune", "freezing"):
+        # Dynamo and Inductor read the global setting; the option tells code of freezing apart.
+        options = torch._inductor.list_mode_options(_MAX_AUTOTUNE) | {"freezing": freezes}
+    elif name == "ours":
+        options = {"inner": "eager"}
+    backend = "spamm_torch" if name.startswith("ours") else "inductor"
+    own = copy.deepcopy(dense)
+    model = torch.compile(own, dynamic=False, backend=backend, options=options)
+    with torch._inductor.config.patch(freezing=freezes):
         model(pictures)
     return model
-
-
-def _compiled(model, **settings):
-    return torch.compile(model, dynamic=False, **settings)
 
 
 # ---- Measuring ----------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from .fusion import (
     activation_of,
     arguments_of,
     attribute,
+    erase_identities,
     find_sites,
     is_plain,
     name_of,
@@ -460,6 +461,8 @@ class _Rewriting:
         freezes: bool = False,
     ) -> None:
         self.module, self.graph = module, module.graph
+        if not reason:
+            erase_identities(self.graph)
         self._constants, self._sources = Constants(self.graph, sources), set(sources)
         self._sites = find_sites(self.graph, self._constants)
         for site in self._sites:

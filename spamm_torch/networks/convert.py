@@ -1,11 +1,10 @@
 """convert_ and revert_: layers of a model get the class that skips, and their own again."""
 
-import difflib
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +14,7 @@ from .._arguments import check_module, dtype_name, is_number
 from .._hints import BACKEND
 from ..nn import SpAMMConv2d, _SpAMM, reason_not_to_skip
 from .config import SpAMMConfig
-from .report import FORMAT, ConvertReport, Row, geometry_of, shape_of
+from .report import FORMAT, ConvertReport, Row, close_names, geometry_of, shape_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -124,6 +123,7 @@ def device_name(model: nn.Module) -> str:
 
 _RECORD = "_spamm_before"
 _OWN = "skips by its own setting"
+_ATTRIBUTES = (*(field.name for field in fields(SpAMMConfig)), "activation", "_blocks", "_pinned")
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,14 @@ class Before:  # no tuple, which torch.export would replace by an equal one
 
     kind: type[nn.Module]
     attributes: dict[str, Any]
-    added: tuple[str, ...]
 
 
 def convert_layer(layer: nn.Conv2d, config: SpAMMConfig) -> None:
     """Makes a convolution skip by this setting."""
-    setting, own = asdict(config), vars(layer)
-    twin = SpAMMConv2d.from_dense(layer, **setting)
-    names = (*setting, "activation", "_blocks", "_pinned")
-    added = tuple(name for name in names if name not in own)
-    own[_RECORD] = Before(type(layer), {name: own[name] for name in names if name in own}, added)
-    own.update({name: vars(twin)[name] for name in names})
+    twin = SpAMMConv2d.from_dense(layer, **config.to_dict())
+    own = vars(layer)
+    own[_RECORD] = Before(type(layer), {name: own[name] for name in _ATTRIBUTES if name in own})
+    own.update({name: vars(twin)[name] for name in _ATTRIBUTES})
     layer.__class__ = SpAMMConv2d
 
 
@@ -155,7 +152,7 @@ def revert_layer(layer: nn.Module) -> None:
     """Undoes :func:`convert_layer`."""
     own = vars(layer)
     before: Before = own.pop(_RECORD)
-    for name in before.added:
+    for name in _ATTRIBUTES:
         own.pop(name, None)
     own.update(before.attributes)
     layer.__class__ = before.kind
@@ -285,18 +282,10 @@ def _read_overrides(
         if not found:
             raise ValueError(
                 "overrides must name convolutions of the model; got "
-                f"{key!r}{_close_names(key, convolutions)}"
+                f"{key!r}{close_names(key, convolutions)}"
             )
         by_name |= dict.fromkeys(found, value)
     return by_name
-
-
-def _close_names(key: str, names: Mapping[str, Any]) -> str:
-    inside = [name for name in names if name.startswith(f"{key}.")]
-    if close := inside[:3] or difflib.get_close_matches(key, names, 3, 0.4):
-        return f" (close: {', '.join(close)})"
-    more = f", ... ({len(names)} in all)" if len(names) > 5 else ""
-    return f" (it has {', '.join(list(names)[:5])}{more})"
 
 
 def _read_file(
@@ -337,6 +326,6 @@ def _read_file(
         if shape != (here := expected.get(name)):
             raise ValueError(
                 f"the settings must be those of this model; got {shape or 'none'} for {name!r}, "
-                f"which is {here or f'none of its layers{_close_names(name, expected)}'}"
+                f"which is {here or f'none of its layers{close_names(name, expected)}'}"
             )
     return found

@@ -309,14 +309,10 @@ class _Finder:
         """Takes what follows the site, as far as its call can compute it."""
         if site.activation != "none" or site.residual is not None:
             return
-        while self._pass_over_identity(site) or self._take_scale(site):
+        while self._take_scale(site):
             pass
         self._take_add(site)
-        while self._pass_over_identity(site):
-            pass
         self._take_activation(site)
-        while len(site.nodes) > site.folded and _is_identity(site.last):
-            site.nodes.pop()
         self._taken.update(site.nodes)
         if site.activation == "relu" and site.residual is None and not site.skips:
             node = self._next(site)
@@ -341,13 +337,6 @@ class _Finder:
     def _take(self, site: Site, node: fx.Node, what: str) -> None:
         site.nodes.append(node)
         site.absorbed += (what,)
-
-    def _pass_over_identity(self, site: Site) -> bool:
-        node = self._next(site)
-        if node is None or not _is_identity(node):
-            return False
-        site.nodes.append(node)
-        return True
 
     def _take_scale(self, site: Site) -> bool:
         """Takes a batch norm, or a product or sum with a constant of each channel."""
@@ -451,15 +440,15 @@ def _other_operand(node: fx.Node, own: fx.Node) -> Any:
     return second if first is own else first if second is own else None
 
 
-def _is_identity(node: fx.Node) -> bool:
-    """Tells whether a node returns its first argument."""
-    name = name_of(node)
-    if name == "alias":
-        return True
-    if name not in ("dropout", "dropout2d"):
-        return False
-    given = arguments_of(node)
-    return not given.get("training", given.get("train", True))
+def erase_identities(graph: fx.Graph) -> None:
+    """Takes away what returns its first argument: dropout in eval mode, aliases."""
+    for node in graph.nodes:
+        name = name_of(node)
+        if name in ("alias", "dropout", "dropout2d"):
+            given = arguments_of(node)
+            if not given.get("training", given.get("train", name != "alias")):
+                node.replace_all_uses_with(given["input"])
+                graph.erase_node(node)
 
 
 def windows_of(node: fx.Node) -> list[list[Any]] | None:
@@ -505,7 +494,7 @@ class Functions(fx.Transformer):
         to_bool = self.tracer.to_bool
 
         def pass_over_checks(value: fx.Proxy) -> bool:
-            """Of a number of dimensions; other values have no truth while they are traced."""
+            """Answers checks of a number of dimensions; other values have no truth in a trace."""
             node, compared = value.node, value.node.args[:1]
             if node.target is not operator.ne or getattr(compared[0], "target", "") != "dim":
                 return to_bool(value)

@@ -4,7 +4,7 @@ import collections
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,7 @@ class ConvertReport(tuple[Row, ...]):
         for row in self:
             if row.name == key:
                 return row
-        close = difflib.get_close_matches(key, [row.name for row in self], 3, 0.4)
-        raise KeyError(f"no row is named {key!r}" + (f" (close: {', '.join(close)})" * bool(close)))
+        raise KeyError(f"no row is named {key!r}{close_names(key, [row.name for row in self])}")
 
     def __str__(self) -> str:
         if not self:
@@ -114,6 +113,15 @@ class ConvertReport(tuple[Row, ...]):
                 "engines of the backend"
             )
         write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def close_names(key: str, names: Collection[str]) -> str:
+    """The names that a wrong one may stand for, or some of all, in words."""
+    inside = [name for name in names if name.startswith(f"{key}.")]
+    if close := inside[:3] or difflib.get_close_matches(key, names, 3, 0.4):
+        return f" (close: {', '.join(close)})"
+    more = f", ... ({len(names)} in all)" if len(names) > 5 else ""
+    return f" (it has {', '.join(list(names)[:5])}{more})"
 
 
 def _layer_to_dict(row: Row) -> dict[str, Any]:
