@@ -5,8 +5,8 @@ import functools
 import matrices
 import pytest
 import torch
-from reference import Im2col, default_pixel_block
-from support import ACTIVATIONS, float32_precision, uneven
+from reference import Im2col, default_pixel_block, norm_products
+from support import ACTIVATIONS, assert_near, float32_precision, uneven
 
 import spamm_torch
 
@@ -96,6 +96,28 @@ def test_an_image_with_blocks_of_its_own_does_not_depend_on_its_batch(
 
 
 # ---- Blocks of images that a batch does not fill ------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("images", [1, 5, 16, 17, 33, 66])
+@pytest.mark.parametrize("block", [None, 32, (32, 64, 64), (128, 64, 128)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_rows_of_many_blocks_lie_side_by_side(dtype, images, block, groups):
+    """Sums are exact, so each pixel shows what was skipped for its own block."""
+    input, weight = operands()
+    input, weight = input[:images].float(), weight[:, : CHANNELS // groups].float()
+    setting = {"padding": 1, "groups": groups, "block": block}
+    reference = Im2col(input, weight, **setting)
+    tau, valid = reference.decide(0.5)
+    got = spamm_torch.conv2d(input.cuda().to(dtype), weight.cuda().to(dtype), tau=tau, **setting)
+    assert_near(got, reference.product(valid))
+    weight[5] = torch.inf  # meets zeros of padding, and none of rows that are skipped
+    reference = Im2col(input, weight, **setting)
+    expected = reference.product(~(norm_products(*reference.norms()[::2]) < tau))
+    got = spamm_torch.conv2d(input.cuda().to(dtype), weight.cuda().to(dtype), tau=tau, **setting)
+    rest = [channel for channel in range(CHANNELS) if channel != 5]
+    assert_near(got[:, rest], expected[:, rest])
+    assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
 
 
 @pytest.mark.parametrize("dtype", matrices.DTYPES, ids=str)
