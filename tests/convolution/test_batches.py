@@ -168,3 +168,31 @@ def test_a_tau_of_zero_takes_no_norms(tau, pixel_block):
             call(threshold)
         names = {event.key for event in profile.key_averages()}
         assert ("spamm_torch::norm_map" in names) == takes_norms
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("images", [1, 2, 3, 5, 8, 9, 20, 33])
+def test_norms_of_few_images_are_those_among_zeros(images, dtype, set_tf32):
+    set_tf32(True)
+    tau = 1e-38 if dtype == torch.float32 else 0.0  # torch's TF32 may depend on the batch
+    for channels, size in ((72, (9, 11)), (128, (3, 3)), (200, (1, 1))):
+        input = uneven(images, channels, *size, seed=images, dtype=dtype).cuda()
+        if dtype != torch.float16:  # plain sums of their squares overflow or underflow
+            input[:, :64, ::2] *= 1e-30
+            input[:, 64:, :, ::2] *= 1e25
+        identity = torch.eye(channels, dtype=dtype, device="cuda")[:, :, None, None]
+        norms = []
+        for among in (images, 50):  # as many as one thread holds, or not
+            batch = input.new_zeros(among, *input.shape[1:])
+            batch[:images] = input
+            batch = batch.contiguous(memory_format=torch.channels_last)
+            output, of_pixels = spamm_torch.conv2d(batch, identity, tau=tau, return_norms=True)
+            norms.append(of_pixels)
+        if dtype == torch.float32:
+            torch.testing.assert_close(norms[0], norms[1], rtol=2**-21, atol=0)
+        else:
+            assert torch.equal(norms[0], norms[1])
+        groups = [output[:, first : first + 64] for first in range(0, channels, 64)]
+        expected = torch.stack([x.double().norm(dim=(0, 1)) for x in groups], dim=-1)
+        torch.testing.assert_close(norms[0][0].double(), expected, rtol=2**-19, atol=0)
