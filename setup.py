@@ -456,20 +456,6 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
-def long_description(readme: str) -> str:
-    """README for a package index, where pictures and links into the repository lead nowhere.
-
-    Pictures with a relative path go, relative links become their text. Code is left as it is.
-    """
-    picture = r"!\[[^\]]*\]\((?!https?:)[^)]*\)|<img\s[^>]*src=\"(?!https?:)[^>]*>"
-    link = r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)"
-    parts = re.split(r"(^```.*?^```$)", readme, flags=re.MULTILINE | re.DOTALL)
-    for index in range(0, len(parts), 2):  # every other part is a block of code
-        text = re.sub(rf"^(?:{picture})\n+", "", parts[index], flags=re.MULTILINE)
-        parts[index] = re.sub(link, r"\1", re.sub(picture, "", text))
-    return "".join(parts)
-
-
 def main():
     cuda = reason_for_cpu_only() is None
     # ninja may be installed in this environment without the environment being activated.
@@ -487,8 +473,6 @@ def main():
         version=version_of_wheel(cuda),
         install_requires=[f"torch=={TORCH_MINOR}.*"],
         ext_modules=[operators(cuda)] + ([introspection()] if has_python_header() else []),
-        long_description=long_description((ROOT / "README.md").read_text(encoding="utf-8")),
-        long_description_content_type="text/markdown",
         cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
     )
 

@@ -2,21 +2,18 @@
 
     .venv/bin/python scripts/fuzz.py --minutes 5 --device cpu --seed 1
 
-Products, block-sparse products, functions of matrices, convolutions, max pools and whole networks,
-of every type, block and layout, of sizes that fit nothing, of NaN, infinities, subnormal and huge
-numbers. A case that fails is made as simple as it can be and added to --failures as a line of JSON,
-which `tests/robustness` replays when it is put into its cases.jsonl. The same seed draws the same
-cases. On CUDA norm maps are the device's own, held against the oracle's, and decide.
+Products, block-sparse products, functions of matrices, convolutions and max pools, of every type,
+block and layout, of sizes that fit nothing, of NaN, infinities, subnormal and huge numbers. A case
+that fails is made as simple as it can be and added to --failures as a line of JSON, which
+`tests/robustness` replays when it is put into its cases.jsonl. The same seed draws the same cases.
+On CUDA norm maps are the device's own, held against the oracle's, and decide.
 
 Several may run side by side, each with a seed of its own.
-
---soak makes the same calls again and again instead, and watches their bits and the memory.
 """
 
 import json
 import os
 import random
-import resource
 import sys
 import time
 from pathlib import Path
@@ -29,7 +26,7 @@ import torch
 
 from common import options
 from common.options import exit_code
-from fuzzing import convolutions, functions, networks, products, space
+from fuzzing import convolutions, functions, products, space
 from models.files import UserError
 
 FAMILIES = {  # the space that cases are drawn from, the check, and how many of 100 cases
@@ -37,8 +34,7 @@ FAMILIES = {  # the space that cases are drawn from, the check, and how many of 
     "sparse": (products.SPARSE, products.sparse, 15),
     "function": (functions.FUNCTION, functions.function, 10),
     "convolution": (convolutions.CONVOLUTION, convolutions.convolution, 17.2),
-    "pool": (convolutions.POOL, convolutions.pool, 8.7),
-    "network": (networks.NETWORK, networks.network, 0.2),
+    "pool": (convolutions.POOL, convolutions.pool, 8.9),
 }
 
 
@@ -95,36 +91,6 @@ def fuzz(given):
         raise UserError(f"expected none of {ran} to fail; {failed} did, see {given.failures}")
 
 
-def soak(given):
-    """The same cases over and over: no bit may change, and memory must not grow."""
-    end, rounds, early = time.monotonic() + 60 * given.minutes, 0, {}
-    count = min(given.cases, 200)
-    cases = [drawn(given.seed, given.first + number, given.family) for number in range(count)]
-    bits = {}
-    while time.monotonic() < end or rounds < 6:
-        for number, case in enumerate(cases):
-            space.seen = 0
-            if said := problem(case, given.device):
-                raise UserError(f"round {rounds}: {said} ({json.dumps(case)})")
-            if bits.setdefault(number, space.seen) != space.seen:
-                raise UserError(f"round {rounds}: other bits than before ({json.dumps(case)})")
-        rounds += 1
-        if rounds == 3:  # by then every buffer has its size
-            early = memory(given.device)
-    growth = {name: size - early[name] for name, size in memory(given.device).items()}
-    said = ", ".join(f"{size / 2**20:.1f} MiB of {name}" for name, size in growth.items())
-    print(f"{rounds} rounds of {len(cases)} cases with the same bits: memory grew by {said}")
-    if max(growth.values()) > 64 * 2**20:
-        raise UserError(f"expected flat memory; it grew by {said} in {rounds - 3} rounds")
-
-
-def memory(device):
-    """Bytes of memory that this process holds."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    found = {"the host": pages * resource.getpagesize()}
-    return found | ({"the GPU": torch.cuda.memory_reserved()} if device.type == "cuda" else {})
-
-
 def main(arguments=None):
     parser = options.make_parser(__doc__)
     add, positive = options.add, options.positive_integer
@@ -137,12 +103,10 @@ def main(arguments=None):
     add(parser, "--threads", "of the CPU", 1, type=positive)
     add(parser, "--family", "one kind of cases", None, "all", choices=sorted(FAMILIES))
     options.add_device_option(parser)
-    what = "repeat at most 200 cases, watch the memory"
-    parser.add_argument("--soak", action="store_true", help=what)
     given = parser.parse_args(arguments)
     given.device = options.choose_device(given.device)
     torch.set_num_threads(given.threads)
-    (soak if given.soak else fuzz)(given)
+    fuzz(given)
 
 
 if __name__ == "__main__":

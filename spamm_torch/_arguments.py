@@ -4,7 +4,6 @@ Each function checks an argument and returns it in the form that the ops take. P
 ``raise`` rather than ``torch._check_value``: it costs a tenth, and torch.compile can trace it.
 """
 
-import contextlib
 import math
 import numbers
 import sys
@@ -297,23 +296,15 @@ def as_devices(devices: Any) -> list[int]:
         raise TypeError(
             f"devices must be a sequence of GPU numbers or torch.devices; got {devices!r}"
         )
-    return [_cuda_number(device) for device in devices]
-
-
-def _cuda_number(device: Any) -> int:
-    if is_integer(device):
-        return int(device)
-    if not isinstance(device, (str, torch.device)):
-        raise TypeError(
-            f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"
-        )
-    got = repr(device)
-    with contextlib.suppress(RuntimeError):
-        found = torch.device(device)
-        if found.type == "cuda" and found.index is not None:
-            return found.index
-        got = str(found)
-    raise ValueError(f"devices must be CUDA devices with a number, as in 'cuda:0'; got {got}")
+    numbers = []
+    for device in devices:
+        if not is_integer(device):
+            place = torch.device(device)
+            if place.type != "cuda" or place.index is None:
+                raise ValueError(f"devices must be CUDA devices with a number; got {str(place)!r}")
+            device = place.index
+        numbers.append(int(device))
+    return numbers
 
 
 # ---- Tensors ------------------------------------------------------------------------------------
@@ -362,15 +353,20 @@ def check_operands(a: Tensor, b: Tensor) -> None:
     if a.dtype not in DTYPES:
         got = dtype_name(a.dtype)
         raise TypeError(f"a must be float16, bfloat16, float32 or float64; got {got}")
-    if a.dtype != b.dtype:
-        raise TypeError(
-            f"a and b must have one dtype; got {dtype_name(a.dtype)} and {dtype_name(b.dtype)}"
-        )
-    if a.device != b.device:
-        raise RuntimeError(f"a and b must be on the same device; got {a.device} and {b.device}")
+    check_alike(a, b)
     if a.dim() != 2 or b.dim() != 2:
         raise RuntimeError(
             f"a and b must be matrices (2-d); got shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+
+
+def check_alike(a: Tensor, b: Tensor, names: str = "a and b") -> None:
+    """Raises unless two tensors have one dtype and one device."""
+    if a.device != b.device:
+        raise RuntimeError(f"{names} must be on the same device; got {a.device} and {b.device}")
+    if a.dtype != b.dtype:
+        raise TypeError(
+            f"{names} must have one dtype; got {dtype_name(a.dtype)} and {dtype_name(b.dtype)}"
         )
 
 

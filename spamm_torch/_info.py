@@ -6,7 +6,7 @@ All come from norm maps, by tensor operations on the operands' device. Nothing w
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -48,11 +48,6 @@ class NormMaps(NamedTuple):
     skip_norm_b: Tensor
     block: tuple[int, int, int]
     pixel_block: tuple[int, int, int] | None = None
-
-    @property
-    def products(self) -> int:
-        """The number of block products."""
-        return self.norm_a.numel() * self.norm_b.shape[-1]
 
 
 def share_of_valid(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
@@ -115,15 +110,6 @@ def default_pixel_block(has_tau: bool, images: int, n: int) -> tuple[int, int, i
     return together, 1 << (rest // 2), 1 << (rest - rest // 2)
 
 
-def _blocks(
-    weight: Tensor, groups: int, images: int, has_tau: bool, block: Any, pixel_block: Any
-) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """The blocks (m, k, n) and the pixel block of a convolution of checked arguments."""
-    edges = conv_block(weight.shape[0] // groups, weight.shape[1], block, pixel_block)
-    images, rows, columns = pixel_block or default_pixel_block(has_tau, images, edges[2])
-    return edges, (images, rows, columns)
-
-
 def conv2d_norm_maps(
     input: Tensor,
     weight: Tensor,
@@ -136,7 +122,9 @@ def conv2d_norm_maps(
     """The norm maps (groups, MB, KB) and (groups, KB, NB) of a convolution of checked arguments."""
     batch = input if input.dim() == 4 else input.unsqueeze(0)
     groups = geometry[3]
-    edges, pixels = _blocks(weight, groups, batch.shape[0], has_tau, block, pixel_block)
+    edges = conv_block(weight.shape[0] // groups, weight.shape[1], block, pixel_block)
+    images, rows, columns = pixel_block or default_pixel_block(has_tau, batch.shape[0], edges[2])
+    pixels = images, rows, columns
     if norm_weight is None:
         norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
     norms = _im2col_norms(batch, weight, geometry, edges[1], pixels)

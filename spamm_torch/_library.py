@@ -22,27 +22,16 @@ def _find_package() -> Path:
     """The folder with the library: this one, or the installed package that this one hides."""
     if _is_built(_HERE):
         return _HERE
-    root = _HERE.parent
-    if not (root / "csrc").is_dir():
-        raise ImportError(
-            f"spamm_torch: the installed package in {_HERE} has no library libspamm_torch.so with "
-            "its _built.json; install it again, with `pip install --force-reinstall --no-deps .` "
-            "in the source folder"
-        )
     on_path = [Path(entry, "spamm_torch").resolve() for entry in sys.path]
     hidden = [package for package in on_path if package != _HERE and _is_built(package)]
-    if not hidden:
-        raise ImportError(
-            f"spamm_torch: {_HERE} is the source folder, no library is built in it and no "
-            f"installed package was found; run `make build` in {root}"
-        )
-    if _python_files(hidden[0]) != _python_files(_HERE):
-        raise ImportError(
-            f"spamm_torch: {_HERE} is the source folder, no library is built in it, and the "
-            f"installed package in {hidden[0]} has other Python files; run `make build` in {root}, "
-            "or start Python in another folder"
-        )
-    return hidden[0]
+    if hidden and _python_files(hidden[0]) == _python_files(_HERE):
+        return hidden[0]
+    other = f", and {hidden[0]} has other Python files" if hidden else ""
+    raise ImportError(
+        f"spamm_torch: {_HERE} has no library libspamm_torch.so with its _built.json{other}; in "
+        "the source folder run `make build`, or `pip install --force-reinstall --no-deps .` and "
+        "start Python in another folder"
+    )
 
 
 _PACKAGE = _find_package()

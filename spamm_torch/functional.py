@@ -48,7 +48,7 @@ Common to all functions:
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -224,14 +224,14 @@ def _check_norm_maps(norm_a: Tensor, norm_b: Tensor) -> None:
 # ---- Products -----------------------------------------------------------------------------------
 
 
-def _check_matrices(name: str, a: Tensor, b: Tensor) -> None:
+def _check_matrices(name: str, a: Tensor, b: Tensor, dims: int = 2) -> None:
     check_tensor(a, "a")
     check_tensor(b, "b")
-    if a.dim() != 2 or b.dim() != 2:
+    if a.dim() != dims or b.dim() != dims:
         hint = _HINTS.get((name, a.dim(), b.dim()), "")
         raise RuntimeError(
-            f"{name} expects two matrices (2-d); got shapes {tuple(a.shape)} and "
-            f"{tuple(b.shape)}{hint}"
+            f"{name} expects two {'batches of ' * (dims - 2)}matrices ({dims}-d); got shapes "
+            f"{tuple(a.shape)} and {tuple(b.shape)}{hint}"
         )
 
 
@@ -553,13 +553,7 @@ def bmm(
         >>> bmm(torch.stack([a, a / 2]), torch.stack([a, a]), valid_ratio=0.3).shape
         torch.Size([2, 512, 512])
     """
-    check_tensor(a, "a")
-    check_tensor(b, "b")
-    if a.dim() != 3 or b.dim() != 3:
-        raise RuntimeError(
-            "bmm expects two batches of matrices (3-d); got shapes "
-            f"{tuple(a.shape)} and {tuple(b.shape)}{_HINTS.get(('bmm', a.dim(), b.dim()), '')}"
-        )
+    _check_matrices("bmm", a, b, 3)
     return _product(a, b, (tau, valid_ratio, max_error), block, return_info=return_info)
 
 
@@ -741,8 +735,8 @@ def conv2d(
 
     With a float ``tau`` <= 0, or such a 0-d tensor on the CPU, nothing is skipped, so the fastest
     engine serves: with groups torch's own dense convolution, else that or our kernels, by sizes,
-    dtype and device alone. A ``pixel_block`` of one image keeps our kernels, for torch's do not
-    promise that an image does not depend on its batch.
+    dtype and device alone (:func:`backend_for` names it). A ``pixel_block`` of one image
+    keeps our kernels, for torch's do not promise that an image does not depend on its batch.
 
     On CUDA no im2col matrix is in memory, but for what docs/kernels/conv.md names; channels-last
     tensors with a multiple of 16 bytes of channels are not copied.
@@ -794,25 +788,38 @@ def conv2d(
 
 
 def backend_for(
-    device: torch.device | str, dtype: torch.dtype, block: int | Sequence[int] = 64
+    device: torch.device | str,
+    dtype: torch.dtype,
+    block: int | Sequence[int] = 64,
+    *,
+    convolution: Mapping[str, Any] | None = None,
 ) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-plain" or "sm90-wgmma-f16".
 
     On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
-    portable kernel ("sm80-...") all the same. Of a convolution ``explain`` names it.
+    portable kernel ("sm80-...") all the same.
 
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
         dtype, block: of the operands.
+        convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
+            ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
+            "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
+            torch's convolution; where blocks are mostly empty "sm80-thin", "sm80-packed" or
+            "cpu-depthwise". Geometry in numbers, the knob and ``pixel_block`` count, other
+            arguments do not.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype; got {dtype!r}")
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise type(error)(
-            f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
-        ) from None
-    return _ops.backend_for(place, dtype, check_block(block))
+    place = torch.device(device)
+    if convolution is None:
+        return _ops.backend_for(place, dtype, check_block(block))
+    given = {name: convolution[name] for name in _COUNTING if convolution.get(name) is not None}
+    element = torch.empty(1, dtype=dtype, device=place)
+    operands = (element.expand(tuple(convolution[name])) for name in ("input", "weight"))
+    return _ops.conv2d_backend(*operands, **given, threshold=convolution.get("tau"))
+
+
+_COUNTING = ("stride", "padding", "dilation", "groups", "pixel_block", "valid_ratio", "max_error")

@@ -15,6 +15,8 @@ from hypothesis import settings
 from torch._inductor import config as inductor
 from torch._inductor import cpu_vec_isa
 
+pytest.register_assert_rewrite("golden", "study_tools")  # so that differences are shown
+
 # No deadlines: an example's time says more about the machine than about the code. Every run draws
 # the same examples, "ci" more of them; "explore" looks for new ones.
 settings.register_profile("same", deadline=None, derandomize=True)
@@ -150,15 +152,18 @@ def set_tf32():
 
 @pytest.fixture
 def force(monkeypatch):
-    """Forces a number of segments until the end of the test; None: none is forced."""
+    """Forces a number of segments, and other variables of the library by their names' ends, until
+    the end of the test; None: none is forced.
+    """
 
-    def set_number(segments):
-        monkeypatch.delenv("SPAMM_TORCH_SEGMENTS", raising=False)
-        if segments is not None:
-            monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
+    def set_variables(segments=None, **others):
+        for name, value in {"SEGMENTS": segments, **others}.items():
+            monkeypatch.delenv(f"SPAMM_TORCH_{name}", raising=False)
+            if value is not None:
+                monkeypatch.setenv(f"SPAMM_TORCH_{name}", str(value))
 
-    set_number(None)
-    return set_number
+    set_variables()
+    return set_variables
 
 
 @pytest.fixture(params=[0, 1])

@@ -1,10 +1,7 @@
-"""Parts that the tests of the study share: tiny data, what a benchmark leaves, kept texts."""
+"""Parts that the tests of the study share: tiny data, what a benchmark leaves."""
 
 import gzip
-import json
-import os
 import struct
-from pathlib import Path
 
 import torch
 
@@ -13,26 +10,6 @@ from common import results
 from common.measuring import TOLERANCE
 from common.options import exit_code
 from common.results import KINDS
-
-# ---- Kept texts: GOLDEN=write writes those of the tests that run ---------------------------------
-
-GOLDEN = Path(__file__).parent / "study" / "golden.json"
-
-
-def golden(name):
-    """The data kept under a name."""
-    return json.loads(GOLDEN.read_text())[name]
-
-
-def assert_golden(name, found):
-    """Holds plain data against what is kept under a name; read the difference before you commit."""
-    found = json.loads(json.dumps(found))
-    if os.environ.get("GOLDEN") == "write":
-        kept = json.loads(GOLDEN.read_text()) | {name: found}
-        GOLDEN.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
-    else:
-        assert found == golden(name)
-
 
 PEERS = ("peer_ms", "rival_ms", "one_ms")  # where the dense product is not the peer
 

@@ -9,7 +9,7 @@ examples/distributed_mm.py.
 
 import functools
 import itertools
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 
@@ -69,7 +69,9 @@ def rows(product_of, options, layout, **place):
         calls = product.calls(layout, ratio)
         product.require_same(ratio, layout, calls["all"]())
         times = by_clock(calls, options.repeats, options.devices)
-        row = {"ratio": ratio, "valid_ratio": product.valid_ratio(ratio)}
+        norms = product.norm_a, product.norm_b
+        valid_ratio = spamm_torch.valid_ratio(*norms, product.tau(ratio)).item()
+        row = {"ratio": ratio, "valid_ratio": valid_ratio}
         row |= {f"{name}_ms": ms for name, ms in medians(times).items()}
         row["spread"] = times["all"].spread / row["all_ms"]
         found.append(row | {"speedup": row["one_ms"] / row["all_ms"]})
@@ -86,7 +88,7 @@ def split(matrix, cuts, devices):
 
 
 class Product:
-    """A @ B of operands; a layout makes what it needs at its first use."""
+    """A @ B of operands on the first device."""
 
     def __init__(self, data, precision, n, devices):
         self.devices = devices
@@ -98,21 +100,6 @@ class Product:
         """The threshold of a valid ratio as a number, which calls take on any device."""
         return spamm_torch.find_tau(self.norm_a, self.norm_b, ratio).item() if ratio < 1 else 0.0
 
-    def valid_ratio(self, ratio):
-        """The valid ratio that the threshold found for ``ratio`` gives."""
-        return spamm_torch.valid_ratio(self.norm_a, self.norm_b, self.tau(ratio)).item()
-
-    @cached_property
-    def b_everywhere(self):
-        """The whole of B on each device."""
-        return [self.b.to(device) for device in self.devices]
-
-    @cached_property
-    def on_host(self):
-        """A and B in pinned host memory."""
-        pinned = {"device": "cpu", "pin_memory": True}
-        return [torch.empty_like(x, **pinned).copy_(x) for x in (self.a, self.b)]
-
     def calls(self, layout, ratio):
         """The product on one device and on all, as C or its rows: {"one": call, "all": call}, and
         torch's where the whole of B lies on each.
@@ -123,13 +110,17 @@ class Product:
         if layout in ("R", "S"):  # A is cut by work, B at the same rows
             cuts = spamm_torch.row_cuts(self.norm_a, self.norm_b, tau, len(devices))
             of_a = split(self.a, cuts, devices)
-            of_b = self.b_everywhere if layout == "R" else split(self.b, cuts, devices)
+            if layout == "R":
+                of_b = [self.b.to(device) for device in devices]
+            else:
+                of_b = split(self.b, cuts, devices)
             calls = {"one": one, "all": partial(spamm_torch.mm_shards, of_a, of_b, tau=tau)}
             dense = {"torch": lambda: list(map(torch.mm, of_a, of_b))} if layout == "R" else {}
             return calls | dense
         if layout == "0":
             return {"one": one, "all": partial(one, devices=devices)}
-        from_host = partial(mm, *self.on_host)
+        pinned = {"device": "cpu", "pin_memory": True}
+        from_host = partial(mm, *(torch.empty_like(x, **pinned).copy_(x) for x in (self.a, self.b)))
         counts = {"one": devices[:1], "all": devices}
         return {name: partial(from_host, devices=some) for name, some in counts.items()}
 

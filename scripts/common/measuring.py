@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 import spamm_torch
-from common.results import said_of
 from models.files import UserError, first_line
 
 # name -> (dtype, whether CUDA may multiply float32 in TF32)
@@ -63,7 +62,9 @@ def measure_all(cells, tables):
     """
     for done, (name, measure) in enumerate(cells.items(), start=1):
         found = json.loads(json.dumps(measure(), default=str))
-        print(f"{done} of {len(cells)}, {name}: {said_of(found)}", flush=True)
+        absent = {row["absent"] for rows in found.values() for row in rows if row.get("absent")}
+        said = f"not measured: {'; '.join(absent)}" if absent else "measured"
+        print(f"{done} of {len(cells)}, {name}: {said}", flush=True)
         for kind, rows in found.items():
             tables.setdefault(kind, []).extend(rows)
 

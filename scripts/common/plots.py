@@ -11,43 +11,53 @@ from common.results import text
 
 _WIDTH, _HEIGHT, _DPI = 8.5, 3.9, 160
 _MOST_PANELS = 3
-_FEW = 70  # times, within which an axis has room for ticks at 1, 2 and 5
 _COLORS = 10  # that matplotlib has; lines behind these are dashed
 
 
 def draw(picture, rows, device):
-    """The picture of rows as the bytes of a PNG."""
+    """The picture of rows as the bytes of a PNG. Axes are by factors where all values allow it."""
     pyplot = _pyplot()
-    for name, wanted in picture.prefer.items():
+    for name, wanted in (picture.prefer or {}).items():
         kept = [row for row in rows if row[name] in wanted]
         rows = kept or [row for row in rows if row[name] == rows[-1][name]]
-    panels = {}
-    for row in rows:
-        line = panels.setdefault(row.get(picture.panel), {})
-        line.setdefault(text(row[picture.line], picture.line), []).append(row)
-    panels = dict(list(panels.items())[:_MOST_PANELS])
-    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    panels = list(dict.fromkeys(row.get(picture.panel) for row in rows))[:_MOST_PANELS]
+    names = list(dict.fromkeys(row[picture.line] for row in rows))
     rest = {"layout": "constrained", "squeeze": False, "sharey": True}
     figure, (axes,) = pyplot.subplots(1, len(panels), figsize=(_WIDTH, _HEIGHT), **rest)
-    for axis, (name, lines) in zip(axes, panels.items(), strict=True):
-        axis.set_title(textwrap.fill(text(name), 48 // len(panels)), fontsize=10)
-        for line, of_line in lines.items():
-            points = sorted((row[picture.x], row[picture.drawn]) for row in of_line)
-            place = names.index(line)
+    for axis, panel in zip(axes, panels, strict=True):
+        for place, name in enumerate(names):
+            points = sorted(
+                (row[picture.x], row[picture.drawn])
+                for row in rows
+                if (row[picture.line], row.get(picture.panel)) == (name, panel)
+            )
             style = {"color": f"C{place % _COLORS}", "ls": "--" if place >= _COLORS else "-"}
-            axis.plot(*zip(*points, strict=True), marker="o", ms=4, label=line, **style)
-        _scale(axis, picture)
-    axes[0].set_ylabel(picture.labels[1])
-    axes[0].set_ylim(bottom=picture.least)
-    found = {}
-    for axis in axes:
-        found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    figure.legend(found.values(), found, loc="outside right", fontsize=9)
-    figure.suptitle(picture.title, fontsize=13, fontweight="bold")
-    lines = "\n".join((*textwrap.wrap(picture.caption, 115), device))
-    figure.supxlabel(lines, fontsize=8.5, color="#444444")
+            axis.plot(*zip(*points, strict=True) if points else ([], []), marker="o", ms=4, **style)
+        axis.set_title(textwrap.fill(text(panel), 48 // len(panels)), fontsize=10)
+        axis.set_xlabel(picture.x.replace("_", " "))
+        axis.spines[["top", "right"]].set_visible(False)
+        _scale(axis.xaxis, [row[picture.x] for row in rows])
+        _scale(axis.yaxis, [row[picture.drawn] for row in rows])
+    axes[0].set_ylabel(picture.drawn.replace("_", " "))
+    labels = [textwrap.fill(text(name, picture.line), 30) for name in names]
+    figure.legend(axes[0].lines[: len(names)], labels, loc="outside right", fontsize=9)
+    figure.suptitle(textwrap.fill(picture.title, 95), fontsize=11, fontweight="bold")
+    figure.supxlabel(device, fontsize=8.5, color="#444444")
     return _png(figure)
+
+
+def _scale(along, values):
+    """Sets the scale and the ticks of an axis of a picture."""
+    from matplotlib import ticker
+
+    along.axes.grid(alpha=0.25)
+    by_factors = min(values) > 0
+    scale = {"value": "log"} if by_factors else {"value": "symlog", "linthresh": 1}
+    getattr(along.axes, f"set_{along.axis_name}scale")(**scale)
+    if by_factors and max(values) < 1000 * min(values):
+        along.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    along.set_minor_formatter(ticker.NullFormatter())
+    along.set_major_formatter("{x:g}")
 
 
 def bars(groups, caption):
@@ -89,27 +99,3 @@ def _png(figure):
     figure.savefig(buffer, format="png", dpi=_DPI)
     _pyplot().close(figure)
     return buffer.getvalue()
-
-
-def _scale(axis, picture):
-    """Sets scales and ticks: shares run from the whole down, speeds have a line at 1."""
-    from matplotlib import ticker
-
-    axis.grid(alpha=0.25)
-    axis.set_xlabel(picture.labels[0])
-    for along, column in ((axis.xaxis, picture.x), (axis.yaxis, picture.drawn)):
-        name = along.axis_name
-        if name in picture.log:
-            getattr(axis, f"set_{name}scale")("log")
-            low, high = along.get_view_interval()
-            subs = (1, 2, 5) if high < _FEW * low else (1,)
-            along.set_major_locator(ticker.LogLocator(subs=subs))
-            along.set_minor_formatter(ticker.NullFormatter())
-            along.set_major_formatter("{x:g}")
-        if column.endswith("ratio"):
-            along.set_major_formatter(ticker.PercentFormatter(1, decimals=0))
-        elif column.startswith(("speedup", "over_")):
-            along.set_major_formatter("{x:g}x")
-            (axis.axhline if name == "y" else axis.axvline)(1, color="grey", linewidth=1)
-    if picture.x.endswith("ratio"):
-        axis.invert_xaxis()

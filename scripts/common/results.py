@@ -58,20 +58,15 @@ class Picture(NamedTuple):
     """Lines of ``drawn`` by ``x``, one for each value of ``line``, a panel for each of ``panel``.
 
     ``prefer`` names columns of which some values are drawn, or the last one where there are none of
-    these. ``title`` and ``caption`` are for who has not read the page. ``least``: where the y axis
-    ends.
+    these. ``title`` is for who has not read the page.
     """
 
     x: str
     drawn: str
     line: str
-    panel: str
-    prefer: dict
-    log: str  # "x", "y", "xy": axes by factors
-    labels: tuple[str, str]
     title: str
-    caption: str = ""
-    least: float | None = None
+    panel: str = ""
+    prefer: dict | None = None
 
 
 class Kind:
@@ -106,30 +101,25 @@ KINDS: dict[str, Kind] = {
     "products": Kind("data precision block n ratio",
         "Speedup of mm over torch.mm, norms included, by the share of block products kept:",
         ">dense_ms, speedup", "ratio", n=(8192,),
-        picture=Picture("valid_ratio", "speedup", "precision", "data",
-                        {"n": (8192,), "block": (64,)}, "xy",
-                        ("block products kept", "speed over torch.mm"),
-                        "Products of N = 8192 that skip, by kind of matrix",
-                        "speed over torch.mm (cuBLAS), norms included; higher is faster")),
+        picture=Picture("valid_ratio", "speedup", "precision",
+                        "Products of N = 8192: speed over torch.mm by the share of block products "
+                        "kept, norms included", "data", {"n": (8192,), "block": (64,)})),
     "norm maps": Kind("data precision block n"),
     "convolutions": Kind("layer batch precision data block ratio",
         "Speedup over the dense convolution by share kept / with norms of the layer before:",
         ">dense_ms, speedup, speedup_chained", "ratio", batch=(64, 128),
         precision=("float16", "float32"),
-        picture=Picture("ratio", "speedup", "layer", "precision",
+        picture=Picture("ratio", "speedup", "layer",
+                        "Layers of VGG13 and ResNet-50, batch 128: speed over the dense ones by "
+                        "the share of block products kept", "precision",
                         {"batch": (128,), "data": ("even",),
                          "layer": ("conv12", "conv22", "conv32", "conv42", "res56-3x3",
-                                   "res14-3x3", "res14-expand")},
-                        "xy", ("block products kept", "speed over cuDNN"),
-                        "Convolutions that skip, batch 128",
-                        "over cuDNN's dense convolution, norms included; conv: layers of VGG13 on "
-                        "32 x 32; res: of ResNet-50, by size of their input")),
+                                   "res14-3x3", "res14-expand")})),
     "shapes, shares": Kind("op precision kept",
         "Where torch's call takes 15 us and more: the shapes, the median speed over it, and the "
         "shares of shapes below three limits. Of shorter calls: how many, and what 95% of them add "
         "at most:",
         ">shapes, speedup, below 0.6, below 0.8, below 0.95, >short, us over", "kept"),
-    "shapes, slowest": Kind("op precision kept shape", "The slowest:", "torch_ms, speedup"),
     "shapes": Kind("op precision shape"),
     "networks": Kind("network batch mode candidate",
         "ms of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
@@ -166,14 +156,10 @@ KINDS: dict[str, Kind] = {
     "study": Kind("images title precision ratio layout",
         "Table 5: points of accuracy, speed over the dense convolution (paper: its dense product):",
         ">paper_change, >paper_speedup, accuracy_change, over_conv", "precision layout",
-        picture=Picture("over_conv", "accuracy_change", "layout", "precision",
-                        {"title": ("conv12 to conv52",), "images": ("MNIST in full",)}, "",
-                        ("speed over cuDNN's convolutions", "change of accuracy, points"),
-                        "VGG13 on MNIST: nine convolutions that skip, by what shares a block",
-                        "right is faster, up is more accurate; a block is 64 images at one pixel "
-                        "(by position), 8 x 8 pixels of one image, or 32 columns of the im2col "
-                        "matrix (paper)",
-                        -12.0)),
+        picture=Picture("over_conv", "accuracy_change", "layout",
+                        "VGG13 on MNIST: points of accuracy by the speed of nine convolutions over "
+                        "dense ones, by what shares a block", "precision",
+                        {"title": ("conv12 to conv52",), "images": ("MNIST in full",)})),
     "study, dense": Kind("images title precision", "The dense layers, ms:",
         "dense_accuracy, conv_ms, im2col_gemm_ms, gemm_ms", title=("conv12 to conv52",)),
     "study, several GPUs": Kind("gpus images title precision ratio",
@@ -182,7 +168,8 @@ KINDS: dict[str, Kind] = {
     # ---- Several devices
     "several devices": Kind("layout data precision n ratio",
         "Speedup over one device, by where operands lie:",
-        ">one_ms, speedup", "layout", n=(8192, 32768, 999999)),
+        ">one_ms, speedup", "layout", n=(8192, 32768, 999999),
+        data=("decay", "normal", "water")),
     # ---- Block-sparse matrices, density matrices
     "stored products": Kind("precision n valid",
         "S S of a water cluster, in blocks of 64; valid, stored and products a block row:",
@@ -190,16 +177,14 @@ KINDS: dict[str, Kind] = {
     "block-sparse density": Kind("n",
         "The density matrix of water clusters; the energy error is in hartree an atom:",
         f">waters, {_STEPS}, over_dense, peak_gb",
-        picture=Picture("n", "sp2_ms", "device", "", {}, "xy", ("functions", "SP2, ms"),
-                        "Block-sparse density matrices of water clusters",
-                        "by the number of basis functions N; lower is better")),
+        picture=Picture("n", "sp2_ms", "device",
+                        "Block-sparse density matrices of waters: ms of SP2 by functions")),
     "density matrix": Kind("problem method",
         "Methods; the energy error is in hartree an atom, the bound that of each step:",
         "seconds, over_dense, over_eigh, over_stored, energy_error, iterations, most_valid",
-        picture=Picture("seconds", "distance", "series", "problem", {}, "xy",
-                        ("seconds", "energy error, hartree an atom"),
-                        "Density matrices of water clusters, by method",
-                        "time of the whole iteration; left is faster, down is more accurate")),
+        picture=Picture("seconds", "distance", "series",
+                        "Density matrices: error in hartree an atom by seconds of the iteration",
+                        "problem")),
     "density matrix, iterations": Kind("problem method iteration"),
 }
 # fmt: on
@@ -338,18 +323,6 @@ def finish(path, title, run, notes=""):
 
 
 # ---- In words -----------------------------------------------------------------------------------
-
-
-def said_of(found):
-    """A line for the terminal about the {kind: rows} of a cell: its first table, or why not."""
-    kind, rows = next(iter(found.items()))
-    if rows[0].get("absent"):
-        return f"not measured: {rows[0]['absent']}"
-    names, figure = _differing(kind, rows), KINDS[kind].figure
-    at = (" ".join(text(row.get(name), name) for name in names) for row in rows)
-    pairs = zip(at, rows, strict=True)
-    words = (f"{place}: {text(row.get(figure), figure)}" for place, row in pairs)
-    return ", ".join(word.removeprefix(": ") for word in words)
 
 
 def said(tables):

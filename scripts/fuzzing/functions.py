@@ -125,6 +125,7 @@ def _inverse(case, s, z, found, dtype):
     most = 10 * case["max_error"] + own if case["max_error"] else 100 * own
     least = 4 * torch.finfo(dtype).eps * math.sqrt(len(s))
     expect(off <= most * 1.01 + least, f"norm(Z^T S Z - 1) = {off:.2g}; at most {most:.2g}")
+    expect(off <= found.total_bound, f"{off:.2g} is above the bound {found.total_bound:.2g}")
     least = off - 10 * own
     expect(found.residual >= least, f"residual {found.residual:.2g} beside {off:.2g}")
     if case["form"] == "inverse_sqrt":

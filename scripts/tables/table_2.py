@@ -29,19 +29,6 @@ def cells(run):
     return found
 
 
-def said(tables):
-    """In how many of the paper's cells ours is the higher speedup."""
-    found = {}
-    for row in tables["speedups"]:
-        if row.get("paper"):
-            higher = found.setdefault(f"{row['precision']}, block {row['block']}", [])
-            higher.append(row["speedup"] > row["paper"])
-    parts = [f"{name}: {sum(of)} of {len(of)} cells" for name, of in found.items()]
-    if not parts:
-        return "No cell is of a size and ratio of the paper's."
-    return f"Speedup over the dense product above the paper's: {'; '.join(parts)}."
-
-
 @torch.inference_mode()
 def _one(run, precision, block, n):
     """One device against torch.mm: rows of bench.py mm, with the paper's speedup."""

@@ -9,9 +9,7 @@ import gc
 import math
 import time
 import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -59,44 +57,37 @@ def _rows(run, n, share):
     truncated = torch.where(a >= trun, a, 0)
     product = truncated.double() @ truncated.double()
     target = (exact - product).norm().item()
-    of_paper = paper.SPGEMM.get((n, share))
-    timed = {"dense": partial(torch.mm, a, b)}
-    peer = sparse_product(truncated, product, run.device)
-    if peer.ms and peer.ms <= _SLOW_MS:
-        timed["sparse"] = peer.call
-    ours, on_device = {}, {}
-    for block in BLOCKS:
-        ours[block] = _at_error(a, b, exact, target, block)
-        call = partial(spamm_torch.mm, a, b, tau=ours[block]["tau"], block=block)
-        timed[f"block {block}"] = on_device[block] = call
-    convert = {"convert": lambda: [to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
-    times = {"sparse": peer.ms} | medians(by_clock(timed | convert, run.repeats, [run.device]))
+    call, sparse = sparse_product(truncated, product, run.device)
+    ours = {block: _at_error(a, b, exact, target, block) for block in BLOCKS}
+    on_device = {
+        block: partial(spamm_torch.mm, a, b, tau=of["tau"], block=block)
+        for block, of in ours.items()
+    }
+    is_fast = sparse.get("ms", math.inf) <= _SLOW_MS
+    timed = on_device | ({"sparse": call} if is_fast else {})
+    times = {"sparse": sparse.get("ms")}
+    times |= medians(by_clock(timed, run.repeats, [run.device]))
     if run.device.type == "cuda":
         graphs = medians(interleaved(on_device, run.device, run.repeats))
         for block, of in ours.items():
             of["graph_ms"] = graphs[block]
-    sparse = {
-        "peer": peer.name,
-        "ms": times["sparse"],
-        "conversion_ms": times["convert"],
-        "dense_ms": times["dense"],
-        "trun": trun,
-        "nonzeros": (truncated != 0).double().mean().item(),
-        "products": count_products(to_csr(truncated)),
-        "error": target,
-        "norm": exact.norm().item(),
-    }
-    if not peer.ms:
-        sparse = {"peer": peer.name, "absent": peer.absent}
-    more = {"sparse_error": target, "peer": peer.ms and peer.name, "peer_ms": times["sparse"]}
-    if of_paper:
-        names = ("paper_valid", "paper_sparse_error", "paper_error", "paper_speedup_1")
-        more |= dict(zip(names, of_paper, strict=True))
+    more = {"sparse_error": target, "peer_ms": times["sparse"]}
+    if "ms" in sparse:
+        more["peer"] = sparse["peer"]
+        sparse |= {
+            "ms": times["sparse"],
+            "trun": trun,
+            "nonzeros": (truncated != 0).double().mean().item(),
+            "products": count_products(to_csr(truncated)),
+            "error": target,
+            "norm": exact.norm().item(),
+        }
+    names = ("paper_valid", "paper_sparse_error", "paper_error", "paper_speedup_1")
+    more |= dict(zip(names, paper.SPGEMM.get((n, share), ()), strict=False))
     rows = []
     for block, of in ours.items():
-        ms = times[f"block {block}"]
-        own = {"block": block, "ms": ms, "speedup": peer.ms and times["sparse"] / ms}
-        rows.append(of | more | own)
+        speedup = times["sparse"] and times["sparse"] / times[block]
+        rows.append(of | more | {"block": block, "ms": times[block], "speedup": speedup})
     return {"at equal error": rows, "sparse products": [sparse]}
 
 
@@ -147,32 +138,23 @@ PEERS = {"cpu": "MKL (torch.sparse)", "cuda": "cuSPARSE (torch.sparse, CUSPARSE_
 _FAILURES = (RuntimeError, MemoryError, OSError)  # out of memory is the first on CUDA
 
 
-class Peer(NamedTuple):
-    """A sparse product that was made once, and was right: its call, and the milliseconds it took
-    then; or why there is none.
-    """
-
-    name: str
-    call: Callable
-    ms: float | None = None
-    absent: str = ""
-
-
 def sparse_product(matrix, expected, device):
-    """The product of a sparse matrix, given dense, by itself, checked once against its square in
-    float64. Where there are too many products of entries for a whole one, A is in slices of rows.
+    """The call that multiplies a sparse matrix, given dense, by itself, and the figures of one call
+    whose result was compared with the square in float64: "peer", and "ms" or "absent". Where there
+    are too many products of entries for a whole one, A is in slices of rows.
     """
     csr, name = to_csr(matrix), PEERS[device.type]
     products, parts = count_products(csr), [csr]
     if products > _MOST_PRODUCTS:
         parts = [to_csr(rows) for rows in matrix.chunk(math.ceil(products / _SLICE))]
         name += f", A in {len(parts)} slices of rows"
-    peer = Peer(name, partial(_product, parts, csr))
+    call = partial(_product, parts, csr)
     try:
-        return peer._replace(ms=_checked_ms(peer.call, expected))
+        return call, {"peer": name, "ms": _checked_ms(call, expected)}
     except _FAILURES as error:
         said = first_line(error).partition(". GPU")[0]  # not how much is free
-        return peer._replace(absent=f"{said} (for {products:.2g} products of entries)")
+        absent = f"{said} (for {products:.2g} products of entries)"
+        return call, {"peer": name, "absent": absent}
     finally:
         gc.collect()
         torch.cuda.empty_cache()

@@ -199,8 +199,7 @@ def study_group(group, model, validation, batch, repeats):
         }
         row |= {"accuracy": percent, "accuracy_change": percent - dense}
         if of_paper := paper.CONVOLUTION.get((group.title, ratio)):
-            row["paper_change"] = of_paper.accuracy_change
-            row["paper_speedup"] = of_paper.speedup
+            row["paper_change"], row["paper_speedup"] = of_paper
         if ms:
             own, product = ms[layout, ratio], ms.get((layout, ratio, "product"))
             row |= {"ms": own, "over_conv": ms["conv"] / own}

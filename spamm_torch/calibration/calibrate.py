@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .._arguments import check_integer, check_module, check_number
+from .._arguments import check_module, check_number
 from .._output import Progress, table, write_text
 from .._timing import MUST_WIN, Timing
 from ..networks.config import SpAMMConfig
@@ -21,7 +21,7 @@ from .inputs import Evaluator, halves_of, inputs_of, isolated
 from .options import Bench, Options, Settings, Trial
 from .search import Allocation, Option, search
 
-_LEAST_EVALUATIONS = 6
+_EVALUATIONS = 12
 _LEAST_SHARE = 0.05  # of the products: skipping fewer does not make a model 3% faster
 
 
@@ -30,8 +30,6 @@ def calibrate(
     loader: Iterable[Any],
     evaluate: Callable[[nn.Module, Iterable[Any]], Any],
     max_drop: float,
-    *,
-    evaluations: int = 12,
 ) -> "CalibrationReport":
     """Picks each convolution's setting, to save the most time within an accuracy drop.
 
@@ -48,10 +46,9 @@ def calibrate(
             are of the first, in the model's dtype: it should be as large as those to be served.
         evaluate: ``evaluate(model, loader)`` gets the model, in eval mode, and half of the loader,
             which can be iterated over and has a length in batches. It gives a score, higher is
-            better.
+            better. It is called at most twelve times: thrice with the model as it is, once of
+            these to see that it repeats itself.
         max_drop: the most that the score may drop, in its units; at least 0.
-        evaluations: the most calls of ``evaluate``, at least 6. Three are of the model as it is,
-            one of them to see that ``evaluate`` repeats itself.
 
     Returns:
         A :class:`CalibrationReport`: a row for each convolution, and what the whole model gains.
@@ -88,14 +85,11 @@ def calibrate(
     check_number(max_drop, "max_drop")
     if not 0 <= max_drop < math.inf:
         raise ValueError(f"max_drop must be a finite number of at least 0; got {max_drop}")
-    check_integer(evaluations, "evaluations")
-    if evaluations < _LEAST_EVALUATIONS:
-        raise ValueError(f"evaluations must be at least {_LEAST_EVALUATIONS}; got {evaluations}")
     with isolated(model):
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves)
         bench.set_inputs(inputs_of(model, halves[0]), Progress("calibrate", None))
-        return _Calibration(bench, evaluator, float(max_drop)).run(evaluations)
+        return _Calibration(bench, evaluator, float(max_drop)).run()
 
 
 class _Calibration:
@@ -106,7 +100,7 @@ class _Calibration:
         self._sizes: dict[str, float] = {}
         self._times: dict[str, tuple[float, list[Option]]] = {}
 
-    def run(self, evaluations: int) -> "CalibrationReport":
+    def run(self) -> "CalibrationReport":
         bench, evaluator = self._bench, self._evaluator
         bench.progress.at("evaluations of the model as it is", 0, 2, each=True)
         evaluator.check_repeats()
@@ -125,14 +119,14 @@ class _Calibration:
         settings: dict[float, dict[str, SpAMMConfig]] = {}
 
         def drop(half: int, budget: float) -> float:
-            bench.progress.at("evaluations", evaluator.calls, evaluations, each=True)
+            bench.progress.at("evaluations", evaluator.calls, _EVALUATIONS, each=True)
             evaluator.see(half)
             if budget not in settings:
                 settings[budget] = bench.thresholds(allocation.within(budget))
             with bench.installed(settings[budget]):
                 return evaluator.drop(half)
 
-        left = evaluations - evaluator.calls - 1  # one of the model on the other half
+        left = _EVALUATIONS - evaluator.calls - 1  # one of the model on the other half
         budget, lost = search(least, allocation.most, self._max_drop, left, drop)
         if not budget:
             return self._report({}, {}, lost, "no choice that was tried held on both halves")

@@ -90,10 +90,10 @@ class ModelStats(Mapping[str, LayerStats]):
         """Counts a call."""
         layer = self.layers[name]
         maps, knobs = layer.norm_maps(input), as_knobs(**layer._knobs())
-        if maps.products:
+        if products := maps.norm_a.numel() * maps.norm_b.shape[-1]:
             info = skip_info(maps, knobs)
             held = info.tau if has_tau(knobs) else _halfway(maps, info.tau)
-            self._infos[name].append((maps.products, info, held))
+            self._infos[name].append((products, info, held))
 
     def __str__(self) -> str:
         lines = [_HEAD, *(_cells(name, stats) for name, stats in self.items())]

@@ -105,7 +105,8 @@ def agree(
     except _ERRORS as error:
         problem, sizes, texts = error, [0] * 4, [""] * len(_TERMS)
     status = next((i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind)), -1)
-    own = [status, _digest(texts), *sizes]
+    digest = hashlib.blake2b(repr(texts).encode(), digest_size=8).digest()
+    own = [status, int.from_bytes(digest, "big") >> 1, *sizes]  # 63 bits
 
     on_host = "cpu:" in backends
     side = None if on_host else _side_stream(torch.cuda.current_device())
@@ -126,12 +127,6 @@ def agree(
 def _side_stream(device: int) -> Any:
     """A stream on which the host waits for nothing that other streams do."""
     return torch.cuda.Stream(device)
-
-
-def _digest(texts: list[str]) -> int:
-    """63 bits that differ where texts differ."""
-    digest = hashlib.blake2b(repr(texts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def _raise_together(axes: Sequence[Axis], own: tuple[int, int, str, list[str]]) -> None:

@@ -1,6 +1,7 @@
 """Inverse factors and the inverse square root, judged by norm(Z^T S Z - 1) of what is returned."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from .. import sparse
 from ..sparse.blocks import read
 from ..sparse.matrices import blocks_at
 from .functions import newton_schulz
-from .matrices import Callback, Matrices, NotConverged, Operand, Result, norm_of, smaller
+from .matrices import Callback, Iteration, Matrices, NotConverged, Operand, Result, norm_of, smaller
 
 # Up to so many rows the one diagonal block is the whole matrix. So it is, of dense matrices, where
 # the norm of D over the norm of 1 is more than this in the first step: many steps would follow.
@@ -53,7 +54,7 @@ def inverse_factor(
 
     Returns:
         A :class:`Result` whose ``residual`` is norm(Z^T S Z - 1) with what products that measured
-        it may have skipped.
+        it may have skipped, and ``total_bound`` a proven bound of it.
 
     Raises:
         NotConverged: ``s`` is not positive definite, or too near to singular for ``max_error``.
@@ -164,6 +165,7 @@ class _Overlap:
         each: dict[str, Any] = {"loss": loss / self.width, "residual": before}
         y = of.product("S Z", self.s, z, symmetric=False, **each).matrix
         y = of.operand(of.transposed(y))
+        self.of_y = y.norms
         each = {"loss": loss, "residual": before, "added": self.one, "alpha": -1}
         return of.product("1 - Z^T S Z", y, z, **each)
 
@@ -184,10 +186,20 @@ class _Overlap:
             goal, most = rounding / 10, rounding
         has_stalled = before < 0.5 and error >= before / 4
         if whole <= (most if has_stalled else goal):
-            return of.result(self.z.matrix, whole)
+            result = of.result(self.z.matrix, whole)
+            bound = error + self._off_by(*result.iterations[-2:])
+            return replace(result, total_bound=bound * (1 + 1e-4))
         if has_stalled or not error < 2 * max(before, math.sqrt(of.size)):
             raise self.failed(error)
         return None
+
+    def _off_by(self, first: Iteration, second: Iteration) -> float:
+        """A bound of how far the measured norm may be from the true one."""
+        of, z = self.of, self.z.norms
+        of_y = first.error_bound + of.rounding(self.s, z)
+        y = Operand(self.s.matrix, self.of_y)  # the matrix for its type and size alone
+        of_d = second.error_bound + of.rounding(y, z, math.sqrt(of.size))
+        return math.sqrt(2) * (self.width * of_y + of_d) + of.asymmetry * self.width**2
 
     def failed(self, error: float) -> NotConverged:
         number, known = len(self.of.steps), f"at most {self.condition:.2g}"

@@ -65,6 +65,8 @@ class Result:
         error_bound: of a power: a proven bound of the Frobenius norm of its error from skipping and
             dropping. Else the sum of all products' bounds, of which later steps mend a part.
         residual: after the last step, as of :class:`Iteration`.
+        total_bound: of an inverse factor Z a proven bound of norm(Z^T S Z - 1), rounding and the
+            asymmetry of S included (docs/error_bound.md); None of other functions.
     """
 
     matrix: Tensor
@@ -72,12 +74,17 @@ class Result:
     seconds: float
     error_bound: float
     residual: float
+    total_bound: float | None = None
 
 
 # ---- Dense and block-sparse matrices alike ------------------------------------------------------
 
 SYMMETRIC = 1024  # times eps and norm(A), what norm(A - A^T) of a symmetric matrix may be
 _ENTRIES = 2**24  # that are compared at a time
+# Kernels that sum 128 in a row, and those that round operands to eleven bits, with the units of
+# float32 that a sum then loses.
+_IN_PIECES = ("cpu-plain", "cpu-plain-float32")
+_IN_TF32, _OF_TF32 = ("sm90-wgmma-f32x1", "sm80-mma-tf32"), 17000
 
 _Count = Callable[[], SkipInfo | SparseInfo]
 
@@ -103,6 +110,7 @@ class Matrices:
     rows: Rows | None = None
     # The last block-sparse product, whose memory is not kept for this, with its trace and norm.
     sums: tuple[weakref.ref[Tensor] | None, Tensor | None] = (None, None)
+    asymmetry: float = 0.0  # the distance of what was given from what is kept
 
     def __init__(
         self,
@@ -168,7 +176,8 @@ class Matrices:
         self, a: Tensor, name: str, *, symmetric: bool = True, needs_size: bool = False
     ) -> Tensor:
         """A matrix of the caller as it is kept. With ``symmetric`` its symmetric part, where its
-        distance from that is rounding. With ``needs_size`` rows of padding would count.
+        distance from that is rounding; ``asymmetry`` is then this distance. With ``needs_size``
+        rows of padding would count.
 
         Raises:
             ValueError: a matrix that is not finite or not symmetric, rows of zeros at the end of a
@@ -196,6 +205,7 @@ class Matrices:
                 f"{self.function} expects a symmetric matrix; got norm(A - A^T) = {off:.2g} beside "
                 f"norm(A) = {size:.2g} for {name}: its symmetric part is (A + A^T) / 2"
             )
+        self.asymmetry = off / 2
         return self.symmetric_part(a) if off else a
 
     def _check_size(self, sums: Tensor, name: str, needed: bool) -> None:
@@ -335,6 +345,22 @@ class Matrices:
         if self.rows is not None:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
+
+    def rounding(self, x: Operand, y: Tensor, added: float = 0.0) -> float:
+        """A bound of what rounding changes in a product of X and of a matrix with these norms, plus
+        a matrix with the norm ``added``: docs/error_bound.md has the proof.
+        """
+        info, depth = torch.finfo(x.matrix.dtype), x.matrix.shape[1]
+        device, block = x.matrix.device, (self.block,) * 3
+        kernel = torch.ops.spamm_torch.backend_for(device, x.matrix.dtype, block)
+        units = 150 + (128 + depth / 32 if kernel in _IN_PIECES else 4 * depth)
+        units += _OF_TF32 if kernel in _IN_TF32 else 0
+        # At least the norm of the product of the magnitudes; a norm that is not finite is no bound.
+        size = functional.error_bound(x.norms, y, math.inf).item()
+        norms = norm_of(x.norms).item(), norm_of(y).item()
+        lost = math.expm1(units * info.eps / 2) * size + 4 * info.eps * added
+        flushed = info.tiny * depth * (2 * depth + 16 + sum(norms))
+        return (lost + flushed) * (1 + 2.0**-16) if sum(norms) < math.inf else math.inf
 
     def commutator(self, a: Tensor, x: Tensor, loss: float) -> float:
         """norm(A X - X A) of symmetric matrices, with what their product may lose.

@@ -36,14 +36,6 @@ class _Budget(NamedTuple):
     dtype: torch.dtype = torch.float64
 
 
-def _for_energy(error: float, occupied: int) -> tuple[_Budget, _Budget]:
-    """The budgets of the first products, in float32, and of the last few that cost the energy about
-    ``error`` hartree an atom.
-    """
-    many = math.sqrt(max(1.0, occupied / _MANY))
-    return _Budget(math.sqrt(error / _SECOND_ORDER) / many, torch.float32), _Budget(error / many)
-
-
 def purify(
     hamiltonian: Tensor,
     electrons: int,
@@ -111,7 +103,9 @@ def purify(
         occupied = electrons // 2
         first = last = _Budget(share / math.sqrt(occupied))
         if energy_error is not None:
-            first, last = _for_energy(energy_error, occupied)
+            many = math.sqrt(max(1.0, occupied / _MANY))
+            first = _Budget(math.sqrt(energy_error / _SECOND_ORDER) / many, torch.float32)
+            last = _Budget(energy_error / many)
         return _sp2(of, h, first, last, occupied)
 
     share = (max_error or 0.0) / _PART

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._arguments import DTYPES, EDGES, check_number, check_tensor, dtype_name
+from .._arguments import DTYPES, EDGES, check_alike, check_number, check_tensor, dtype_name
 
 _ops = torch.ops.spamm_torch
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -229,14 +229,7 @@ def check_device(x: Tensor, name: str) -> None:
 
 def check_pair(a: Blocks, b: Blocks, what: str = "a and b") -> None:
     """Raises unless two matrices have one device, one dtype and one block."""
-    if a.values.device != b.values.device:
-        on = f"{a.values.device} and {b.values.device}"
-        raise RuntimeError(f"{what} must be on the same device; got {on}")
-    if a.values.dtype != b.values.dtype:
-        raise TypeError(
-            f"{what} must have one dtype; got {dtype_name(a.values.dtype)} and "
-            f"{dtype_name(b.values.dtype)}"
-        )
+    check_alike(a.values, b.values, what)
     if a.edge != b.edge:
         raise ValueError(f"{what} must have blocks of one size; got {a.edge} and {b.edge}")
 

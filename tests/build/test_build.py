@@ -183,7 +183,7 @@ def test_clone_finds_the_installed_library_that_it_hides(clone, copy_of_package)
 
 def test_clone_without_a_library_of_its_sources_says_how_to_build(clone, copy_of_package):
     """Without an installed one, and with one of other sources."""
-    build = f"run `make build` in {clone.parent}"
+    build = "run `make build`"
     assert build in import_error(clone)
     with (clone / "nn.py").open("a") as file:
         file.write("# changed\n")
@@ -212,10 +212,6 @@ def test_no_nvcc_is_a_cpu_only_build(setup_module, tmp_path):
     assert result.returncode == 0, result.stderr
     minor = re.match(r"\d+\.\d+", torch.__version__)[0]
     assert result.stdout.splitlines()[-1] == f"{spamm_torch.__version__}+torch{minor}.cpu"
-    result = run_setup(forked, CUDA_HOME=str(tmp_path), FORCE_CUDA="1")
-    assert result.returncode != 0
-    [line] = result.stderr.splitlines()
-    assert "FORCE_CUDA=1" in line
 
 
 def test_reasons_for_a_cpu_only_build(setup_module, monkeypatch, tmp_path):
@@ -231,9 +227,13 @@ def test_reasons_for_a_cpu_only_build(setup_module, monkeypatch, tmp_path):
         monkeypatch.setenv("FORCE_CUDA", forced)
         found = setup_module.reason_for_cpu_only()
         assert reason in found if reason else found is None
-    monkeypatch.setenv("FORCE_CUDA", "yes")
-    with raises_line(SystemExit, "0 or 1; got 'yes'"):
-        setup_module.reason_for_cpu_only()
+    for forced, line in (
+        ("yes", "0 or 1; got 'yes'"),
+        ("1", "FORCE_CUDA=1 asks for a CUDA build, but"),
+    ):
+        monkeypatch.setenv("FORCE_CUDA", forced)
+        with raises_line(SystemExit, line):
+            setup_module.reason_for_cpu_only()
 
 
 def test_default_max_jobs(setup_module):
@@ -297,19 +297,6 @@ def test_requirements_that_setup_names_are_those_of_the_package(setup_module):
     assert [requirement for requirement in named if f'"{requirement}"' not in required] == []
     for file in ("pyproject.toml", "requirements-headers.txt"):
         assert setup_module.CUTLASS in (ROOT / file).read_text()
-
-
-def test_long_description_holds_no_link_into_the_repository(setup_module):
-    sample = '<img src="b.png">\n\n[![badge](b.svg)](c.md)[page](d.md), [far](https://example.org)'
-    assert setup_module.long_description(sample) == "page, [far](https://example.org)"
-    readme = (ROOT / "README.md").read_text()
-    text, code = setup_module.long_description(readme), r"(?ms)^```.*?^```$"
-    relative = r"\]\((?!https?:)[^)]*\)"
-    assert text.startswith("# spamm_torch\n")
-    assert re.findall(code, text) == re.findall(code, readme)
-    assert len(re.findall(relative, readme)) > 9
-    assert re.findall(relative, re.sub(code, "", text)) == []
-    assert text.count("](https:") == readme.count("](https:")
 
 
 def test_missing_cutlass_is_one_line(setup_module, monkeypatch):

@@ -7,7 +7,8 @@ import re
 
 import pytest
 import torch
-from support import Made, linear_time, raises_line
+from golden import assert_refused
+from support import Made, linear_time
 from tiny import Agreement, dark_pictures, from_file, tiny_network, unchanged
 from torch import nn
 
@@ -97,7 +98,7 @@ def test_reports(timed, tmp_path):
     assert "of 20 allowed on unseen data; " in drop
     assert times.startswith("whole model: 110 us as it was, ")
     other = nn.Sequential(nn.Conv2d(32, 32, 1))
-    line = "must be those of this model; got a layer 'conv_b'"
+    line = "must be those of this model; got none for '0'"
     with pytest.raises(ValueError, match=line), unchanged(other):
         from_file(report, tmp_path, other)
 
@@ -308,54 +309,19 @@ def test_a_loader_that_shuffles_by_torchs_generator(timed):
     assert len(set().union(*seen[True])) == 64  # which share nothing
 
 
-CALLS = itertools.count()
+def test_what_is_refused(timed):
+    """A model stays as it is."""
+    calls = itertools.count()
 
+    def converted():
+        model = tiny_network()
+        convert_(model, SpAMMConfig(tau=8.0))
+        return model
 
-def converted():
-    model = tiny_network()
-    convert_(model, SpAMMConfig(tau=8.0))
-    return model
+    def refuse(model=None, evaluate=lambda *_: 50.0, **given):
+        model = tiny_network() if model is None else model
+        is_module = isinstance(model, nn.Module)
+        with unchanged(model) if is_module else contextlib.nullcontext():
+            run(model, evaluate=evaluate, **given)
 
-
-BAD = {
-    TypeError: [
-        ({"model": 3}, "calibrate expects an nn.Module; got int"),
-        ({"max_drop": "1"}, "max_drop must be a number; got '1'"),
-        ({"loader": 3}, "'int' object is not iterable"),
-        ({"evaluate": lambda *_: (50.0, ["cat", "dog"])}, "must return a number; got tuple"),
-        ({"evaluate": 3}, "evaluate must be a function; got int"),
-        ({"evaluate": lambda model: 1.0}, "takes 1 positional argument but 2 were given"),
-        ({"evaluate": lambda *_: None}, "must return a number; got NoneType"),
-        ({"model": lambda: torch.jit.script(tiny_network())},
-         "calibrate expects an nn.Module; got one scripted: pass the module itself"),
-    ],
-    ValueError: [
-        ({"model": converted}, "not converted; got one whose conv_b is"),
-        ({"model": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten())},
-         "convolutions that can skip; got Sequential, which has none (1 others)"),
-        ({"model": nn.ReLU}, "can skip; got ReLU, which has none"),
-        ({"max_drop": -0.5}, "at least 0; got -0.5"),
-        ({"evaluations": 5}, "evaluations must be at least 6; got 5"),
-        ({"loader": batches(1)}, "one for each half; got 1"),
-        ({"loader": iter(batches())}, "anew .* got list_iterator"),
-        ({"loader": [(dark_pictures(0), None)] * 2},
-         r"at least one input; got a tuple with \[\(0, 3, 16, 16\)\]"),
-        ({"loader": [torch.tensor(1.0)] * 2}, r"at least one input; got a Tensor with \[\(\)\]"),
-        ({"loader": [("a",), ("b",)]}, r"batches of tensors .* got a tuple with \[\]"),
-        ({"evaluate": lambda *_: float("nan")}, "a finite number; got nan"),
-        ({"evaluate": lambda *_: float(next(CALLS))}, r"the same for the same .* \d+ and then \d+"),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "line"), [(kind, *bad) for kind, of in BAD.items() for bad in of]
-)
-def test_bad_input_is_one_line(timed, kind, given, line):
-    given = dict(given)
-    model = given.pop("model", tiny_network)
-    model = model() if callable(model) else model
-    stays = unchanged(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
-    given.setdefault("evaluate", lambda *_: 50.0)
-    with raises_line(kind, line.replace("(1 others)", r"\(1 others\)")), stays:
-        run(model, **given)
+    assert_refused("refused: calibrate", globals() | locals())

@@ -1,12 +1,10 @@
 """Max pools, bit for bit torch's: of a batch without indices, and of what a convolution makes."""
 
-import functools
 import itertools
 
 import matrices
 import pytest
 import torch
-from support import raises_line
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -95,26 +93,6 @@ def test_groups_strides_and_norms_of_the_weight(device):
     assert OPS.conv2d_max_pool(input[:0], weight, bias).shape == (0, 16, 3, 5)
 
 
-@pytest.mark.parametrize("name", ["pool", "pool with norms", "convolution"])
-def test_refused(device, name):
-    input, weight, bias = operands((2, 8, 4, 4), (16, 3), device=device, dtype=torch.float32)
-    conv = functools.partial(OPS.conv2d_max_pool, weight=weight, bias=bias)
-    pool = functools.partial(OPS.max_pool2d, kernel_size=2, norms=name == "pool with norms")
-    op = conv if name == "convolution" else pool
-    with raises_line(RuntimeError, r"input must be a batch \(N, C, H, W\); got shape"):
-        op(input[0])
-    with raises_line(TypeError, r"input .*int32"):
-        op(input.int())
-    with raises_line(RuntimeError, "max_pool.* is for inference"):
-        op(input.clone().requires_grad_())
-    with raises_line(RuntimeError, "must have at least 2 x 2 pixels; got 1 x 2"):
-        conv(input[:, :, 1:])
-    with raises_line(RuntimeError, "norm_weight must have shape"):
-        conv(input, norm_weight=torch.ones(1, device=device))
-    with raises_line(ValueError, "activation must be"):
-        conv(input, activation="gelu")
-
-
 # ---- Hopper's kernels ---------------------------------------------------------------------------
 
 # (images, channels, rows, columns), (out channels, kernel edge), and which kernel they take.
@@ -169,8 +147,8 @@ def test_layers_are_two_calls(input, weight, kernel, dtype, hopper):
 @pytest.mark.cuda
 @pytest.mark.parametrize("segments", [1, 2, 4])
 @pytest.mark.parametrize("images", [64, 70, 100, 128, 200])
-def test_segments(segments, images, hopper, monkeypatch):
-    monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
+def test_segments(segments, images, hopper, force):
+    force(segments)
     for sizes in (((images, 136, 4, 6), (136, 3)), ((images, 72, 2, 2), (264, 3))):
         made = operands(*sizes)
         assert_is_separate(*made, 1, 1, activation="relu")

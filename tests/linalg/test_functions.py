@@ -1,6 +1,5 @@
 """Functions of matrices, dense and block-sparse, against eigenvectors; what they refuse."""
 
-import functools
 import math
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 from support import (
     one_thread,  # noqa: F401  the fixture is automatic
-    refuses,
 )
 
 from density import sources
@@ -72,23 +70,11 @@ def test_matrix_power(form, n, max_error, dtype):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_in_basis(form):
-    """Exact, and mended where Z is near S^(-1/2) alone."""
-    s, f = torch.eye(N, dtype=torch.float64) + 0.3 * decaying(), decaying(1)
-    exact, near = function_of(s, lambda x: x**-0.5), torch.eye(N).double() - 0.15 * decaying()
-    (a, options), (z, _) = given(f, form), given(exact, form)
+    f, right = decaying(1), function_of(torch.eye(N).double() + 0.3 * decaying(), torch.rsqrt)
+    (a, options), (z, _) = given(f, form), given(right, form)
     found = linalg.in_basis(a, z, max_error=0.0, **options)
-    torch.testing.assert_close(dense(found.matrix)[:N, :N], exact @ f @ exact)
+    torch.testing.assert_close(dense(found.matrix)[:N, :N], right @ f @ right)
     assert found.matrix.layout == a.layout
-    off = torch.linalg.eigvalsh(near @ s @ near) - 1
-    w = 1.5 * torch.eye(N) - near @ s @ near / 2
-    once = linalg.in_basis(a, given(near, form)[0], max_error=0.0, **options).matrix
-    twice = linalg.in_basis(once, given(w, form)[0], max_error=0.0, **options).matrix
-    right = torch.linalg.eigvalsh(exact @ f @ exact)
-    lost, left = (
-        (torch.linalg.eigvalsh(dense(x)[:N, :N]) - right).abs().max() for x in (once, twice)
-    )
-    assert left < 2 * off.abs().max() ** 2 * right.abs().max()
-    assert left < lost / 2
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -120,16 +106,6 @@ def test_purify(form, max_error):
         assert not sparse.to_dense(found.matrix)[N:].any()
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("max_error", [1e-7, 1e-9])
-def test_purify_on_cuda_takes_the_steps_of_the_cpu(max_error):
-    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
-    a, options = given(h, "padded")
-    x, y = (linalg.purify(m, N, max_error=max_error, **options) for m in (a, a.cuda()))
-    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
-    assert torch.linalg.vector_norm(dense(x.matrix) - dense(y.matrix).cpu()) <= 1e3 * max_error
-
-
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_gershgorin(form):
     a = decaying()
@@ -139,39 +115,6 @@ def test_gershgorin(form):
     assert values[-1] <= highest
     radius = a.abs().sum(1) - a.diagonal().abs()
     assert lowest == pytest.approx(float((a.diagonal() - radius).min()))
-
-
-SQUARE = torch.eye(64, dtype=torch.float64)
-BLOCKS = sparse.from_dense(SQUARE, 32)
-
-
-SIGN = functools.partial(linalg.sign, max_error=0)
-POWER = functools.partial(linalg.matrix_power, BLOCKS, max_error=0)
-PURIFY = functools.partial(linalg.purify, BLOCKS)
-
-
-@pytest.mark.parametrize(
-    ("call", "given", "kind", "words"),
-    [
-        (SIGN, {"a": SQUARE[:32]}, RuntimeError, "expects a square matrix; got shape (32, 64)"),
-        (SIGN, {"a": SQUARE.half()}, TypeError, "sign expects float32 or float64; got float16"),
-        (SIGN, {"a": SQUARE.to_sparse()}, TypeError, "sign expects dense or sparse_bsr"),
-        (SIGN, {"a": BLOCKS, "max_error": -1}, ValueError, "must be at least 0; got -1"),
-        (SIGN, {"a": BLOCKS, "size": 30}, ValueError, "from 33 to 64 for 64 rows; got 30"),
-        (SIGN, {"a": SQUARE, "size": 63}, ValueError, "size must be from 64 to 64"),
-        (SIGN, {"a": SQUARE * 0}, linalg.NotConverged, "without an eigenvalue at 0"),
-        (POWER, {"n": -1}, ValueError, "n must be at least 0; got -1"),
-        (POWER, {"n": 0.5}, TypeError, "n must be an integer; got 0.5"),
-        (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and energy_error"),
-        (PURIFY, {"electrons": 64, "energy_error": torch.inf}, ValueError, "finite; got inf"),
-        (PURIFY, {"electrons": 63, "max_error": 1e-6}, ValueError, "even and from 2 to 126 for 64"),
-        (PURIFY, {"electrons": 64, "max_error": 1e-6}, linalg.NotConverged, "gap above the 32"),
-        (linalg.inverse_sqrt, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
-        (linalg.inverse_factor, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
-    ],
-)
-def test_bad_input(call, given, kind, words):
-    refuses(kind, lambda: call(**given), words)
 
 
 # ---- Purification --------------------------------------------------------------------------------
@@ -207,14 +150,6 @@ def energy_error(x, fock, problem):
     """In hartree an atom."""
     _, energy = exact(fock, problem.occupied)
     return abs(2 * (x * fock).sum().item() - energy) / problem.atoms
-
-
-def test_nothing_skipped_gives_the_projector_of_the_eigenvectors(chain, device):
-    right, _ = exact(chain.fock, chain.occupied)
-    run = purify(chain.fock.to(device), chain.occupied, max_error=0)
-    assert run.matrix.device.type == device.type
-    torch.testing.assert_close(run.matrix.cpu(), right, rtol=0, atol=1e-9)
-    assert all(iteration.valid_ratio == 1 for iteration in run.iterations)
 
 
 @pytest.mark.parametrize("max_error", [1e-7, 1e-9])
@@ -292,55 +227,10 @@ FUNCTIONS = {
 POWERS = {"matrix_power": lambda a, **options: linalg.matrix_power(a, 3, max_error=0.0, **options)}
 
 
-@pytest.fixture(params=["dense", "block-sparse"])
-def put(request):
-    """A matrix in a form, and its options; no product may be made of it."""
-
-    def made(a):
-        said = {"callback": lambda *_: pytest.fail("a product was made")}
-        if request.param == "dense":
-            return a, said
-        return sparse.from_dense(a, 32), {"size": len(a)} | said
-
-    return made
-
-
 def with_entry(a, row, column, value):
     a = a.clone()
     a[row, column] = value
     return a
-
-
-@pytest.mark.parametrize("name", [*FUNCTIONS, *POWERS])
-def test_matrices_that_have_no_answer(put, name):
-    """The fuzzer draws more of them."""
-    nearly = with_entry(ABOVE, 3, 70, 1e-9)
-    not_finite = (with_entry(ABOVE, 7, 7, number) for number in (math.nan, math.inf))
-    asymmetric = () if name in POWERS else (ABOVE.tril(), nearly, torch.randn(SIZE, SIZE).double())
-    for words, matrices in (
-        ("expects finite numbers; got NaN or inf", not_finite),
-        ("expects a symmetric matrix; got norm(A - A^T) = ", asymmetric),
-    ):
-        for given, options in map(put, matrices):
-            call = functools.partial((FUNCTIONS | POWERS)[name], given, **options)
-            refuses(ValueError, call, words)
-    words = "in_basis expects finite numbers; got NaN or infinity in z"
-    z = with_entry(ABOVE, 3, 4, math.nan)
-    refuses(ValueError, lambda: linalg.in_basis(ABOVE, z, max_error=0.0), words)
-
-
-@pytest.mark.parametrize("name", ["purify", "inverse_sqrt", "inverse_factor", "sign"])
-def test_padding_without_a_size(name):
-    given = sparse.from_dense(ABOVE, 32)
-    words = f"got 28 among 128, which would count as states: give size={SIZE}"
-    refuses(ValueError, lambda: FUNCTIONS[name](given), words)
-    words = "rows of a behind size=97 must be 0; got another in row 99"
-    refuses(ValueError, lambda: FUNCTIONS[name](given, size=97), words)
-    padded = sparse.to_dense(FUNCTIONS[name](given, size=SIZE).matrix)
-    assert not padded[SIZE:].any()
-    assert not padded[:, SIZE:].any()
-    whole = torch.block_diag(ABOVE, torch.eye(28).double())
-    assert FUNCTIONS[name](sparse.from_dense(whole, 32)).matrix.shape == (128, 128)
 
 
 def test_products_that_padding_does_not_matter_to():
@@ -348,12 +238,13 @@ def test_products_that_padding_does_not_matter_to():
     found = linalg.in_basis(given, given, max_error=0.0).matrix
     torch.testing.assert_close(sparse.to_dense(found, (SIZE, SIZE)), ABOVE @ ABOVE @ ABOVE)
     assert linalg.matrix_power(given, 2, max_error=0.0).matrix.shape == (128, 128)
-    words = f"give size={SIZE}"
-    refuses(ValueError, lambda: linalg.matrix_power(given, 0, max_error=0.0), words)
 
 
-def test_of_asymmetry_by_rounding_the_symmetric_part_is_taken():
+def test_asymmetry_by_rounding_is_in_the_bound():
     a = with_entry(ABOVE, 3, 4, ABOVE[3, 4] + 1e-12)
+    for name in ("inverse_factor", "inverse_sqrt"):
+        exact, found = (FUNCTIONS[name](x) for x in (ABOVE, a))
+        assert found.total_bound > exact.total_bound
     exact, found = (FUNCTIONS["purify"](x).matrix for x in (ABOVE, a))
     assert torch.equal(found, found.mT)
     assert torch.linalg.vector_norm(exact - found) < 1e-11

@@ -76,6 +76,7 @@ def test_the_error_that_was_asked_for(name, function, max_error, storage, leaves
     true = off(z, s)
     assert true <= (10 * max_error or 100 * eigh)
     assert true - 10 * eigh <= found.residual <= 10 * max_error + 100 * eigh
+    assert true <= found.total_bound < 1e5 * (found.residual + eigh)
     if function == "inverse_sqrt":
         assert torch.equal(z, z.mT)
         right = by_eigenvectors(s)
@@ -105,21 +106,12 @@ def test_a_basis_and_back(storage):
     assert torch.linalg.vector_norm(density - 2 * occupied @ occupied.mT) <= 1e-7
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("storage", ["dense", "block-sparse"])
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_on_cuda(function, storage, leaves):
-    s = OVERLAPS["butane 6-31+G*"].cuda()
-    found, z = found_and_dense(function, s, storage, max_error=1e-8)
-    assert off(z.cpu(), s.cpu()) <= min(1e-7, 2 * found.residual)
-
-
 def test_no_more_matrices_are_kept_than_products_need(leaves):
+    gc.freeze()  # what was made before is not looked at
     s = OVERLAPS["ten waters 6-31G"]
     given, most = sparse.from_dense(s, 32), [0]
 
     def count(number, residual):
-        gc.collect()
         alive = (x for x in gc.get_objects() if type(x) is torch.Tensor)
         stored = (x.values() for x in alive if x.layout == torch.sparse_bsr)
         shape = (len(given.values()) // 2, 32, 32)  # identities have fewer

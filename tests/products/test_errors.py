@@ -1,7 +1,15 @@
-"""Every check of arguments: the exception's type, one line, and the value that was refused."""
+"""Every check of arguments: the exception's type and its one line, as errors.json has them.
 
-import itertools
+GOLDEN=write writes the lines that the code says by now; read the difference before you commit.
+"""
 
+import functools
+import importlib
+import json
+import os
+from pathlib import Path
+
+import block_patterns as patterns
 import matrices
 import numpy
 import pytest
@@ -10,28 +18,58 @@ from support import refuses
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import spamm_torch
+from spamm_torch import _hints, linalg, sparse
+from spamm_torch.distributed.plan import exchange_plan
 
-INF, NAN = float("inf"), float("nan")
+GOLDEN = Path(__file__).with_name("errors.json")
+LINES = json.loads(GOLDEN.read_text())  # of each group of calls: the call, and what it raises
 ops = torch.ops.spamm_torch
-mm, addmm, bmm, linear = (getattr(spamm_torch, n) for n in ("mm", "addmm", "bmm", "linear"))
-norm_map, find_tau, backend_for = (
-    getattr(spamm_torch, n) for n in ("norm_map", "find_tau", "backend_for")
+mm, addmm, bmm, linear, norm_map, find_tau, backend_for = (
+    getattr(spamm_torch, name)
+    for name in ("mm", "addmm", "bmm", "linear", "norm_map", "find_tau", "backend_for")
 )
 
 
-def listed(shape):
-    """A shape as messages have it, without brackets."""
-    return ", ".join(map(str, shape))
+def bsr(crow, col, edge=(32, 32), size=(96, 96), dtype=torch.float64):
+    """A matrix that torch does not check."""
+    values = torch.ones(len(col), *edge, dtype=dtype)
+    return torch.sparse_bsr_tensor(
+        torch.tensor(crow), torch.tensor(col), values, size=size, check_invariants=False
+    )
 
 
-@pytest.fixture(scope="module")
-def operands(device):
-    """(a, b, batches of a, batches of b)"""
-    a, b = matrices.normal(40, 50, device=device), matrices.normal(50, 30, device=device)
-    return a, b, a.expand(2, -1, -1), b.expand(2, -1, -1)
+A, B = (patterns.matrix(name, 3, 3, 32) for name in ("random", "banded"))
+NORMS, F = norm_map(A), torch.diag(torch.arange(4.0).double()) + 0.1
+NAMES = {name: getattr(spamm_torch, name) for name in spamm_torch.__all__}
+NAMES |= {"ops": ops, "numpy": numpy, "torch": torch, "spamm_torch": spamm_torch, "bsr": bsr}
+NAMES |= {"nan": float("nan"), "inf": float("inf"), "edges": (64, 64, 64), "F": F}
+NAMES |= {"A": A, "B": B, "X": A.to_dense(), "norms": NORMS, "linalg": linalg, "sparse": sparse}
+NAMES |= {"I": sparse.identity(96, 32, dtype=torch.float64), "solver": linalg.DensitySolver()}
+NAMES["padded"] = sparse.from_dense(F, 32)
+NAMES |= {"plan": sparse.plan(A, A, tau=1.0), "added": sparse.plan(A, A, tau=1.0, input=A)}
+NAMES["turned"] = patterns.of_blocks(patterns.stored_in(A, 32).mT, A.values())
+NAMES["of_scipy"] = type("csr_array", (), {"__module__": "scipy.sparse._csr"})()
 
 
-# Every function that takes the three knobs, on the operands above.
+def on(device):
+    """Names whose tensors lie on a device: x is 40 x 40, n its norm map."""
+    ones = functools.partial(torch.ones, device=device)
+    images = ones(1, 2, 4, 4), ones(2, 2, 1, 1)
+    more = {"ones": ones, "x": ones(40, 40), "n": ones(1, 1), "images": images}
+    more["negative"] = torch.zeros(40, 40, dtype=torch.complex64, device=device).conj().imag
+    return NAMES | more | {"tau": torch.tensor(1.0, device=device)}
+
+
+MAPS = {"norm_a": torch.ones(8, 4), "norm_b": torch.ones(4, 6), "tau": 0.5}
+
+
+def plan_of(**changed):
+    return exchange_plan(**MAPS | {"cuts": [0, 256, 512]} | changed)
+
+
+NAMES["plan_of"] = plan_of
+
+# Every function that takes the three knobs, on a, b, and batches of both.
 PRODUCTS = {
     "mm": lambda a, b, aa, bb, **knobs: mm(a, b, **knobs),
     "addmm": lambda a, b, aa, bb, **knobs: addmm(b[:1], a, b, **knobs),
@@ -41,8 +79,6 @@ PRODUCTS = {
         a[None, None], b[None, None, :3, :3], **knobs
     ),
 }
-WRONG_TYPES = ("int64", "complex64")
-every_product = pytest.mark.parametrize("product", PRODUCTS)
 STAGES = {
     "find_tau": lambda x, y: find_tau(x, y, 0.5),
     "find_tau_for_error": lambda x, y: find_tau(x, y, max_error=0.5),
@@ -50,232 +86,91 @@ STAGES = {
     "valid_ratio": lambda x, y: spamm_torch.valid_ratio(x, y, 1.0),
     "error_bound": lambda x, y: spamm_torch.error_bound(x, y, 1.0),
 }
-every_stage = pytest.mark.parametrize("stage", STAGES)
-AT_TAU = (spamm_torch.valid_counts, spamm_torch.valid_ratio, spamm_torch.error_bound)
 
 
-# ---- Knobs, blocks and types of every product ---------------------------------------------------
+# ---- Lines --------------------------------------------------------------------------------------
+
+# Functions that are to say the same of the same arguments: f in the calls of a group.
+ALIKE = {
+    "products": PRODUCTS,
+    "stages": STAGES,
+    "given norms": {"tau": 1.0, "valid_ratio": 0.5, "max_error": 0.5},
+    "calls": {"": None},
+    "on the cpu": {"": None},
+    "without values": {"": None},
+    "plans": {
+        "exchange_plan": plan_of,
+        "row_cuts": lambda **changed: spamm_torch.row_cuts(**MAPS | {"parts": 2} | changed),
+    },
+    "patterns": {
+        "add": lambda a: sparse.add(a, A),
+        "diagonal": sparse.diagonal,
+        "inner": lambda a: sparse.inner(a, A),
+        "mm": lambda a: mm(a, A, tau=1.0),
+        "norm": sparse.norm,
+        "permute": lambda a: sparse.permute(a, torch.arange(96)),
+        "plan": lambda a: sparse.plan(a, A, tau=1.0),
+        "submatrix": lambda a: sparse.submatrix(a, torch.arange(5)),
+        "to_dense": sparse.to_dense,
+        "to_scipy": sparse.to_scipy,
+        "trace": sparse.trace,
+        "transpose": sparse.transpose,
+    },
+}
+CASES = {group: [(group, way, c) for way in ALIKE[group] for c in LINES[group]] for group in LINES}
+ON_DEVICES = ("products", "stages", "given norms", "calls")
+ON_META = ("products", "without values")
+ON_THE_CPU = ("on the cpu", "plans", "patterns")
 
 
-@every_product
-@pytest.mark.parametrize(
-    ("error", "knobs", "got"),
-    [
-        (ValueError, {}, "got none"),
-        *(
-            (ValueError, dict.fromkeys(names, 0.5), f"got {' and '.join(names)}")
-            for count in (2, 3)
-            for names in itertools.combinations(("tau", "valid_ratio", "max_error"), count)
-        ),
-        (ValueError, {"tau": NAN}, "got nan"),
-        *((ValueError, {"valid_ratio": x}, f"got {x:g}") for x in (0.0, 1.5, -0.25, NAN, INF)),
-        *((ValueError, {"max_error": x}, f"got {x}") for x in (-0.5, NAN)),
-        *((ValueError, {"tau": 1.0, "block": x}, repr(x)) for x in (48, "64", True, 0, -64, 256)),
-        *(
-            (ValueError, {"tau": 1.0, "block": x}, listed(x))
-            for x in ((32, 64, 16), (32, 64), (32, 32, 32, 32))
-        ),
-        *((TypeError, {"tau": torch.ones((), dtype=getattr(torch, t))}, t) for t in WRONG_TYPES),
-        *((RuntimeError, {"tau": torch.ones(of)}, listed(of)) for of in ((1,), (2, 2))),
-        (TypeError, {"tau": 1.0, "return_info": 1}, "return_info must be True or False; got 1"),
-    ],
-    ids=str,
-)
-def test_knobs_and_blocks(operands, product, error, knobs, got):
-    if isinstance(knobs.get("tau"), torch.Tensor):
-        knobs = {"tau": knobs["tau"].to(operands[0].device)}
-    refuses(error, lambda: PRODUCTS[product](*operands, **knobs), got)
+def check(group, way, call, device="cpu"):
+    names, f = on(device), ALIKE[group][way]
+    if group == "products":
+        a, b = matrices.normal(40, 50, device=device), matrices.normal(50, 30, device=device)
+        f = functools.partial(f, a, b, a.expand(2, -1, -1), b.expand(2, -1, -1))
+    elif group == "given norms":  # with blocks of 32 they are 4 x 5 and 5 x 3
+        operands = names["ones"](100, 130), names["ones"](130, 70)
+        f = functools.partial(mm, *operands, block=32, **{way: f})
+    with pytest.raises(Exception) as caught:  # noqa: PT011  the file has the type
+        eval(call, names | {"f": f})
+    line = f"{type(caught.value).__name__}: {caught.value}".replace(" cuda:0", " cpu")
+    assert len(line.splitlines()) == 1, line
+    if os.environ.get("GOLDEN") == "write":
+        LINES[group][call] = line
+        GOLDEN.write_text(json.dumps(LINES, indent=1) + "\n")
+    assert line == LINES[group][call]
 
 
-@every_product
-def test_operand_types(operands, product):
-    for name in (*WRONG_TYPES, "int8", "bool", "float8_e4m3fn"):
+@pytest.mark.parametrize("case", [case for group in ON_DEVICES for case in CASES[group]], ids=str)
+def test_lines(device, case):
+    check(*case, device)
+
+
+@pytest.mark.parametrize("case", [case for group in ON_META for case in CASES[group]], ids=str)
+def test_lines_while_tracing(case):
+    """A call without shapes, or of other arguments, gets none."""
+    check(*case, "meta")
+
+
+@pytest.mark.parametrize("case", [case for group in ON_THE_CPU for case in CASES[group]], ids=str)
+def test_lines_on_the_cpu(case):
+    check(*case)
+
+
+def test_no_hint_hides_a_name():
+    for name, hints in _hints._HINTS.items():
+        assert not set(hints) & set(dir(importlib.import_module(name)))
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_operand_types(device, product):
+    a, b = matrices.normal(40, 50, device=device), matrices.normal(50, 30, device=device)
+    operands = a, b, a.expand(2, -1, -1), b.expand(2, -1, -1)
+    for name in ("int64", "complex64", "int8", "bool", "float8_e4m3fn"):
         wrong = [operand.contiguous().to(getattr(torch, name)) for operand in operands]
         refuses(TypeError, lambda x=wrong: PRODUCTS[product](*x, tau=1.0), "float16", name)
-    a, b, aa, bb = operands
-    mixed = a, b.double(), aa, bb.double()
+    mixed = a, b.double(), operands[2], operands[3].double()
     refuses(TypeError, lambda: PRODUCTS[product](*mixed, tau=1.0), "float32", "float64")
-
-
-# ---- Single arguments ---------------------------------------------------------------------------
-
-
-class FromScipy:
-    """A sparse matrix of scipy, which the tests do not need otherwise."""
-
-
-FromScipy.__module__ = "scipy.sparse._csr"
-
-
-def image(x, **options):
-    """conv2d of one image like x; options take the place of its arguments."""
-    given = {"input": x.new_ones(1, 2, 4, 4), "weight": x.new_ones(2, 2, 1, 1), "tau": 1.0}
-    return spamm_torch.conv2d(**{**given, **options})
-
-
-NUMBERS = dict.fromkeys(("stride", "padding", "dilation"), "an integer or a pair")
-NUMBERS |= {"groups": "an integer;"}
-# A call on x, 40 x 40 ones; the exception; what its line holds.
-SINGLE = [
-    (lambda x: mm(x, x, valid_ratio="x"), TypeError, "valid_ratio"),
-    (lambda x: mm(x, x, max_error=x.sum()), TypeError, "number; got tensor"),
-    (lambda x: mm(x, x, tau="x"), TypeError, "tau"),
-    (lambda x: mm(x, x, tau=True), TypeError, "got True"),
-    (lambda x: mm(x, x, tau=10**400), ValueError, "tau must be a number that float64 holds"),
-    (lambda x: addmm(x, x, x, beta=-(10**400), tau=1.0), ValueError, "beta must be a number that"),
-    (lambda x: mm(x, x, tau=1.0, block=64.0), ValueError, "block"),
-    (lambda x: mm(x, x, tau=1.0, norm_a=3), TypeError, "norm_a"),
-    (lambda x: mm([[1.0]], x, tau=1.0), TypeError, "list"),
-    (lambda x: mm(x.to_sparse(), x, tau=1.0), TypeError, "spamm_torch.sparse.from_sparse(a,"),
-    (lambda x: mm(x, x, tau=1.0, return_norms=1), TypeError, "return_norms must be True or False"),
-    (lambda x: mm(x, x, tau=1.0, symmetric=1), TypeError, "symmetric must be True or False; got 1"),
-    (lambda x: addmm(x, x, x, tau=1.0, norm_b=x[:2, :2]), RuntimeError, "norm_b must have shape"),
-    (lambda x: mm(x[:, :30], x[:30, :20], tau=0.0, symmetric=True),
-     *(RuntimeError, "must be square; got shapes")),
-    (lambda x: mm(x, x, tau=0.0, symmetric=True, block=(32, 64, 64)),
-     *(ValueError, "must have m equal to n", "got m 32")),
-    (lambda x: addmm(x[0], x, x, tau=0.0, symmetric=True),
-     *(RuntimeError, "square matrix of 40 rows", "got shape [40]")),
-    (lambda x: addmm(x, x, x, beta="x", tau=1.0), TypeError, "beta"),
-    (lambda x: addmm(x, x, x, beta=1j, tau=1.0), TypeError, "got 1j"),
-    (lambda x: addmm(None, x, x, tau=1.0), TypeError, "input"),
-    (lambda x: addmm(x[0].double(), x, x, tau=1.0), TypeError, "float32", "float64"),
-    (lambda x: addmm(x[0].to("meta"), x, x, tau=1.0), RuntimeError, "input", "meta"),
-    (lambda x: linear(x, x, x, tau=1.0), RuntimeError, "bias"),
-    (lambda x: linear(x, x, x[0].double(), tau=1.0), TypeError, "bias must have the operands' dty"),
-    (lambda x: linear(x, x, norm_weight=x, tau=1.0), RuntimeError, "norm_weight must have shape ["),
-    (lambda x: linear(x.int(), x.int(), tau=1.0), TypeError, "input must be float16, bfloat16"),
-    (lambda x: linear(x, x.half(), tau=1.0), TypeError, "input and weight must have one dtype"),
-    (lambda x: mm(x, x.to("meta"), tau=1.0), RuntimeError, "meta"),
-    (lambda x: norm_map(x, None), ValueError, "block"),
-    (lambda x: norm_map(x, 48), ValueError, "48"),
-    (lambda x: norm_map(x, (32, 64, 128)), ValueError, "32, 64, 128"),
-    (lambda x: norm_map([[1.0]]), TypeError, "list"),
-    (lambda x: norm_map(x.int()), TypeError, "int32"),
-    (lambda x: norm_map(x[0, :5]), RuntimeError, "got", "5"),
-    (lambda x: find_tau(x, x, "x"), TypeError, "valid_ratio"),
-    (lambda x: find_tau(x, x, 0.5, max_iterations=2.5), TypeError, "got 2.5"),
-    (lambda x: find_tau(x, x, 0.5, tolerance="x"), TypeError, "tolerance"),
-    (lambda x: find_tau(x, x, max_error=x.sum()), TypeError, "got tensor"),
-    (lambda x: find_tau(x, x, 1.5), ValueError, "got 1.5"),
-    (lambda x: find_tau(x, x), ValueError, "got none"),
-    (lambda x: find_tau(x, x, 0.5, max_error=0.5), ValueError, "got both"),
-    (lambda x: find_tau(x, x, 0.5, max_iterations=0), ValueError, "got 0"),
-    (lambda x: find_tau(x, x, 0.5, tolerance=-0.25), ValueError, "got -0.25"),
-    (lambda x: find_tau(x, x, max_error=-0.5), ValueError, "got -0.5"),
-    (lambda x: ops.find_tau(x, x, max_error=NAN), ValueError, "got nan"),
-    (lambda x: ops.find_tau(x, x, max_error=0.5, skip_norm_b=x[:2, :3]), *(RuntimeError, "2, 3")),
-    (lambda x: ops.error_bound(x, x, torch.tensor(1.0), skip_norm_b=x[:2, :3]),
-     *(RuntimeError, "2, 3")),
-    (lambda x: spamm_torch.valid_counts(x, x, None), TypeError, "tau"),
-    (lambda x: backend_for("cpu", "float32"), TypeError, "dtype"),
-    (lambda x: backend_for("gpu", torch.float32), RuntimeError, "got 'gpu'"),
-    (lambda x: backend_for("meta", torch.float32), RuntimeError, "meta"),
-    (lambda x: backend_for(x.device, torch.float32, 48), ValueError, "48"),
-    (lambda x: backend_for(x.device, torch.int32), TypeError, "int32"),
-    (lambda x: spamm_torch.sparse.spatial_order(x.to("meta")), RuntimeError, "meta"),
-    (lambda x: spamm_torch.mm_shards([x, None], [x, x], tau=1.0),
-     *(TypeError, "a_shards must be a list of tensors; got NoneType in it")),
-    (lambda x: ops.multiply(x, x, x[:2, :2], x[:2, :1], torch.tensor(1.0), (32, 32, 32)),
-     *(RuntimeError, "norm_b", "[2, 2]", "[2, 1]")),
-    (lambda x: image(x, pixel_block=(1.0, 8, 8)), ValueError, "pixel_block"),
-    (lambda x: image(x, return_info="yes"), TypeError, "return_info must be True or False; got 'y"),
-    (lambda x: image(x, return_norms="yes"), TypeError, "return_norms must be True or False; got"),
-    (lambda x: image(x, relu="yes"), TypeError, "relu", "got 'yes'"),
-    *((lambda x, n=name, v=value: image(x, **{n: v}), TypeError, name, kind, f"got {value}")
-      for name, kind in NUMBERS.items() for value in (1.5, (1, 1.5), None, True)),
-    *((lambda x, f=of: f(x, x, NAN), ValueError, "got nan") for of in AT_TAU),
-    *((lambda x, f=of: f(x, x, torch.ones((), device="meta")), RuntimeError, "tau", "meta")
-      for of in AT_TAU),
-    *((lambda x, n=name: mm(x, x, **{"tau": 1.0, n: torch.ones(()).to("meta")}), RuntimeError,
-       name, "meta") for name in ("tau", "norm_a", "norm_b")),
-    (lambda x: mm(numpy.ones((4, 4)), x, tau=1.0), TypeError, "got ndarray (torch.from_numpy"),
-    (lambda x: mm(FromScipy(), x, tau=1.0), TypeError, "of its toarray()"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SINGLE, ids=range(len(SINGLE)))
-def test_single_arguments(device, case):
-    call, error, *fragments = case
-    refuses(error, lambda: call(torch.ones(40, 40, device=device)), *fragments)
-
-
-# ---- Norm maps ----------------------------------------------------------------------------------
-
-
-@every_stage
-def test_type_of_maps(device, stage):
-    norms = torch.ones(2, 2, device=device)
-    refuses(TypeError, lambda: STAGES[stage](norms.half(), norms.half()), "float16")
-    refuses(TypeError, lambda: STAGES[stage](norms.int(), norms.int()), "int32")
-    refuses(TypeError, lambda: STAGES[stage](norms, norms.double()), "float32", "float64")
-
-
-@every_stage
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        *[((2, 3), (2, 3)), ((3,), (3, 2)), ((2, 2, 3), (3, 3, 2)), ((2, 2, 3), (3, 2))],
-        *[((2, 3), (4, 2)), ((3,), (3,)), ((0, 3), (4, 0))],
-    ],
-    ids=str,
-)
-def test_shape_of_maps(device, stage, shapes):
-    norms = [torch.ones(shape, device=device) for shape in shapes]
-    refuses(RuntimeError, lambda: STAGES[stage](*norms), *map(listed, shapes))
-
-
-@pytest.mark.parametrize("map_name", ["norm_a", "norm_b"])
-@pytest.mark.parametrize(
-    ("error", "norms", "got"),
-    [
-        *[(TypeError, torch.ones(1, 1).to(t), str(t)[6:]) for t in (torch.float64, torch.float16)],
-        *[
-            (RuntimeError, torch.ones(shape), listed(shape))
-            for shape in ((2, 2), (3, 2), (1,), (1, 2, 1), (0, 0))
-        ],
-    ],
-)
-@pytest.mark.parametrize("knob", [{"tau": 1.0}, {"valid_ratio": 0.5}, {"max_error": 0.5}], ids=str)
-def test_given_maps(device, map_name, error, norms, got, knob):
-    """With blocks of 32 the maps of 100 x 130 and 130 x 70 are 4 x 5 and 5 x 3."""
-    a, b = torch.ones(100, 130, device=device), torch.ones(130, 70, device=device)
-    given = {"block": 32, map_name: norms.to(device), **knob}
-    refuses(error, lambda: mm(a, b, **given), "got", got)
-
-
-# ---- Shapes of operands -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("function", "shapes", "hint"),
-    [
-        *(("mm", [(4, 5), (6, 7)], ""), ("mm", [(5,), (5, 7)], "")),
-        ("mm", [(4, 5), (5,)], "use mm(a, b[:, None])[:, 0]"),
-        ("mm", [(2, 4, 5), (2, 5, 7)], "use bmm"),
-        *(("mm", [(2, 4, 4), (4, 4)], "use mm(a.flatten(0, 1), b)"), ("mm", [(), (5, 7)], "")),
-        ("bmm", [(4, 5), (5, 7)], ""),
-        ("bmm", [(2, 4, 5), (5, 7)], "use mm(a.flatten(0, 1), b)"),
-        *(("bmm", [(2, 4, 5), (3, 5, 7)], ""), ("bmm", [(2, 4, 5), (2, 6, 7)], "")),
-        *(("bmm", [(1, 2, 4, 5), (1, 2, 5, 7)], ""), ("linear", [(4, 5), (7, 6)], "")),
-        *(("linear", [(4, 5), (5,)], ""), ("linear", [(), (7, 5)], "")),
-        *(("addmm", [(3, 7), (4, 5), (6, 7)], ""), ("addmm", [(3, 7), (5,), (5, 7)], "")),
-        *(("addmm", [(3, 7), (4, 5), (5, 7)], ""), ("addmm", [(4, 3), (4, 5), (5, 7)], "")),
-        *(("addmm", [(2, 4, 7), (4, 5), (5, 7)], ""), ("addmm", [(6,), (4, 5), (5, 7)], "")),
-    ],
-)
-def test_operand_shapes(device, function, shapes, hint):
-    tensors = [torch.ones(shape, device=device) for shape in shapes]
-    call = lambda: getattr(spamm_torch, function)(*tensors, tau=1.0)  # noqa: E731
-    told = () if function == "addmm" else map(listed, shapes)
-    refuses(RuntimeError, call, hint, "got", *told)
-
-
-def test_a_product_of_matrices_has_no_batches(device):
-    a = torch.ones(4, 5, device=device)
-    with pytest.raises(RuntimeError) as caught:
-        mm(a, a, tau=1.0)
-    assert "batches" not in str(caught.value)
 
 
 # ---- Devices ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import reference
 import torch
 import torch.utils.checkpoint
 from processes import forked
-from support import hopper_kernels_run, norm_maps, relative_error
+from support import hopper_kernels_run, norm_maps
 
 import spamm_torch
 
@@ -77,19 +77,29 @@ def test_thresholds_of_any_kind(device, dtype, value, tau_dtype, on_host):
     assert info.tau == info.tau.new_tensor(float(tau)) or value != value
 
 
-def test_given_norm_maps_decide(device):
-    """Maps that the caller supplies stand for the operands' own; NaN that is skipped stays out."""
-    a = matrices.patchy(100, 130, device=device)
-    b = matrices.patchy(130, 70, device=device, seed=1)
-    norm_a = torch.ones(4, 5, device=device)
-    norm_b = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], device=device)[:, None].expand(5, 3)
-    only_a = spamm_torch.mm(a, b, tau=INF, block=32, norm_a=norm_a * NAN)
-    assert torch.equal(only_a, a @ b)
-    keep = (torch.arange(130, device=device) // 32) % 2 == 0
-    expected = a[:, keep] @ b[keep]
-    a[:, ~keep] = NAN
-    actual = spamm_torch.mm(a, b, tau=0.5, block=32, norm_a=norm_a, norm_b=norm_b)
-    assert torch.equal(actual, expected)
+@pytest.mark.parametrize("block", [32, 64, (32, 64, 128), (128, 32, 64)])
+@pytest.mark.parametrize("poisoned", ["a", "b"])
+def test_what_is_skipped_is_not_even_multiplied_by_zero(force, device, dtype, block, poisoned):
+    """Given maps, entries that are not finite can be skipped; they must not reach any result, in
+    whichever of two segments they are.
+    """
+    force(2)
+    m, k, n = reference.edges(block)
+    a = matrices.patchy(300, 520, dtype=dtype, device=device)
+    b = matrices.patchy(520, 400, dtype=dtype, device=device, seed=1)
+    norm_a, norm_b = norm_maps(a, b, block)
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+    norm_a[-1, :], norm_b[:, -1] = 0.0, 0.0  # whole lines of blocks of C
+    norm_a[1, 2] = norm_b[3, 1] = 0.0
+    given = {"tau": tau, "block": block, "norm_a": norm_a, "norm_b": norm_b}
+    expected = spamm_torch.mm(a, b, **given)
+    if poisoned == "a":
+        a[m : 2 * m, 2 * k : 3 * k] = NAN
+        a[a.shape[0] // m * m :] = INF
+    else:
+        b[3 * k : 4 * k, n : 2 * n] = NAN
+        b[:, b.shape[1] // n * n :] = INF
+    assert torch.equal(spamm_torch.mm(a, b, **given), expected)
 
 
 @pytest.mark.parametrize("tau", [0.5, -0.5])
@@ -141,18 +151,6 @@ def test_linear(device, dtype, leading, with_bias, strided, pinned):
 # ---- Same bits, and what runs -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("knob", [{"tau": 60.0}, {"valid_ratio": 0.4}, {"max_error": 0.1}])
-def test_same_bits_every_time_and_operands_are_left_alone(device, dtype, knob):
-    a = matrices.normal(400, 500, dtype=dtype, device=device)
-    b = matrices.normal(500, 300, dtype=dtype, device=device, seed=1)
-    copies = a.clone(), b.clone()
-    first = spamm_torch.mm(a, b, **knob)
-    assert torch.equal(a, copies[0])
-    assert torch.equal(b, copies[1])
-    for _ in range(5):
-        assert torch.equal(spamm_torch.mm(a.clone(), b.clone(), **knob), first)
-
-
 PLAIN_KERNELS = {
     torch.float16: "cpu-plain-half",
     torch.bfloat16: "cpu-plain-half",
@@ -199,25 +197,38 @@ def test_with_and_without_onednn(dtype, block):
     assert name == PLAIN_KERNELS[dtype]
 
 
-@pytest.mark.parametrize("rows", [1, 12, 17, 40, 97])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((rows, 700, 345) for rows in (1, 12, 17, 40, 97)),
+        *(
+            pytest.param(shape, marks=pytest.mark.cuda)
+            for shape in ((1100, 700, 1030), (2056, 130, 2056), (70, 2500, 90))
+        ),
+    ],
+)
 @pytest.mark.parametrize("block", [32, 64, (128, 64, 32)])
-def test_bits_do_not_depend_on_layouts(dtype, rows, block):
+def test_layouts_change_no_bit(device, dtype, shape, block):
     """Operands are read where they lie, or copied; an entry is the same sum."""
-    a, b = matrices.patchy(rows, 700, dtype=dtype), matrices.patchy(700, 345, dtype=dtype, seed=1)
-    m, k, n = block if isinstance(block, tuple) else (block,) * 3
-    norms = {"norm_a": spamm_torch.norm_map(a, (m, k)), "norm_b": spamm_torch.norm_map(b, (k, n))}
-    tau = float(spamm_torch.find_tau(*norms.values(), 0.5))
-    expected = spamm_torch.mm(a, b, tau=tau, block=block, **norms)
+    make = matrices.patchy if device.type == "cpu" else matrices.normal
+    m, k, n = shape
+    a = make(m, k, dtype=dtype, device=device)
+    b = make(k, n, dtype=dtype, device=device, seed=1)
+    given = dict(zip(("norm_a", "norm_b"), norm_maps(a, b, block), strict=True))
+    options = {"tau": 1.0001 * float(spamm_torch.find_tau(*given.values(), 0.5)), "block": block}
+    expected = spamm_torch.mm(a, b, **options, **given)
     assert not torch.equal(spamm_torch.mm(a, b, tau=0.0, block=block), expected)
-    layouts = [
-        lambda x: x,
-        lambda x: x.t().contiguous().t(),
-        lambda x: x.repeat_interleave(2, 1)[:, ::2],
-    ]
-    for of_a, of_b in itertools.product(layouts, layouts):
-        assert torch.equal(
-            spamm_torch.mm(of_a(a), of_b(b), tau=tau, block=block, **norms), expected
-        )
+    layouts = ("contiguous", "transposed", "every third column", "misaligned", "wide rows")
+    for names in itertools.product(layouts, repeat=2):
+        x, y = (matrices.LAYOUTS[name](of) for name, of in zip(names, (a, b), strict=True))
+        assert torch.equal(spamm_torch.mm(x, y, **options, **given), expected), names
+        if device.type == "cpu" or "every third column" in names:
+            continue  # its own norms may round apart
+        assert torch.equal(spamm_torch.mm(x, y, **options), expected), names
+    square = a[:, :m][:, : a.shape[1]][: a.shape[1]]
+    odd = matrices.LAYOUTS["misaligned"](square)
+    twice = (spamm_torch.mm(x, y, **options) for x, y in ((odd, odd), (square, square.clone())))
+    assert torch.equal(*twice)
 
 
 def test_gradients_from_a_backward_thread():
@@ -228,18 +239,6 @@ def test_gradients_from_a_backward_thread():
     again = torch.utils.checkpoint.checkpoint(product, a, use_reentrant=False)
     gradients = (torch.autograd.grad(x.square().sum(), a)[0] for x in (again, product(a)))
     assert torch.equal(*gradients)
-
-
-@pytest.mark.parametrize("decay", ["algebraic", "exponential"])
-@pytest.mark.parametrize("block", [32, 64, 128])
-def test_float32_is_as_accurate_as_torch_on_decay_matrices(decay, block):
-    a = {
-        "algebraic": lambda: matrices.algebraic_decay(1024, exponent=1.5),
-        "exponential": lambda: matrices.exponential_decay(1024, base=0.99),
-    }[decay]()
-    exact = a.double() @ a.double()
-    dense = relative_error(a @ a, exact)
-    assert relative_error(spamm_torch.mm(a, a, tau=0.0, block=block), exact) <= 1.1 * dense
 
 
 def test_long_sums_of_float64_are_as_accurate_as_torch():

@@ -339,15 +339,19 @@ def test_every_subnormal_norm_is_at_most_one_unit_off(device, dtype):
 # ---- On CUDA: what the CPU finds ----------------------------------------------------------------
 
 
+# One thread block holds or sorts maps, or many do; with a thread for each block of C, for several,
+# or with several for each. They share out K in parts that may be uneven, and the last one empty.
+SEARCHES = [(5, 7, 4), (16, 16, 16), (17, 17, 17), (20, 24, 30), (19, 300, 20), (70, 33, 91)]
+SEARCHES += [(3, 200, 65), (65, 3, 64), (128, 128, 128), (150, 170, 190), (300, 40, 310)]
+SEARCHES += [(1, 5000, 1), (1, 97, 1), (2, 5000, 2), (12, 1001, 16), (12, 1001, 17)]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("kind", matrices.NORM_KINDS)
-@pytest.mark.parametrize(
-    "shape",
-    [(16, 16, 16), (20, 24, 30), (3, 200, 65), (65, 3, 64), (128, 128, 128), (150, 170, 190)],
-)
-def test_one_thread_block_or_many_count_alike(shape, kind, dtype):
-    """Maps that one thread block holds or sorts, and for many; whether or not a sample misleads."""
+@pytest.mark.parametrize("shape", SEARCHES)
+def test_searches_find_what_the_cpu_finds(shape, kind, dtype):
+    """Also where a sample misleads."""
     m, k, n = shape
     rng = np.random.default_rng(0)
     pair = [matrices.norms(rng, kind, of, dtype) for of in ((m, k), (k, n))]
@@ -355,6 +359,9 @@ def test_one_thread_block_or_many_count_alike(shape, kind, dtype):
     for ratio in (1e-9, 0.001, 0.05, 0.3, 0.95, 1.0):  # the first is nearest to nothing at all
         found = spamm_torch.find_tau(*there, ratio)
         assert torch.equal(found.cpu(), spamm_torch.find_tau(*pair, ratio))
+    for max_error in (0.0, 1e-9, 1e-4, 0.1, 0.7, 2.0) if kind in FINITE else ():
+        expected = find_tau_for_error(*pair, max_error)
+        assert find_tau_for_error(*there, max_error).item() == expected.item(), max_error
 
 
 @pytest.mark.cuda
@@ -380,26 +387,6 @@ def test_counts_beyond_32_bits():
     for ratio, tau in ((0.25, 4), (0.5, 3), (0.75, 2), (1.0, 1)):
         assert spamm_torch.find_tau(norm_a, norm_b, ratio).item() == tau
         assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == ratio
-
-
-# One thread block searches, or many; with a thread for each block of C, for several, or with
-# several for each. They share out K in parts that may be uneven, and the last one empty.
-ERROR_SEARCHES = [(5, 7, 4), (17, 17, 17), (19, 300, 20), (70, 33, 91), (300, 40, 310)]
-ERROR_SEARCHES += [(1, 5000, 1), (1, 97, 1), (2, 5000, 2), (12, 1001, 16), (12, 1001, 17)]
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", REAL)
-@pytest.mark.parametrize("shape", ERROR_SEARCHES)
-def test_the_error_search_finds_what_the_cpu_finds(dtype, shape):
-    m, k, n = shape
-    # Entries over many powers of two, as in the norm maps of matrices with decay.
-    norm_a = (4 * matrices.normal(m, k, dtype=torch.float64)).exp().to(dtype)
-    norm_b = (4 * matrices.normal(k, n, dtype=torch.float64, seed=1)).exp().to(dtype)
-    for max_error in (0.0, 1e-9, 1e-4, 0.1, 0.7, 2.0):
-        expected = find_tau_for_error(norm_a, norm_b, max_error)
-        found = find_tau_for_error(norm_a.cuda(), norm_b.cuda(), max_error)
-        assert found.item() == expected.item(), max_error
 
 
 @pytest.mark.cuda

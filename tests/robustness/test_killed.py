@@ -1,7 +1,9 @@
 """kill -9 at any moment, or a disk that is full: what was finished is there, each file whole."""
 
 import io
+import itertools
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -26,27 +28,23 @@ from spamm_torch._output import Progress, write_text
 
 def killed_at_work(work, seconds):
     """Kills a process that runs ``work(step)`` for 0, 1, 2, ...; how many steps it finished."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(read)
-            step = 0
-            while True:
-                work(step)
-                os.write(write, b".")
-                step += 1
-        finally:
-            os._exit(1)
-    os.close(write)
-    done = os.read(read, 1)  # at least one step
+    fork = multiprocessing.get_context("fork")
+    done = fork.Value("i", 0, lock=False)
+
+    def steps():
+        for step in itertools.count():
+            work(step)
+            done.value = step + 1
+
+    child = fork.Process(target=steps)
+    child.start()
+    while not done.value and child.is_alive():
+        time.sleep(1e-3)
     time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    while more := os.read(read, 65536):
-        done += more
-    os.close(read)
-    return len(done)
+    child.kill()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    return done.value
 
 
 def checkpoint(path):

@@ -5,9 +5,8 @@ import pickle
 
 import pytest
 import torch
-from support import raises_line
+from golden import assert_refused
 from torch import fx, nn
-from torch.nn.utils.parametrizations import weight_norm
 from torch.profiler import ProfilerActivity, profile
 
 import spamm_torch
@@ -186,21 +185,11 @@ Scaled = type("Scaled", (nn.Conv2d,), OTHER)
 ScaledSpAMM = type("ScaledSpAMM", (SpAMMConv2d,), OTHER)
 
 
-@pytest.mark.parametrize(
-    ("module_class", "module", "message"),
-    [
-        (SpAMMConv2d, ScaledSpAMM(3, 4, 1, tau=1.0), r"got .*ScaledSpAMM.* own forward"),
-        (SpAMMConv2d, nn.Linear(3, 4), r"expects a torch.nn.Conv2d; got .*Linear"),
-        (SpAMMLinear, nn.Conv2d(3, 4, 1), r"expects a torch.nn.Linear; got .*Conv2d"),
-        (SpAMMConv2d, nn.Conv1d(3, 4, 1), r"expects a torch.nn.Conv2d; got .*Conv1d"),
-        (SpAMMConv2d, Scaled(3, 4, 1), r"computes as torch.nn.Conv2d; got .*Scaled.* own forward"),
-        (SpAMMLinear, weight_norm(nn.Linear(3, 4)), r"as weight; got .*Tensor.* parametrization"),
-        (SpAMMConv2d, nn.LazyConv2d(4, 1), r"initialised .* got .*Uninit.*run the module once"),
-    ],
-)
-def test_from_dense_refuses_what_it_would_change(module_class, module, message):
-    with raises_line(TypeError, message):
-        module_class.from_dense(module, tau=1.0)
+def test_what_is_refused():
+    """Bad settings, of which tests/products/test_errors.py has every rule, and modules that
+    from_dense would change.
+    """
+    assert_refused("refused: modules", globals())
 
 
 # ---- Copies, casts, moves -----------------------------------------------------------------------
@@ -263,43 +252,7 @@ def test_repr_shows_the_setting():
     assert "max_error=0.1" in repr(SpAMMConv2d(3, 8, 3, max_error=0.1))
 
 
-# ---- Bad settings -------------------------------------------------------------------------------
-
-
-@each_module
-@pytest.mark.parametrize(
-    ("setting", "error", "message"),
-    [
-        ({}, ValueError, r"exactly one of tau, valid_ratio and max_error must be given; got none"),
-        ({"tau": torch.zeros(2)}, RuntimeError, r"tau must be a 0-d tensor; got shape \[2\]"),
-        ({"valid_ratio": 1.5}, ValueError, r"valid_ratio must be in \(0, 1\]; got 1.5"),
-        ({"valid_ratio": torch.tensor(0.5)}, TypeError, r"valid_ratio must be a number; got tens"),
-        ({"max_error": -0.1}, ValueError, r"max_error must be at least 0; got -0.1"),
-        ({"tau": 1.0, "block": 48}, ValueError, r"block must be 32, 64 or 128.*; got 48"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(case, setting, error, message):
-    """tests/products/test_errors.py has every rule."""
-    module_class, dense_class, arguments, _, _ = case
-    with raises_line(error, message):
-        module_class(*arguments, **setting)
-    with raises_line(error, message):
-        module_class.from_dense(dense_class(*arguments), **setting)
-
-
-def test_bad_pixel_blocks_are_refused_in_one_line():
-    message = r"the block's n, 64; got .*, whose product is 32"  # rules of one: test_conv2d
-    with raises_line(ValueError, message):
-        SpAMMConv2d(3, 8, 3, tau=1.0, pixel_block=(1, 4, 8), block=64)
-
-
-# ---- Inputs and profiles -------------------------------------------------------------------------
-
-
-def test_a_nested_input_is_refused():
-    sequences = [torch.randn(length, 64) for length in (3, 1, 6)]
-    with raises_line(TypeError, "input must be a dense tensor; got a nested tensor"):
-        SpAMMLinear(64, 32, tau=0.0)(torch.nested.as_nested_tensor(sequences))
+# ---- Profiles ------------------------------------------------------------------------------------
 
 
 STAGES = {f"spamm_torch::{name}" for name in ("norm_map", "find_tau", "multiply")}

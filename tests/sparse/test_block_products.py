@@ -266,22 +266,12 @@ def test_values_that_are_views():
     assert torch.equal(spamm_torch.norm_map(view).values(), spamm_torch.norm_map(a).values())
 
 
-def outer(blocks):
-    """A column and a row of blocks, all of them one in memory, whose product is full."""
-    one = torch.ones(1, 1, 1, dtype=torch.float64).expand(blocks, 128, 128)
-    column = (torch.arange(blocks + 1), torch.zeros(blocks, dtype=torch.int64))
-    row = (torch.tensor([0, blocks]), torch.arange(blocks))
-    sizes = ((128 * blocks, 128), (128, 128 * blocks))
-    for index, size, shape in zip((column, row), sizes, ((blocks, 1), (1, blocks)), strict=True):
-        norms = torch.sparse_csr_tensor(
-            *index, torch.full((blocks,), 128.0, dtype=torch.float64), size=shape
-        )
-        yield torch.sparse_bsr_tensor(*index, one, size=size, check_invariants=False), norms
-
-
 def test_memory_that_does_not_suffice():
     """2.1 TB of result: said with the bytes, and before they are allocated."""
-    (a, norm_a), (b, norm_b) = outer(4000)
+    one = torch.ones(1, 1, 1, dtype=torch.float64).expand(4000, 128, 128)
+    column = torch.ones(4000, 1, dtype=torch.bool)
+    a, b = (patterns.of_blocks(stored, one) for stored in (column, column.mT))
+    norm_a, norm_b = ((128.0 * stored.double()).to_sparse_csr() for stored in (column, column.mT))
     with pytest.raises(torch.OutOfMemoryError) as caught:
         spamm_torch.mm(a, b, tau=1.0, norm_a=norm_a, norm_b=norm_b)
     needs = "mm needs 2,097,792,000,000 bytes for 16,000,000 blocks and 16,000,000 products; got "
@@ -471,23 +461,12 @@ def test_a_plan_of_stated_capacity(pattern, edge, dtype, index, room, device):
             assert spamm_torch.mm(a, b, plan=plan).values().isnan().all()
 
 
-def test_a_capacity_that_cannot_be():
-    a = patterns.matrix("random", 3, 3, 32)
-    make = functools.partial(sparse.plan, a, a, tau=1.0)
-    line = "capacity must be two integers, (blocks, products); got 5"
-    refuses(TypeError, lambda: make(capacity=5), line)
-    refuses(TypeError, lambda: make(capacity=(5, 0.5)), "must be two integers")
-    refuses(ValueError, lambda: make(capacity=(10, 5)), "1 to 9 blocks", "got (10, 5)")
-    refuses(ValueError, lambda: make(capacity=(5, 0)), "1 product or more; got (5, 0)")
-    refuses(ValueError, lambda: make(capacity=(5, 5), symmetric=True), "without symmetric")
-
-
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_capacity_in_a_graph(dtype):
-    """Norms, threshold, plan and product of values that change; and what no longer fits."""
-    a = patterns.matrix("banded", 40, 40, 64, dtype, device="cuda")
-    knob = {"max_error": 1e-2}
+@pytest.mark.parametrize("knob", [{"max_error": 1e-2}, {"valid_ratio": 0.4}])
+@pytest.mark.parametrize("edge", [32, 64, 128])
+def test_a_capacity_in_a_graph(dtype, edge, knob):
+    """Norms, threshold, plan and product of values that change."""
+    a = patterns.matrix("banded", 40, 40, edge, dtype, device="cuda")
 
     def call():
         plan = sparse.plan(a, a, **knob, capacity=(600, 600))

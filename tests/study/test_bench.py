@@ -5,13 +5,16 @@ import random
 
 import pytest
 import torch
+from golden import assert_kept
 from study_tools import (
     assert_rows,
     assert_three_files,
+    digits,
     run_bench,
     run_script,
     same_parameters,
     tables_of,
+    write_part,
 )
 from torch import nn
 
@@ -21,6 +24,8 @@ from cases import mm, multi_gpu, networks, shapes
 from cases.networks import CANDIDATES
 from common.operands import DATA, operands
 from models.files import UserError
+from models.vgg13 import CONVOLUTIONS
+from tables import table_4, table_5
 
 CPU = torch.device("cpu")
 SLOW = ("compiled", "max-autotune", "freezing", "ours-freezing")  # to prepare; ours-compiled, too
@@ -36,19 +41,41 @@ def tiny_network():
 
 
 TINY = networks.Network(tiny_network, size=8, batches=(1,))
+GROUPS = {
+    group.title: group
+    for group in (
+        table_5.Group("conv31", ("conv31",), "conv31", (0.7436, 0.4338)),
+        table_5.Group("all", CONVOLUTIONS[8:], "conv51", (0.85,)),
+        table_5.Group("conv31, images shifted", ("conv31",), "conv31", (0.4338,), shifted=True),
+    )
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def fast():
+def small():
+    """Shrinks what options do not: a network, a model cluster, and VGG13's groups."""
     quiet = torch._inductor.config.patch(autotune_num_choices_displayed=0)
     with pytest.MonkeyPatch.context() as patch, quiet:
         patch.setitem(networks.NETWORKS, "tiny", TINY)
+        patch.setattr(table_4, "MODELS", dict.fromkeys(("cpu", "cuda"), (8, "STO-3G")))
+        patch.setattr(table_5, "GROUPS", GROUPS)
         yield
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    """The options of a tiny network and tiny images."""
+    root = tmp_path_factory.mktemp("mnist")
+    write_part(root, "t10k", *digits(100))
+    return f"--data={root} --checkpoint={root / 'c.pt'} --epochs 1 --repeats 1"
 
 
 # ---- Small runs ---------------------------------------------------------------------------------
 
 # Sizes are ragged; blocks stick out of the batch.
+SIZED = "--sizes 128 100 --repeats 1"
+TRAINED = "{} --width 2 --batch 10"
+NEAR = {"mm": 0.15, "conv": 0.02, "multi_gpu": 0.15}  # of valid ratios to what was asked
 GIVEN = {
     "mm": "--sizes 128 100 --precisions float32 bfloat16 --blocks 32 32x64x128 --ratios 1 0.5 "
     "--data decay normal --repeats 2",
@@ -59,52 +86,71 @@ GIVEN = {
     "multi_gpu": "--repeats 1 --sizes 300 256 --data decay normal --ratios 0.3 1",
     "networks": "--networks tiny --batches 2 --repeats 2 --candidates "
     + " ".join(name for name in CANDIDATES if name not in SLOW),
-}
-ROWS = {  # of each table
-    "mm": {"products": 32, "norm maps": 16},
-    "conv": {"convolutions": 8},
-    "shapes": {"shapes": 4, "shapes, shares": 8},
-    "block_sparse": {"stored products": 2, "block-sparse density": 2},
-    "multi_gpu": {"several devices": 24},
-    "networks": {"networks": 3},
+    **{"table_1": SIZED, "table_2": SIZED, "table_3": SIZED, "table_4": "--repeats 1"},
+    "table_5": TRAINED,
 }
 
 
 @pytest.mark.inductor
 @pytest.mark.parametrize("case", GIVEN)
-def test_a_small_run(case, tmp_path):
-    tables = run_bench(case, tmp_path, *GIVEN[case].split())
+def test_a_small_run(case, training, tmp_path):
+    """The golden file has the numbers of rows."""
+    tables = run_bench(case, tmp_path, *GIVEN[case].format(training).split())
     assert_rows(tables)
-    assert {kind: len(tables[kind]) for kind in ROWS[case]} == ROWS[case]
-    header = json.loads((tmp_path / "small.json").read_text())["runs"][0]["header"]
+    assert_kept(f"rows of {case}", {kind: len(rows) for kind, rows in tables.items()})
+    [of_run] = json.loads((tmp_path / "small.json").read_text())["runs"]
     begin = f"python scripts/bench.py {case} --device cpu --out {tmp_path.name} "
-    assert header["command"].startswith(begin)  # no path of this machine
-    rows, near = tables[next(iter(ROWS[case]))], 0.02 if case == "conv" else 0.15
-    for row in rows if case in ("mm", "conv", "multi_gpu") else ():
-        if row.get("ratio") == 1 or row.get("block") == 32 or case != "mm":  # else few products
-            assert row.get("absent") or abs(row["valid_ratio"] - row["ratio"]) < near
-    if case == "multi_gpu":  # GPUs are not here
-        assert {row["layout"] for row in rows if row.get("absent")} == {"0", "H"}
+    assert of_run["header"]["command"].startswith(begin)  # no path of this machine
+    rows = next(iter(tables.values()))
+    if case in NEAR:
+        for row in rows:
+            is_meant = case != "mm" or row["ratio"] == 1 or row["block"] == 32  # else few products
+            off = 0 if row.get("absent") else abs(row["valid_ratio"] - row["ratio"])
+            assert off < NEAR[case] or not is_meant
+    absent = {row["layout"] for row in rows if row.get("absent")}
+    assert absent == ({"0", "H"} if case == "multi_gpu" else set())  # GPUs are not here
     if case == "shapes":
         draw = shapes.products(random.Random("3 products"), 100)
-        assert [row["shape"] for row in rows[:2]] == [next(draw)[0] for _ in range(2)]
-        for share in tables["shapes, shares"]:
-            of_op = [row for row in rows if row["op"] == share["op"]]
-            of = [row[share["kept"]] for row in of_op if row["torch_ms"] >= 0.015]
-            assert (share["shapes"], share["short"]) == (len(of), 2 - len(of))
-            if of:
-                assert share["below 0.8"] == sum(ratio < 0.8 for ratio in of) / len(of)
-                assert share["speedup"] == pytest.approx(sum(of) / len(of))
-    if case == "block_sparse":
-        assert all(row["products"] == pytest.approx(4, abs=0.5) for row in rows)
-        for row in tables["block-sparse density"]:
-            assert abs(row["energy_error"]) < 1e-7
-            assert row["stored_x"] <= -(-row["n"] // 64)
-    if case == "networks":
-        dense = {row["batch"]: row["ms"] for row in rows if row["candidate"] == "dense"}
+        assert [row["shape"] for row in tables[case][:2]] == [next(draw)[0] for _ in range(2)]
+    assert all(abs(row["products"] - 4) < 0.5 for row in tables.get("stored products", ()))
+    for row in tables.get("block-sparse density", ()):
+        assert abs(row["energy_error"]) < 1e-7
+        assert row["stored_x"] <= -(-row["n"] // 64)
+    assert case != "networks" or max(row["error"] for row in rows) < 1e-5
+    if case == "table_3":
+        peers = {(peer["n"], peer["share"]): peer for peer in tables["sparse products"]}
         for row in rows:
-            assert row["speedup"] == pytest.approx(dense[row["batch"]] / row["ms"])
-            assert row["error"] < 1e-5
+            peer = peers[row["n"], row["share"]]
+            assert row["peer_ms"] == peer["ms"]
+            assert 0 <= row["error"] <= peer["error"]
+            assert peer["nonzeros"] == pytest.approx(row["share"], abs=0.02)
+    if case == "table_5":
+        dense = {row["title"]: row["dense_accuracy"] for row in tables["study, dense"]}
+        for row in rows:
+            change = row["accuracy"] - dense[row["title"]]
+            assert row["accuracy_change"] == pytest.approx(change)
+            assert (row["ms"] is None) == GROUPS[row["title"]].shifted
+
+
+def test_shares_are_of_shapes_whose_call_is_not_short():
+    rows = [
+        {"op": "mm", "precision": "float32", "shape": str(ms), "torch_ms": ms}
+        | dict.fromkeys(("off", "none", "half", "tenth"), ratio)
+        for ms, ratio in ((0.5, 0.5), (1.5, 0.7), (2.5, 2.0), (0.005, 0.5), (0.01, 2.0))
+    ]
+    share, *_ = shapes._found([*rows, {"absent": "no memory"}])["shapes, shares"]
+    expected = {"shapes": 3, "short": 2, "speedup": 0.7, "us over": 5.0}
+    expected |= {"below 0.6": 1 / 3, "below 0.8": 2 / 3, "below 0.95": 2 / 3}
+    assert expected.items() <= share.items()
+
+
+@pytest.mark.cuda
+def test_tables_of_a_gpu(training, tmp_path):
+    tables = run_bench("table_3", tmp_path / "3", *SIZED.split(), device="cuda")
+    given = TRAINED.format(training).split()
+    tables |= run_bench("table_5", tmp_path / "5", *given, device="cuda")
+    assert_rows(tables)
+    assert not any(row.get("absent") for rows in tables.values() for row in rows)
 
 
 @pytest.mark.cuda

@@ -120,15 +120,17 @@ def test_a_finished_training_is_kept_and_the_next_is_the_same(tmp_path, data, ki
         (("--model", "vgg13_bn"), {}, "a checkpoint of model=vgg13_bn, epochs=2, full=False, "),
         ((), {"depth": 13}, "of other options"),
         ((), {"seed": [1]}, "of other options"),
-        ((), None, "other images"),
+        ((), "images", "other images"),
+        ((), "labels", "other images"),
     ],
 )
 def test_a_checkpoint_of_another_training(capsys, arguments, change, words, tmp_path):
     """tests/robustness/test_hostile_files.py has damaged ones."""
-    path = tmp_path / "c.pt"
-    of = {"config": asdict(TINY) | (change or {}), "data": Digits(*digits(50), "").fingerprint()}
+    path, changed = tmp_path / "c.pt", change if isinstance(change, dict) else {}
+    of = {"config": asdict(TINY) | changed, "data": Digits(*digits(50), "").fingerprint()}
     training.save_checkpoint(path, {**of, "model": TINY.build().state_dict()})
-    write_part(tmp_path, "t10k", *digits(50, seed=0 if change is not None else 1))
+    images, labels = digits(50, seed=int(change == "images"))
+    write_part(tmp_path, "t10k", images, labels.flip(0) if change == "labels" else labels)
     content, given = path.read_bytes(), ("--data", tmp_path, "--checkpoint", path, *arguments)
     given += ("--width", 2, "--epochs", 2, "--batch", 10)
     given += ("--device", "cpu", "--out", tmp_path / "out")
@@ -214,21 +216,6 @@ def test_full_is_both_parts(tmp_path):
     assert "full" in found.description
 
 
-def test_fingerprints_tell_data_apart():
-    images, labels = digits(10)
-    changed = images.clone()
-    changed[3, 4, 5] += 1
-    given = (
-        (images, labels),
-        (images.clone(), labels),
-        (changed, labels),
-        (images, labels.flip(0)),
-    )
-    digest, same, *others = (Digits(*of, str(len(of))).fingerprint() for of in given)
-    assert digest == same
-    assert digest not in others
-
-
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
@@ -243,12 +230,8 @@ def _damaged():
     return {
         "truncated gzip": (IMAGES + ".gz", packed[:-100], "intact gzip"),
         "damaged gzip": (IMAGES + ".gz", packed[:30] + b"xxxxxxxx" + packed[38:], "intact gzip"),
-        "no gzip": (IMAGES + ".gz", content, "intact gzip"),
-        "empty gzip": (IMAGES + ".gz", b"", "got  in"),
         "wrong magic": (IMAGES, b"\x01" + content[1:], "magic 000008xx.*got 01000803"),
-        "wrong type": (IMAGES, b"\0\0\x0d\x03" + content[4:], "got 00000d03"),
         "cut header": (IMAGES, content[:10], "header of 16 bytes; got 10"),
-        "cut images": (IMAGES, content[:-1], "expected 7840 bytes.*got 7839"),
         "trailing bytes": (IMAGES, content + b"\0", "expected 7840 bytes.*got more"),
         "labels as images": (IMAGES, idx_bytes(labels), r"shape \(n, 28, 28\).*\(10,\)"),
         "small images": (IMAGES, idx_bytes(images[:, 1:]), r"\(10, 27, 28\)"),

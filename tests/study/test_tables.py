@@ -2,105 +2,18 @@
 
 import pytest
 import torch
-from study_tools import assert_rows, digits, run_bench, write_part
 from torch import nn
 
 import spamm_torch
 from common.operands import operands
-from models.data import ROOT_VARIABLE
-from models.vgg13 import CONVOLUTIONS, VGG13
+from models.vgg13 import VGG13
 from models.water import matrices
 from models.water.matrices import load
 from models.water.model import model_density, model_fock, overlap, water_cluster
 from tables import paper, table_1, table_3, table_4, table_5
-from tables.table_5 import LAYOUTS, Group, HeldRatio, im2col_conv, im2col_operands
+from tables.table_5 import LAYOUTS, HeldRatio, im2col_conv, im2col_operands
 
 CPU = torch.device("cpu")
-WHOLE_GROUPS = dict(table_5.GROUPS)
-GROUPS = {
-    group.title: group
-    for group in (
-        Group("conv31", ("conv31",), "conv31", (0.7436, 0.4338)),
-        Group("all", CONVOLUTIONS[8:], "conv51", (0.85,)),
-        Group("conv31, images shifted", ("conv31",), "conv31", (0.4338,), shifted=True),
-    )
-}
-ROWS = {  # of each table
-    "thresholds": 12,
-    "speedups": 48,
-    "at equal error": 12,
-    "sparse products": 6,
-    "squares": 140,
-    "the paper's squares": 23,
-    "study": 12,
-    "study, dense": 3,
-}
-
-
-SIZED = "--sizes 128 100 --repeats 1"
-
-
-@pytest.fixture(scope="module")
-def training(tmp_path_factory):
-    """The options of a tiny network and tiny images."""
-    root = tmp_path_factory.mktemp("mnist")
-    write_part(root, "t10k", *digits(100))
-    given = f"--data={root} --checkpoint={root / 'c.pt'}"
-    return f"{given} --width 2 --epochs 1 --batch 10 --repeats 1".split()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small():
-    """Shrinks what options do not: a model cluster, and VGG13's groups."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_4, "MODELS", dict.fromkeys(("cpu", "cuda"), (8, "STO-3G")))
-        patch.setattr(table_5, "GROUPS", GROUPS)
-        patch.delenv(ROOT_VARIABLE, raising=False)
-        yield
-
-
-def test_all_tables(training, tmp_path):
-    """Speedups are over the fastest sparse product at an error that is no smaller, accuracies over
-    the dense network's.
-    """
-    tables, text = {}, ""
-    given = {1: SIZED.split(), 2: SIZED.split(), 3: SIZED.split(), 4: ["--repeats", "1"]}
-    for number, arguments in (given | {5: training}).items():
-        folder = tmp_path / str(number)
-        tables |= run_bench(f"table_{number}", folder, *arguments)
-        text += " ".join((folder / "small.md").read_text().split())
-    for line in (
-        "| 1 | 755 | 0 | 1e-06 | 9e-05 | 0.01139 | 1.492 |",
-        "| mean | | 1.3x | | | 1.7x | 3x |",
-        "| conv31 | 43.38% | -1.10 | 4.8x |",
-    ):
-        assert line in text
-    assert_rows(tables)
-    assert {kind: len(rows) for kind, rows in tables.items()} == ROWS
-    assert not any(row.get("absent") for rows in tables.values() for row in rows)
-    fastest = {}
-    for row in tables["sparse products"]:
-        at = row["n"], row["share"]
-        fastest[at] = min(fastest.get(at, row["ms"]), row["ms"])
-        assert row["nonzeros"] == pytest.approx(row["share"], abs=0.02)
-    for row in tables["at equal error"]:
-        assert 0 <= row["error"] <= row["sparse_error"]
-        assert row["peer_ms"] == fastest[row["n"], row["share"]]
-    dense = {row["title"]: row["dense_accuracy"] for row in tables["study, dense"]}
-    for row in tables["study"]:
-        assert row["images"] == "MNIST t10k"
-        change = row["accuracy"] - dense[row["title"]]
-        assert row["accuracy_change"] == pytest.approx(change)
-        assert (row["ms"] is None) == GROUPS[row["title"]].shifted
-
-
-@pytest.mark.cuda
-def test_tables_of_a_gpu(training, tmp_path):
-    tables = run_bench("table_3", tmp_path / "3", *SIZED.split(), device="cuda")
-    tables |= run_bench("table_5", tmp_path / "5", *training, device="cuda")
-    assert_rows(tables)
-    assert not any(row.get("absent") for rows in tables.values() for row in rows)
-
 
 # ---- Tables 1 and 3 -----------------------------------------------------------------------------
 
@@ -159,10 +72,10 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch, result, why):
         return result
 
     monkeypatch.setattr(table_3, "_product", product)
-    peer = table_3.sparse_product(torch.eye(64), torch.eye(64).double(), CPU)
-    assert (peer.name, peer.ms) == (table_3.PEERS["cpu"], None)
-    assert peer.absent.startswith(why)
-    assert peer.absent.endswith(" (for 64 products of entries)")
+    _, row = table_3.sparse_product(torch.eye(64), torch.eye(64).double(), CPU)
+    assert row.keys() == {"peer", "absent"}
+    assert row["absent"].startswith(why)
+    assert row["absent"].endswith(" (for 64 products of entries)")
 
 
 def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
@@ -173,12 +86,12 @@ def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
     a, peer = a.to(device), table_3.PEERS[torch.device(device).type]
     nonzero = (a != 0).double()
     assert table_3.count_products(table_3.to_csr(a)) == (nonzero @ nonzero).sum()
-    assert table_3.sparse_product(a, a.double() @ a.double(), a.device).name == peer
+    assert table_3.sparse_product(a, a.double() @ a.double(), a.device)[1]["peer"] == peer
     monkeypatch.setattr(table_3, "_MOST_PRODUCTS", 100)
     monkeypatch.setattr(table_3, "_SLICE", (nonzero @ nonzero).sum().item() / 4)
-    found = table_3.sparse_product(a, a.double() @ a.double(), a.device)
-    assert (found.name, found.ms > 0) == (f"{peer}, A in 4 slices of rows", True)
-    whole = torch.cat([part.to_dense() for part in found.call()])
+    call, row = table_3.sparse_product(a, a.double() @ a.double(), a.device)
+    assert (row["peer"], row["ms"] > 0) == (f"{peer}, A in 4 slices of rows", True)
+    whole = torch.cat([part.to_dense() for part in call()])
     torch.testing.assert_close(whole, a @ a)
 
 
@@ -186,7 +99,7 @@ def test_slices_of_rows_make_the_whole_product(monkeypatch, device):
 
 
 def test_matrices_are_those_of_the_source(device):
-    embedded, model = table_4.sources(CPU)
+    embedded, model = table_4.sources(CPU)[0], table_4.Source("model", 8, "STO-3G")
     known, cluster = load(), water_cluster(8)
     for name in matrices.MATRICES:
         found = table_4.matrix_of(embedded, name, device)
@@ -245,10 +158,10 @@ def test_a_held_ratio_keeps_what_its_threshold_keeps(layout):
     assert table_5.valid_share([held]) == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize("title", [title for title, of in WHOLE_GROUPS.items() if not of.shifted])
+@pytest.mark.parametrize("title", [title for title, of in table_5.GROUPS.items() if not of.shifted])
 def test_accuracy_counts_the_products_of_all_layers_and_batches(title):
     """Without skipping it is the dense network's."""
-    model, group = VGG13(width=8).eval().requires_grad_(False), WHOLE_GROUPS[title]
+    model, group = VGG13(width=8).eval().requires_grad_(False), table_5.GROUPS[title]
     batches = [(torch.rand(10, 3, 32, 32), torch.randint(10, (10,))) for _ in range(3)]
     inputs = table_5.cached_inputs(model, group.start, batches)
     whole = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)

@@ -7,7 +7,7 @@ import matrices as operands
 import numpy as np
 import pytest
 import torch
-from support import norm_maps, raises_line, refuses
+from support import norm_maps, raises_line
 
 import spamm_torch
 from fuzzing import products as drawn
@@ -211,25 +211,6 @@ def test_groups_stay_together_in_the_order_of_their_middles(device):
     middles = [((of.amin(0) + of.amax(0)) / 2).tolist() for of in of_group]
     expected = [int(groups.unique()[place]) for place in bisected(middles)]
     assert [label for label, _ in runs] == expected
-
-
-ONES = torch.ones(4, 3)
-BAD = [
-    (([[0.0]],), TypeError, "positions must be a tensor; got list"),
-    ((ONES.cfloat(),), TypeError, "positions must be real numbers; got complex64"),
-    ((ONES[0],), RuntimeError, "positions must be", "got shape [3]"),
-    ((ONES[:, :0],), RuntimeError, "positions must be", "got shape [4, 0]"),
-    ((ONES, [1, 2]), TypeError, "groups must be a tensor; got list"),
-    ((ONES, ONES[:, 0]), TypeError, "groups must be integers; got float32"),
-    ((ONES, torch.arange(3)), RuntimeError, "label for each of 4 points; got shape [3]"),
-    ((ONES, torch.ones(4).long().to("meta")), RuntimeError, "positions' device, cpu; got meta"),
-]
-
-
-@pytest.mark.parametrize("case", BAD, ids=range(len(BAD)))
-def test_bad_arguments(case):
-    arguments, kind, *fragments = case
-    refuses(kind, lambda: spamm_torch.sparse.spatial_order(*arguments), *fragments)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -1,11 +1,13 @@
-"""Convolutions of the kinds that a GPU computes without an im2col matrix.
+"""Convolutions that a GPU computes without an im2col matrix: of boxes of pixels, in segments of
+steps, of consecutive pixels where nothing is skipped, of few input channels.
 
-Equal to SpAMM on the documented matrices whichever path is taken: shapes here follow what decides
-between the paths (multiples of 8 channels, blocks that one block of 32 fills, strides, batches that
-fill their last pixel block in part), and cross the lines in between.
+Shapes here follow what decides between the paths (multiples of 8 channels, strides, batches that
+fill their last pixel block in part) and are larger than those that the fuzzer draws.
+SPAMM_TORCH_SEGMENTS and SPAMM_TORCH_UNSKIPPED force what follows from the sizes otherwise.
 """
 
 import itertools
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,12 +15,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import Im2col
-from support import assert_near, float32_precision, relative_error, uneven
+from support import (
+    ACTIVATIONS,
+    assert_near,
+    float32_precision,
+    hopper_kernels_run,
+    relative_error,
+    uneven,
+)
 
+import fuzz
 import spamm_torch
+from fuzzing import convolutions, space
 
 ops = torch.ops.spamm_torch
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("exact_reference")]
+
+HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+LAST = {"memory_format": torch.channels_last}
 
 
 @pytest.fixture(params=[torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -27,6 +41,204 @@ def boxed_dtype(request):
     with float32_precision("high"):
         yield request.param
 
+
+# ---- Layers that skip nothing -------------------------------------------------------------------
+
+# images, channels, out_channels, height and width; then kernel, stride, padding, dilation
+LONG = [
+    (128, 512, 512, 4, 4, (3, 3), 1, 1),
+    (128, 512, 512, 2, 2, (3, 3), 1, 1),
+    (100, 200, 136, 5, 3, (3, 3), 1, 1),  # the last images and channels fill their blocks in part
+    (3, 520, 264, 7, 7, (3, 3), 2, 1),
+    (9, 1032, 72, 6, 5, (1, 1)),
+    (70, 64, 128, 3, 3, (1, 1)),  # one step
+]
+LAYERS = {
+    "1 x 1": (9, 264, 136, 14, 14, (1, 1)),
+    "1 x 1, a single step": (3, 40, 72, 17, 19, (1, 1)),
+    "1 x 1, stride 2": (5, 128, 256, 15, 13, (1, 1), 2),
+    "3 x 3": (11, 64, 128, 14, 14, (3, 3), 1, 1),
+    "3 x 3, many tiles": (40, 72, 200, 28, 28, (3, 3), 1, 1),
+    "3 x 3, stride 2": (7, 128, 64, 15, 14, (3, 3), 2, 1),
+    "rows unlike columns": (5, 72, 264, 9, 21, (2, 5), (3, 1), (2, 1), (1, 3)),
+    "columns unlike rows": (4, 136, 64, 23, 8, (4, 1), (1, 2), (0, 2), (4, 1)),
+    "no pixel twice": (3, 64, 64, 12, 12, (3, 3), 3),
+    "padding beyond the kernel": (2, 64, 64, 5, 6, (3, 3), 1, (4, 5)),
+    "one pixel": (1, 64, 64, 1, 1, (1, 1)),
+}
+FEW_CHANNELS = [
+    (72, 3, 64, 32, 32, (3, 3), 1, 1),
+    (65, 3, 72, 6, 9, (3, 3), 1, (0, 2)),
+    (70, 3, 64, 15, 19, (7, 7), 2, 3),
+    # Tiles of several rows; rows that start at multiples of 16, 4 and 2 bytes.
+    (2, 3, 64, 40, 224, (7, 7), 2, 3),
+    (3, 1, 64, 64, 70, (3, 3), 1, 1),
+    (2, 3, 32, 33, 227, (3, 3), 2, 1),
+    # Several tiles in a row of the output, and in each of many thread blocks.
+    (5, 1, 8, 170, 700, (3, 3), 1, 1),
+    # More of K than registers hold at once.
+    (2, 3, 72, 63, 79, (9, 9), 4, 2),
+    (17, 4, 96, 16, 24, (8, 8), 8),
+]
+_WIDE = [f"128x{pixels}" for pixels in (96, 128, 160, 192, 208, 256)]
+_NARROW = [f"64x{pixels}" for pixels in (192, 256, 320, 384)]
+TILES = ["".join(pair) for pair in itertools.product([*_WIDE, *_NARROW], "wp")]
+
+
+class Layer:
+    """A layer's operands, whose sums are about 1, and its call."""
+
+    def __init__(self, layer, dtype):
+        images, channels, outs, height, width, kernel, *geometry = layer
+        generator = torch.Generator().manual_seed(1)
+
+        def normal(*shape):
+            values = torch.randn(shape, generator=generator).to("cuda", dtype)
+            return values.to(**LAST) if len(shape) == 4 else values
+
+        self.input = normal(images, channels, height, width)
+        self.weight = normal(outs, channels, *kernel)
+        self.weight /= (channels * kernel[0] * kernel[1]) ** 0.5
+        self.bias = normal(outs)
+        self.geometry = dict(zip(("stride", "padding", "dilation"), geometry, strict=False))
+        self.residual = normal(*self.sums().shape)
+
+    def sums(self):
+        return F.conv2d(self.input.double(), self.weight.double(), **self.geometry)
+
+    def __call__(self, bias=True, residual=True, activation="relu", **more):
+        bias = self.bias if bias else None
+        more |= {"residual": self.residual if residual else None, "tau": 0.0, **self.geometry}
+        activation = None if activation == "none" else activation
+        return spamm_torch.conv2d(self.input, self.weight, bias, activation=activation, **more)
+
+    def expected(self, bias=True, residual=True, activation="relu"):
+        sums = self.sums()
+        if bias:
+            sums += self.bias.double().view(-1, 1, 1)
+        if residual:
+            sums += self.residual
+        return ACTIVATIONS[activation](sums)
+
+
+PLAIN = {"bias": False, "residual": False, "activation": "none"}
+PARTS = ({}, {"residual": False, "activation": "none"}, {"bias": False})
+
+
+@HALF
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_tile_gives_the_bits_of_the_kernel_of_boxes(layer, dtype, force):
+    case = Layer(LAYERS[layer], dtype)
+    for parts in PARTS:
+        force(1, UNSKIPPED=0)
+        of_boxes = case(**parts)
+        assert_near(of_boxes, case.expected(**parts))
+        norms = ops.conv2d_weight_norm(case.weight)  # which this kernel reads, and changes nothing
+        assert torch.equal(case(**parts, norm_weight=norms), of_boxes)
+        for value in ("1", *TILES):
+            force(1, UNSKIPPED=value)
+            got = case(**parts)
+            assert got.is_contiguous(**LAST)
+            assert torch.equal(got, of_boxes), value
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_tf32_has_the_bits_of_the_kernel_of_boxes(layer, force, set_tf32):
+    set_tf32(True)
+    case = Layer(LAYERS[layer], torch.float32)
+    own = {"pixel_block": (1, 8, 8)}  # an image does not depend on its batch: never cuDNN's
+    force(1, UNSKIPPED=0)
+    of_boxes = case(**PLAIN, **own)
+    epilogue = of_boxes.double() + case.bias.view(-1, 1, 1) + case.residual
+    for value in ("1", *TILES):
+        if value.startswith("128x208"):  # has no room for three stages
+            continue
+        force(1, UNSKIPPED=value)
+        got = case(**PLAIN, **own)
+        assert torch.equal(got, of_boxes), value
+        for activation in ("relu", "silu"):
+            expected = ACTIVATIONS[activation](epilogue).float()
+            torch.testing.assert_close(case(activation=activation, **own), expected)
+
+
+@HALF
+@pytest.mark.parametrize("layer", FEW_CHANNELS, ids=str)
+def test_few_channels(dtype, layer):
+    case, eps = Layer(layer, dtype), torch.finfo(dtype).eps
+    for parts in (*PARTS, {"activation": "silu"}, PLAIN):
+        actual, norms = case(**parts, return_norms=True)
+        assert actual.is_contiguous(**LAST)
+        # A rounding alone, where there is no residual.
+        near = {"rtol": eps, "atol": 512 * torch.finfo(torch.float32).eps + eps / 64}
+        near = near if "residual" in parts else {"rtol": 4 * eps, "atol": 4 * eps}
+        for found in (actual, case(**parts)):
+            torch.testing.assert_close(found.double(), case.expected(**parts), **near)
+        space.expect_norms(norms, convolutions.norms_of(actual, 64))
+
+
+def test_the_rule_changes_no_bit(force):
+    """If the kernel of boxes has no segments, no result tells which of the two ran."""
+    case = Layer(LAYERS["3 x 3"], torch.float16)
+    chosen = case()
+    force(1, UNSKIPPED=0)
+    assert torch.equal(case(), chosen)
+
+
+@HALF
+@pytest.mark.parametrize("layer", LONG, ids=str)
+def test_every_number_of_segments_gives_the_convolution(layer, dtype, force):
+    """Only the order of sums differs: those of small integers are the same in any order."""
+    case, results = Layer(layer, dtype), []
+    assert_near(case(), case.expected())
+    for segments in (1, 2, 4):
+        force(segments)
+        assert_near(case(), case.expected())
+        results.append(case(**PLAIN))
+    if (layer, dtype) == (LONG[0], torch.float16):
+        for one, other in itertools.pairwise(results):
+            assert torch.equal(one, other) != hopper_kernels_run()
+    case.input, case.weight, results = case.input.sign(), case.weight.sign(), []
+    for segments in (1, 2, 4):
+        force(segments)
+        results.append(case(**PLAIN))
+        assert torch.equal(results[-1], results[0])
+
+
+FORCED = [{"segments": 2}, {"segments": 4}]
+FORCED += [{"segments": 1, "UNSKIPPED": of} for of in ("0", "1", "64x192w", "128x256p")]
+
+
+@HALF
+@pytest.mark.parametrize("values", FORCED, ids=str)
+@pytest.mark.usefixtures("set_tf32")  # which cases change
+def test_drawn_convolutions(values, dtype, force):
+    """Cases of the fuzzer: layouts, odd addresses, epilogues that follow the whole sum, NaN that
+    stay in their windows.
+    """
+    force(**values)
+    for number in range(150):
+        case = fuzz.drawn(7, number, "convolution") | {"dtype": str(dtype)[6:]}
+        if "UNSKIPPED" in values:
+            case |= {"share": 0.0, "groups": 1}
+            case |= {"inner": (8, 64, 72)[number % 3], "outer": (8, 136)[number % 2]}
+        assert fuzz.problem(case, "cuda") is None, json.dumps(case)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "value"),
+    [
+        *(("segments", LONG[2], value) for value in ("0", "3", "64", "two")),
+        *(("UNSKIPPED", LAYERS["one pixel"], of) for of in ("2", "128x100w", "128x192wp")),
+    ],
+)
+def test_other_values_are_refused(name, layer, value, force, hopper):
+    case = Layer(layer, torch.float16)
+    force(**{name: value})
+    with pytest.raises(ValueError, match=f"SPAMM_TORCH_{name.upper()} must be .* got {value}"):
+        case()
+
+
+# ---- Boxes --------------------------------------------------------------------------------------
 
 BLOCKS = [
     ((64, 64, 64), (64, 1, 1)),
@@ -53,39 +265,16 @@ def test_tf32_on_the_documented_matrices(block, pixel_block, channels, groups, s
     assert_near(got, reference.product(valid, bias).relu(), 1e-3)
 
 
-@pytest.mark.parametrize("pixel_block", [(64, 1, 1), (16, 2, 2), (1, 8, 8)])
-@pytest.mark.parametrize(
-    ("images", "channels", "groups"),
-    [(1, 3, 1), (70, 3, 1), (2, 100, 1), (3, 1, 24), (70, 1, 24), (5, 33, 2), (9, 4, 8)],
-)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_blocks_that_are_mostly_empty(dtype, images, channels, groups, pixel_block):
-    input = uneven(images, groups * channels, 7, 5, seed=1, dtype=torch.bfloat16).double()
-    weight = uneven(groups * 3, channels, 3, 2, seed=2, dtype=torch.bfloat16).double()
-    bias = uneven(groups * 3, seed=3, dtype=torch.bfloat16)
-    setting = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1), "groups": groups}
-    setting |= {"pixel_block": pixel_block}
-    reference = Im2col(input, weight, **setting)
-    tau, valid = reference.decide(0.5)
-    expected = reference.product(valid, bias).relu()
-    operands = [x.to("cuda", dtype) for x in (input, weight, bias)]
-    for norms in ({}, {"norm_weight": ops.conv2d_weight_norm(operands[1], groups)}):
-        got = spamm_torch.conv2d(*operands, **setting, tau=tau, relu=True, **norms)
-        assert_near(got, expected)
-    share = valid.double().mean().item()  # which the search reaches by the same products
-    assert_near(spamm_torch.conv2d(*operands, **setting, valid_ratio=share, relu=True), expected)
-
-
 @pytest.mark.parametrize("images", [65, 100, 128, 256])
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride"),
     [(64, 3, 1), (72, 3, (2, 1)), (128, (1, 2), 1), (8, (4, 3), 1)],
 )
 def test_more_output_channels_change_no_bit_of_the_others(
-    boxed_dtype, images, channels, kernel, stride, monkeypatch
+    boxed_dtype, images, channels, kernel, stride, force
 ):
     """But for the number of segments, which grows with the output."""
-    monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", "1")
+    force(1)
     dtype = boxed_dtype
     kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
     input = uneven(images, channels, 7, 5, seed=images, dtype=dtype).cuda()
