@@ -41,12 +41,10 @@ from .fusion import (
     Constants,
     Functions,
     Site,
-    activation_of,
     arguments_of,
     attribute,
     erase_identities,
     find_sites,
-    is_plain,
     name_of,
     sizes_of,
     value_of,
@@ -503,8 +501,6 @@ class _Rewriting:
         for node in list(self.graph.nodes):
             if name_of(node) == "max_pool2d" and node not in absorbed:
                 self._replace_pool(node, node in readers, compiles)
-            elif name_of(node) == "linear" and not compiles:
-                self._join_relu(node)
         for place, ((site, choice), of_site) in enumerate(zip(chosen, found, strict=True)):
             nodes = []
             for which, (value, own) in enumerate(
@@ -563,26 +559,6 @@ class _Rewriting:
         node.replace_all_uses_with(new)
         self._now[node] = new
         self.graph.erase_node(node)
-
-    def _join_relu(self, node: fx.Node) -> None:
-        """Makes a linear layer and the ReLU that alone reads it one call of cuBLASLt. Where numbers
-        of features are no multiples of 8, that turns NaN into zero."""
-        relu, given = next(iter(node.users), node), arguments_of(node)
-        x, weight, bias = (given.get(key) for key in ("input", "weight", "bias"))
-        of_x, of_weight = value_of(x), value_of(weight)
-        is_alone = len(node.users) == 1 and activation_of(relu) == "relu"
-        if not is_alone or bias is None or of_x is None or of_weight is None or of_x.dim() != 2:
-            return
-        are_known = is_plain(of_weight) and of_x.dtype == of_weight.dtype != torch.float64
-        if of_x.is_cuda and are_known and all(size % 8 == 0 for size in of_weight.shape):
-            with self.graph.inserting_before(relu):
-                columns = self.graph.call_method("t", (weight,))
-                args = (bias, x, columns)
-                new = self.graph.call_function(torch._addmm_activation, args)
-            new.meta = dict(relu.meta)
-            relu.replace_all_uses_with(new)
-            for replaced in (relu, node):
-                self.graph.erase_node(replaced)
 
     def _first_of(self, function: Any, args: Any, options: dict[str, Any]) -> fx.Node:
         """The first result of a call, whose second one are its norms."""

@@ -29,7 +29,7 @@ _NAMES = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     *("convolution", "batch_norm", "add", "mul", "dropout", "dropout2d", "max_pool2d"),
     *("alias", "sigmoid", "hardsigmoid", "clamp", "clamp_min", "hardtanh"),
-    *("linear", "prelu", *ACTIVATIONS),
+    *("prelu", *ACTIVATIONS),
 )
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 
