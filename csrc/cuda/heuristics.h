@@ -384,12 +384,15 @@ inline TileSize choose_conv_tile_sm90(Kernel kernel, int64_t out_channels, int64
 }
 
 // The same where each pixel of a box is judged by itself. Medium tiles have one row of 64 channels,
-// so that pixels that do not count are cleared, which costs less than to put their sums back. They
-// pay while all run at once. Two on a multiprocessor hide each other's latencies, but share its
-// loads, so that they lose where each has many steps.
-inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int64_t steps,
-                                     int multiprocessors) {
+// so that a step in which pixels are cleared is one for all. They pay while all run at once. Two on
+// a multiprocessor hide each other's latencies, but share its loads, so that they lose where each
+// has many steps. TF32 has none.
+inline TileSize choose_by_pixel_tile(Kernel kernel, int64_t out_channels, int64_t boxes,
+                                     int64_t steps, int multiprocessors) {
   constexpr int64_t kBoxesOfMedium = 2, kManySteps = 64;
+  if (find_tile(kernel, TileSize::kMedium, kConvTiles) == nullptr) {
+    return out_channels <= kNarrowOutput ? TileSize::kNarrow : TileSize::kSmall;
+  }
   const int64_t tiles = blocks_of(boxes, kBoxesOfMedium) * blocks_of(out_channels, kNarrowOutput);
   const bool fits = tiles <= (steps < kManySteps ? 2 : 1) * int64_t{multiprocessors};
   return out_channels <= kNarrowOutput || fits ? TileSize::kMedium : TileSize::kSmall;
@@ -398,11 +401,11 @@ inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int64_
 // Clusters of 8 never won: 16 of them do not find room on an H200 at once.
 constexpr int kMostSegments = 4;
 
-// The number of segments into which Hopper's convolution of half types cuts the steps of each tile,
-// so that as many thread blocks share them: the largest power of two with which about all run at
-// once and have enough steps each to be worth the exchange of sums. Segments round differently, so
+// The number of segments into which Hopper's kernel of boxes cuts the steps of each tile, so that
+// as many thread blocks share them: the largest power of two with which about all run at once and
+// have enough steps each to be worth the exchange of sums. Segments round differently, so
 // their number follows from the sizes of the convolution alone, not from boxes and tiles: the same
-// for the shards of a batch and with output norms or without. `pixels`: of the whole batch.
+// with output norms and without. `pixels`: of the whole batch.
 inline int choose_conv_segments(int64_t out_channels, int64_t pixels, int64_t steps,
                                 int multiprocessors, std::optional<int> forced = std::nullopt) {
   constexpr int64_t kEdge = 128, kLeastSteps = 8;  // of a small tile, and of a segment
@@ -500,12 +503,12 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
                        : choose_conv_segments(work.out_channels, work.pixels, work.steps,
                                               multiprocessors, forced_segments);
   const bool is_one = found.segments == 1;
-  found.tile =
-      !work.by_pixel
-          ? choose_conv_tile_sm90(work.kernel, work.out_channels, work.boxes, multiprocessors,
-                                  work.skips_nothing && is_one, forced_tile)
-      : is_one ? choose_by_pixel_tile(work.out_channels, work.boxes, work.steps, multiprocessors)
-               : TileSize::kSmall;
+  found.tile = !work.by_pixel ? choose_conv_tile_sm90(work.kernel, work.out_channels, work.boxes,
+                                                      multiprocessors, work.skips_nothing && is_one,
+                                                      forced_tile)
+               : is_one       ? choose_by_pixel_tile(work.kernel, work.out_channels, work.boxes,
+                                                     work.steps, multiprocessors)
+                              : TileSize::kSmall;
   // Tiles are claimed from a counter, which the launch that computes norms also sets to zero. If
   // all norms are precomputed, it costs a launch of its own, which pays only for large tiles.
   found.claims_tiles =
@@ -674,20 +677,14 @@ inline double thin_conv_time(c10::ScalarType dtype, bool allow_tf32, const HeldC
                   x.millions(x.images * x.pixels, x.in_channels, x.out_channels) / rate);
 }
 
-// The same of Hopper's kernels: split parts in tiles of 128 output channels and two pixels of 64
-// images, or TF32's boxes, four of them.
-inline double hopper_held_conv_time(bool allow_tf32, const HeldConv& x, int multiprocessors) {
+// The same of Hopper's split parts in tiles of 128 output channels and two pixels of 64 images.
+inline double split_conv_time(const HeldConv& x, int multiprocessors) {
   const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
   const auto turns = [&](int64_t pixels) {
     const int64_t tiles = blocks_of(x.out_channels, 128) * blocks_of(x.pixels_of_blocks, pixels);
     const int64_t whole = blocks_of(tiles, multiprocessors);
     return whole <= 2 ? static_cast<double>(whole) : product(tiles) / multiprocessors;
   };
-  if (allow_tf32) {
-    const int64_t in = blocks_of(x.in_channels, 32) * 32, out = blocks_of(x.out_channels, 64) * 64;
-    return 11 + product(4, x.images, x.in_pixels, x.in_channels) / 2.5e6 +
-           x.millions(x.pixels_of_blocks, in, out) / 180 + 1.2 * turns(256);
-  }
   const int64_t in = blocks_of(x.in_channels, 64);
   const double bytes = product(256, x.pixels_of_blocks / x.pixels, x.in_pixels, in) +
                        product(512, x.positions, in, x.out_channels);
@@ -700,24 +697,25 @@ enum class HeldWay { kFilled, kThin, kPacked };
 
 // The way of least time. `packs`: rows can be packed; the portable kernel then does so by itself.
 // Tensor cores round what they multiply in TF32, so there the number of images does not choose
-// thin; and Hopper's kernels of half types take pixels one by one. `hopper`: the chip's kernels
-// take it; absent on other chips.
+// thin; and Hopper's kernel of half types and TF32 takes pixels one by one. `hopper`: the chip's
+// kernels take it; absent on other chips.
 inline HeldWay choose_held_conv(c10::ScalarType dtype, bool allow_tf32, std::optional<bool> hopper,
                                 bool packs, const HeldConv& x, int multiprocessors) {
   const bool is_half = at::isReducedFloatingType(dtype);
   const bool is_tf32 = dtype == c10::ScalarType::Float && allow_tf32;
   const Kernel kernel =
       choose_kernel(dtype, {x.block_m, x.block_k, 64}, allow_tf32, /*hopper=*/false);
-  packs = packs && !(is_half && hopper.value_or(false));
+  const bool is_boxed = (is_half || is_tf32) && hopper.value_or(false);
+  packs = packs && !is_boxed;
   HeldConv rows = x;  // of tiles
   if (!packs) rows.images = 64, rows.pixels = blocks_of(x.pixels_of_blocks, 64);
   const double norms =
       3.5 + 4e-6 * static_cast<double>(x.images * x.in_pixels * x.in_channels * x.groups) / 2.5;
   const double packed = norms + choose_packed_tile(kernel, rows, multiprocessors).time;
-  const bool may_be_thin = x.groups > 1 || (is_tf32 ? x.in_channels < 8 : !is_half);
+  const bool may_be_thin = x.groups > 1 || (is_tf32 ? x.in_channels < 8 && !is_boxed : !is_half);
   if (may_be_thin && thin_conv_time(dtype, allow_tf32, x) < packed) return HeldWay::kThin;
   const bool pays = hopper && dtype == c10::ScalarType::Float &&
-                    (!*hopper || packed < hopper_held_conv_time(allow_tf32, x, multiprocessors));
+                    (!*hopper || packed < split_conv_time(x, multiprocessors));
   return packs && pays ? HeldWay::kPacked : HeldWay::kFilled;
 }
 

@@ -120,11 +120,11 @@ def test_rows_of_many_blocks_lie_side_by_side(dtype, images, block, groups):
     assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES, ids=str)
 @pytest.mark.parametrize("images", [1, 3, 33, 70])
 @pytest.mark.parametrize("segments", [None, 2, 4])
 def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segments, force):
-    force(segments if dtype in (torch.float16, torch.bfloat16) else None)
+    is_tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() == "high"
+    force(segments if is_tf32 or dtype in (torch.float16, torch.bfloat16) else None)
     input = uneven(images, 136, 9, 8, seed=1, dtype=dtype)
     weight = uneven(72, 136, 3, 3, seed=2, dtype=dtype).to(device)
     tau, _ = Im2col(input, weight.cpu(), padding=1).decide(0.5)

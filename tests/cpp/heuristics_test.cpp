@@ -228,9 +228,11 @@ TEST(Heuristics, PackedRowsOfFewImages) {
   const auto way = [&](const HeldConv& x, bool tf32, std::optional<bool> hopper = true) {
     return choose_held_conv(at::kFloat, tf32, hopper, /*packs=*/true, x, kMultiprocessors);
   };
-  for (const bool tf32 : {false, true}) {
-    EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32), HeldWay::kPacked);
-    EXPECT_EQ(way(held(8, 149, 9, 32, 32), tf32), HeldWay::kPacked);
+  for (const bool tf32 : {false, true}) {  // Hopper's TF32 takes pixels one by one
+    const HeldWay packed = tf32 ? HeldWay::kFilled : HeldWay::kPacked;
+    EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32), packed);
+    EXPECT_EQ(way(held(8, 149, 9, 32, 32), tf32), packed);
+    EXPECT_EQ(way(held(1, 112, 49, 3, 64), tf32) == HeldWay::kThin, !tf32);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32), HeldWay::kFilled);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32, false), HeldWay::kPacked);
     // The portable kernel packs by itself.
@@ -275,14 +277,17 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
 }
 
 TEST(Heuristics, TilesOfOneRowOfPixelsWhileAllRunAtOnce) {
-  const auto tile = [](int64_t out_channels, int64_t boxes, int64_t steps) {
-    return choose_by_pixel_tile(out_channels, boxes, steps, kMultiprocessors);
+  const auto tile = [](int64_t out_channels, int64_t boxes, int64_t steps,
+                       Kernel kernel = Kernel::kSm90Bf16) {
+    return choose_by_pixel_tile(kernel, out_channels, boxes, steps, kMultiprocessors);
   };
   EXPECT_EQ(tile(128, 264, 9), TileSize::kMedium);  // two for each multiprocessor
   EXPECT_EQ(tile(128, 265, 9), TileSize::kSmall);
   EXPECT_EQ(tile(128, 132, 90), TileSize::kMedium);  // one for each, as they have many steps
   EXPECT_EQ(tile(128, 133, 90), TileSize::kSmall);
   EXPECT_EQ(tile(64, 10'000, 90), TileSize::kMedium);  // half of a small tile would be empty
+  EXPECT_EQ(tile(64, 1, 9, Kernel::kSm90F32x1), TileSize::kNarrow);  // TF32 has none
+  EXPECT_EQ(tile(65, 1, 9, Kernel::kSm90F32x1), TileSize::kSmall);
 }
 
 TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
