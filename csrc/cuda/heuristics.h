@@ -43,33 +43,14 @@ struct ProductSize {
   int64_t batch_a, batch_b, batch, m, n, k;
 };
 
-// Tells whether split parts, which are padded to blocks of 64 x 64, need several times the memory
-// of the float32 operands and result. Small amounts of memory are never a waste.
-inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
-  constexpr double kMostTimes = 4, kLittle = 1 << 20;
-  const auto entries = [](int64_t batch, int64_t rows, int64_t columns) {
-    return static_cast<double>(batch) * static_cast<double>(rows) * static_cast<double>(columns);
-  };
-  const auto split_bytes = [&](int64_t batch, int64_t rows, int64_t columns) {
-    constexpr double kBlockBytes = 64 * 64 * 2;  // of a half type
-    return split_parts * kBlockBytes * entries(batch, blocks_of(rows, 64), blocks_of(columns, 64));
-  };
-  const double split =
-      split_bytes(size.batch_a, size.m, size.k) + split_bytes(size.batch_b, size.k, size.n);
-  const double plain =
-      sizeof(float) * (entries(size.batch_a, size.m, size.k) +
-                       entries(size.batch_b, size.k, size.n) + entries(size.batch, size.m, size.n));
-  return split > kLittle && split > kMostTimes * plain;
-}
-
-// The kernel of a product. `hopper`: the library holds the Hopper kernels, and the first two
-// functions allow them. `size` is absent if the product's size is not known yet.
+// The kernel of a product, unless its size makes choose_product() take another. `hopper`: the
+// library holds the Hopper kernels, and the first two functions allow them.
 //
-// On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three,
-// unless split parts waste memory. One product does not serve blocks of 32: their sums need a scale
-// for each granule, and keeping them made it slower than the portable kernel.
-inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
-                            const std::optional<ProductSize>& size = std::nullopt) {
+// On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three.
+// One product does not serve blocks of 32: their sums need a scale for each granule, and keeping
+// them made it slower than the portable kernel.
+inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
+                            bool hopper) {
   switch (dtype) {
     case c10::ScalarType::Half:
       return hopper ? Kernel::kSm90F16 : Kernel::kSm80F16;
@@ -77,8 +58,7 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
       return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
       if (hopper && (!allow_tf32 || std::min({block.m, block.k, block.n}) >= 64)) {
-        const Kernel split = allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
-        if (!size || !split_wastes_memory(*size, split_parts_of(split))) return split;
+        return allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
       }
       return allow_tf32 ? Kernel::kSm80Tf32 : Kernel::kSm80F32;
     case c10::ScalarType::Double:
@@ -292,9 +272,10 @@ inline bool line_copy_pays(double product_us, int64_t bytes, bool is_read) {
 struct Choice {
   Kernel kernel;
   TileSize tile;
-  TileConfig config;  // of that tile
-  int segments;       // of each tile
-  int64_t meetings;   // of warps of two segments, of a whole product in tiles of segments
+  TileConfig config;       // of that tile
+  int segments;            // of each tile
+  int64_t meetings;        // of warps of two segments, of a whole product in tiles of segments
+  int64_t alignment = 16;  // addresses and strides of operands are multiples of as many bytes
 };
 
 // Facts of a chip, and of the environment, that choices depend on.
@@ -312,12 +293,73 @@ inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& c
   return {kernel, tile, find_tile(kernel, tile)->config, 1, 0};
 }
 
+// The turns of thread blocks that compute `tiles` of the portable kernels: how many steps' times
+// pass for one step of each, in us. A step of 32 takes `alone`, or `shared` for each of several
+// tiles on a multiprocessor, which has room for `together`. `turns`: how often each begins a tile.
+struct PortableTurns {
+  double turns, step;
+};
+
+inline PortableTurns portable_turns(Kernel kernel, int64_t tiles, int64_t together,
+                                    int multiprocessors) {
+  const auto [alone, shared] = [&]() -> std::pair<double, double> {
+    switch (kernel) {
+      case Kernel::kSm80F32:
+        return {1.7, 1.13};
+      case Kernel::kSm80F64:
+        return {2.2, 1.39};
+      case Kernel::kSm80Tf32:
+        return {0.95, 0.5};
+      default:
+        return {0.7, 0.3};
+    }
+  }();
+  const int64_t turns = tiles / (together * multiprocessors);
+  const int64_t rest = blocks_of(tiles - turns * together * multiprocessors, multiprocessors);
+  const double last = rest == 0 ? 0 : std::max(alone, shared * static_cast<double>(rest));
+  return {static_cast<double>(turns + (rest != 0)),
+          static_cast<double>(turns * together) * shared + last};
+}
+
+// The time of a float32 product by the portable kernels with nothing skipped, norms included, in
+// us. They store C slowly. Measured on an H200.
+inline double portable_time(Kernel kernel, const ProductSize& size, int multiprocessors,
+                            int segments) {
+  const TileConfig& tile = find_tile(kernel, TileSize::kSmall)->config;
+  const int64_t tiles =
+      size.batch * segments * blocks_of(size.m, tile.rows) * blocks_of(size.n, tile.columns);
+  const auto [turns, step] =
+      portable_turns(kernel, tiles, tile.blocks_per_multiprocessor, multiprocessors);
+  const auto steps = static_cast<double>(blocks_of(blocks_of(size.k, 32), segments));
+  const auto entries = static_cast<double>(size.batch * size.m * size.n);
+  const double end = segments == 1 ? entries * 5e-6 : 2.5 + entries * segments * 8 / 3e6;
+  const double read = static_cast<double>(size.batch_a * size.m * size.k) +
+                      static_cast<double>(size.batch_b * size.k * size.n);
+  return 3 + 3 * turns + steps * step + end + read * sizeof(float) / 2.8e6;
+}
+
+// The time to cut the operands of a float32 product into split parts, which are padded to blocks of
+// 64 x 64, and to find the largest terms, in us.
+inline double split_time(Kernel kernel, const ProductSize& size) {
+  const auto bytes = [&](int64_t batch, int64_t rows, int64_t columns) {
+    constexpr double kBlock = 64 * 64 * 2;  // of a half type
+    return static_cast<double>(batch) *
+           (4.0 * static_cast<double>(rows) * static_cast<double>(columns) +
+            split_parts_of(kernel) * kBlock * static_cast<double>(blocks_of(rows, 64)) *
+                static_cast<double>(blocks_of(columns, 64)));
+  };
+  return 5 + (bytes(size.batch_a, size.m, size.k) + bytes(size.batch_b, size.k, size.n)) / 3.3e6;
+}
+
 // `size`: of the whole product, if this one is a part of another, because kernels and tiles round
 // float32 differently.
+//
+// Float32 takes the portable kernel, in segments if they pay, where that takes less time than to
+// split the operands first: the product is small. With forced segments it does not.
 inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool allow_tf32,
                              const ProductSize& size, const Chip& chip, bool upper_only = false) {
   const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
-  const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper, size);
+  const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper);
   Choice found =
       choose_tiles(kernel, size, chip, upper_only, std::min({block.m, block.k, block.n}) >= 64);
   if (chip.forced_tile.value_or(TileSize::kSmall) == TileSize::kSmall) {
@@ -331,6 +373,23 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
       found.meetings = size.batch * blocks_of(size.m, found.config.rows) *
                        blocks_of(size.n, found.config.columns) *
                        kernels::pieces_of_tile(found.config);
+    }
+  }
+  if (!hopper || dtype != c10::ScalarType::Float || chip.forced_tile || chip.forced_segments) {
+    return found;
+  }
+  const Kernel portable = choose_kernel(dtype, block, allow_tf32, /*hopper=*/false);
+  double least = kernel == portable
+                     ? portable_time(portable, size, chip.multiprocessors, 1)
+                     : split_time(kernel, size) +
+                           product_time(*find_tile(kernel, found.tile), size, chip.multiprocessors,
+                                        /*upper_only=*/false, found.segments);
+  for (int segments = 1; segments <= kMostProductSegments; segments *= 2) {
+    const double time = portable_time(portable, size, chip.multiprocessors, segments);
+    if (time < least) {
+      found = {portable, TileSize::kSmall, find_tile(portable, TileSize::kSmall)->config, segments,
+               0,        sizeof(float)};
+      least = time;
     }
   }
   return found;
@@ -617,25 +676,12 @@ struct PackedChoice {
 };
 
 // The packed tile of least time where nothing is skipped (conv/sm80/packed.cuh). A step takes
-// `alone`, or `shared` for each of several tiles on a multiprocessor, and longer in narrow tiles,
-// and where slices share a tile. More images than a quarter of 64 have no slices: they take the
-// bits of whole batches. Measured on an H200.
+// longer in narrow tiles, and where slices share a tile. More images than a quarter of 64 have no
+// slices: they take the bits of whole batches. Measured on an H200.
 inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int multiprocessors,
                                        std::optional<TileSize> forced = std::nullopt) {
   constexpr int64_t kMostSliced = 16;
   constexpr double kTurn = 4;  // launch or next tile, the first norms and loads, the end
-  const auto [alone, shared] = [&]() -> std::pair<double, double> {
-    switch (kernel) {
-      case Kernel::kSm80F32:
-        return {1.7, 1.13};
-      case Kernel::kSm80F64:
-        return {2.2, 1.39};
-      case Kernel::kSm80Tf32:
-        return {0.95, 0.5};
-      default:
-        return {0.7, 0.3};
-    }
-  }();
   PackedChoice best{TileSize::kNarrow, std::numeric_limits<double>::infinity()};
   for (const TileSize size : {TileSize::kSmall, TileSize::kNarrow, TileSize::kMedium}) {
     const TileRow* const row = find_tile(kernel, size, kConvTiles);
@@ -649,14 +695,11 @@ inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int mul
                           blocks_of(x.out_channels, tile.columns);
     const int64_t steps = x.positions * blocks_of(x.in_channels, x.block_k) * x.block_k / 32;
     const int64_t together = std::max(kernels::kPackedBlocks, tile.blocks_per_multiprocessor);
-    const int64_t turns = tiles / (together * multiprocessors);
-    const int64_t rest = blocks_of(tiles - turns * together * multiprocessors, multiprocessors);
-    const double last = rest == 0 ? 0 : std::max(alone, shared * static_cast<double>(rest));
-    const double all = static_cast<double>(turns * together) * shared + last;
+    const auto [turns, step] = portable_turns(kernel, tiles, together, multiprocessors);
     const double longer = is_sliced ? 1.35 : size == TileSize::kNarrow ? 1.15 : 1;
     const auto rounds =
         static_cast<double>(is_sliced ? blocks_of(steps, kernels::kPackedSlices) : steps);
-    const double time = kTurn * static_cast<double>(turns + (rest != 0)) + longer * rounds * all;
+    const double time = kTurn * turns + longer * rounds * step;
     if (time < best.time || forced == size) best = {size, time};
     if (forced == size) break;
   }
