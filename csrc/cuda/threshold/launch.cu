@@ -78,6 +78,15 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
       kernels::SampleRanks::of(share, kernels::kSelectThreads<Norm>), kept, tau));
 }
 
+template <class Norm>
+void launch_select_held(const NormMaps<Norm>& maps, double target, double, void*, Norm* tau,
+                        unsigned blocks, const cudaDeviceProp&, cudaStream_t stream) {
+  C10_CUDA_CHECK(kernels::launch(kernels::select_held_tau<Norm>, blocks,
+                                 kernels::kSelectThreads<Norm>, kernels::kSelectSharedBytes<Norm>,
+                                 /*overlap_previous=*/true, stream, maps, rank_of<unsigned>(target),
+                                 target, tau));
+}
+
 }  // namespace
 
 template <class Norm>
@@ -100,7 +109,9 @@ void ThresholdKernels<Norm>::find_tau(const Maps& maps, double valid_ratio, void
   const bool are_few = staircases <= kFewBlocks * kernels::kSelectWarps<Norm>;
   const int64_t blocks =
       blocks_for(staircases, are_few ? std::min(kFewBlocks, multiprocessors) : multiprocessors);
-  if (staircases <= kernels::kSelectWarps<Norm>) {
+  if (products <= kernels::kMostHeld) {
+    launch(launch_select_held<Norm>, 1);
+  } else if (staircases <= kernels::kSelectWarps<Norm>) {
     launch(launch_select<false, unsigned, Norm>, 1);
   } else if (products <= std::numeric_limits<uint32_t>::max()) {
     launch(launch_select<true, unsigned, Norm>, blocks);
