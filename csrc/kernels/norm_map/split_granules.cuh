@@ -62,22 +62,23 @@ __device__ inline void keep_half(const uint32_t (&all)[2 * kHalf], uint32_t (&ha
   }
 }
 
-// The sum of norm_map.cuh, with the same bits, and the largest magnitudes, of the thread's chunks.
-// The threads of the granule call it together.
-template <bool kAlongK>
-__device__ inline LargestAtK<kAlongK> measure_granule(const Chunk<float> (&chunks)[kGranuleLoads],
-                                                      int thread, float& sum, bool& nonzero) {
+// The sum of norm_map.cuh, with the same bits, and the largest magnitudes. chunk(i) gives the
+// thread's chunk `i`. The threads of the granule call it together.
+template <bool kAlongK, class ChunkOf>
+__device__ inline LargestAtK<kAlongK> measure_granule(const ChunkOf& chunk, int thread, float& sum,
+                                                      bool& nonzero) {
   constexpr uint32_t kMagnitude = 0x7fffffff;
   LargestAtK<kAlongK> largest;
   uint32_t lines[kGranuleLoads];
   AnyNonzero<float> any;
 #pragma unroll
   for (int first = 0; first < kGranuleLoads; first += kChain) {
+    Chunk<float> chain[kChain];
 #pragma unroll
     for (int i = 0; i < kChain; ++i) {
-      const Chunk<float>& chunk = chunks[first + i];
-      any.add(chunk);
-      const auto magnitude = [&](int e) { return chunk.words[e] & kMagnitude; };
+      chain[i] = chunk(first + i);
+      any.add(chain[i]);
+      const auto magnitude = [&](int e) { return chain[i].words[e] & kMagnitude; };
       if constexpr (kAlongK) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) largest.most[e] = max(largest.most[e], magnitude(e));
@@ -85,7 +86,7 @@ __device__ inline LargestAtK<kAlongK> measure_granule(const Chunk<float> (&chunk
         lines[first + i] = max(max(magnitude(0), magnitude(1)), max(magnitude(2), magnitude(3)));
       }
     }
-    sum += chain_of_squares(chunks + first);
+    sum += chain_of_squares(chain);
   }
   nonzero = any.found();
   if constexpr (kAlongK) {
@@ -124,6 +125,15 @@ __device__ inline SplitScale granule_scale(const LargestAtK<kAlongK>& largest, i
   return split_scale<2>(most, least, __any_sync(own, zeros));
 }
 
+// Scales chunk `i` of a thread by 2^-exponent, and writes its split parts to a block whose granule
+// begins at `first_line` and chunk `first_chunk` of each line.
+__device__ inline void write_chunk(const Chunk<float>& chunk, int i, int thread, int exponent,
+                                   int first_line, int first_chunk, uint8_t* high, uint8_t* low) {
+  write_split_chunk<2>(chunk, -exponent, first_line + granule_line(i, thread),
+                       first_chunk + thread % kGranuleLineChunks,
+                       [&](int part) { return part == 0 ? high : low; });
+}
+
 // One granule of a matrix: the norm, the split parts, the profile and its part of the header.
 template <bool kAlongK>
 __device__ inline void split_granule(const SplitParams& p, const NormPlace& block_place,
@@ -140,7 +150,8 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
   __syncwarp();
   float sum = 0;
   bool nonzero = false;
-  const auto largest = measure_granule<kAlongK>(chunks, group.thread, sum, nonzero);
+  const auto largest =
+      measure_granule<kAlongK>([&](int i) { return chunks[i]; }, group.thread, sum, nonzero);
   if (p.matrix.norms != nullptr) write_norm(place, granule, group, sum, nonzero);
   const SplitScale scale =
       granule_scale(largest, kAlongK ? granule.length_left : granule.lines_left);
@@ -166,10 +177,8 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
   } else {
 #pragma unroll
     for (int j = 0; j < kGranuleLoads; ++j) {
-      write_split_chunk<2>(chunks[j], -scale.exponent,
-                           line * kGranuleEdge + granule_line(j, group.thread),
-                           entry * kGranuleLineChunks + group.thread % kGranuleLineChunks,
-                           [&](int part) { return to.parts[part]; });
+      write_chunk(chunks[j], j, group.thread, scale.exponent, line * kGranuleEdge,
+                  entry * kGranuleLineChunks, to.parts[0], to.parts[1]);
     }
   }
   const int along = kAlongK ? line : entry, along_k = kAlongK ? entry : line;
