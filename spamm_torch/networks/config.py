@@ -1,6 +1,8 @@
 """The setting by which a layer skips."""
 
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -12,8 +14,7 @@ from .._arguments import check_block, check_knobs, check_pixel_block, is_number,
 class SpAMMConfig:
     """The setting by which a layer of a converted model skips. Exactly one knob is given.
 
-    A frozen dataclass: settings compare, hash and print by what they hold, and go to JSON and back
-    by :meth:`to_dict`.
+    A frozen dataclass: settings compare, hash and print by what they hold, and go to JSON and back.
     ``SpAMMConfig(tau=0.0)`` skips nothing and chooses the op ``conv2d``.
 
     Attributes:
@@ -57,8 +58,36 @@ class SpAMMConfig:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The values that are set, as JSON holds them: ``SpAMMConfig(**values)`` is equal."""
+        """The values that are set, as JSON holds them: :meth:`from_dict` reads them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SpAMMConfig":
+        """The setting that :meth:`to_dict` wrote; ValueError for a name that is none of its."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"a SpAMMConfig is made of a dict; got {type(values).__name__}")
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(map(str, set(values) - set(known)))
+        if unknown:
+            raise ValueError(f"a SpAMMConfig holds {', '.join(known)}; got {', '.join(unknown)}")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """The setting as a line of JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "SpAMMConfig":
+        """The setting that :meth:`to_json` wrote; ValueError for other text."""
+        if not isinstance(text, str):
+            raise TypeError(f"a SpAMMConfig is made of a str of JSON; got {type(text).__name__}")
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"a SpAMMConfig must be JSON; got {text[:40]!r} ({error})") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"a SpAMMConfig must be a JSON object; got {text[:40]!r}")
+        return cls.from_dict(values)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.to_dict().items())

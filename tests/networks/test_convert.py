@@ -275,12 +275,22 @@ BAD_DICTS = [
 
 @pytest.mark.parametrize(("bad", "message"), BAD_DICTS)
 def test_bad_settings(tmp_path, bad, message):
-    """In a program and in a file."""
+    """In a program, as JSON and in a file."""
+    line = "a SpAMMConfig holds tau, " if "argument" in message else message
+    refuses((TypeError, ValueError), lambda: SpAMMConfig.from_json(json.dumps(bad)), line)
     for call in (
         lambda: SpAMMConfig(**bad),
         lambda: convert_(resnet(), settings(tmp_path, setting(bad))),
     ):
         refuses((TypeError, ValueError), call, message)
+
+
+def test_json_of_a_setting():
+    setting = SpAMMConfig(tau=0.25, block=(64, 32, 64), pixel_block=(1, 8, 8))
+    assert SpAMMConfig.from_json(setting.to_json()) == setting
+    for text, error in (("", "must be JSON"), ("[]", "must be a JSON object; got '[]'")):
+        refuses(ValueError, lambda text=text: SpAMMConfig.from_json(text), error)
+    refuses(TypeError, lambda: SpAMMConfig.from_dict([1]), "made of a dict; got list")
 
 
 @pytest.mark.parametrize(
