@@ -1,4 +1,4 @@
-"""Every check of arguments: the exception's type and its one line, as tests/golden.json has them."""
+"""Every check of arguments: the exception's type and its one line, as golden.json has them."""
 
 import functools
 import importlib
