@@ -14,26 +14,10 @@ def norm_dtype(dtype):
 # ---- Values -------------------------------------------------------------------------------------
 
 
-def _by_distance(values):
-    """The symmetric Toeplitz matrix of ``values`` by |i - j|, built in pieces of bounded memory."""
-    n = len(values)
-    index = torch.arange(n, device=values.device, dtype=torch.int32)
-    matrix = values.new_empty(n, n)
-    for rows in index.split(1024):
-        matrix[rows[0] : rows[-1] + 1] = values[(rows[:, None] - index).abs()]
-    return matrix
-
-
-def algebraic_decay(n, c=0.1, exponent=0.1, dtype=torch.float32, device="cpu"):
-    """c / (|i-j|^exponent + 1): the matrices of the paper's Table 1, rounded once from float64."""
-    distance = torch.arange(n, dtype=torch.float64, device=device)
-    return _by_distance((c / (distance**exponent + 1)).to(dtype))
-
-
-def exponential_decay(n, c=1.0, base=0.9, dtype=torch.float32, device="cpu"):
-    """c * base^|i-j|."""
-    distance = torch.arange(n, dtype=torch.float64, device=device)
-    return _by_distance((c * base**distance).to(dtype))
+def exponential_decay(n, base=0.9, dtype=torch.float32, device="cpu"):
+    """base^|i-j|, rounded once from float64."""
+    i = torch.arange(n, dtype=torch.float64, device=device)
+    return (base ** (i[:, None] - i).abs()).to(dtype)
 
 
 def fading(rows, columns, dtype=torch.float32, device="cpu", seed=0, rate=20):

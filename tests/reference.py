@@ -143,14 +143,6 @@ def multiply(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
         return result + beta * to_float64(input) if input is not None and beta != 0 else result
 
 
-UNIT_ROUNDOFF = {
-    torch.float16: 2.0**-11,
-    torch.bfloat16: 2.0**-8,
-    torch.float32: 2.0**-24,
-    torch.float64: 2.0**-53,
-}
-
-
 # ---- Convolutions --------------------------------------------------------------------------------
 
 # A convolution is weight matrix (out_channels x K) times im2col matrix (K x pixels), one pair of

@@ -1,6 +1,7 @@
 """Functions of matrices, dense and block-sparse, against eigenvectors; what they refuse."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,47 +131,30 @@ def chain():
 
 @pytest.fixture(scope="module")
 def waters():
-    """The embedded cluster, and its F in an orthogonal basis."""
+    """The embedded cluster, its F in an orthogonal basis."""
     problem = sources.embedded("default")
     z = linalg.inverse_factor(problem.overlap, max_error=1e-11, block=32).matrix
-    return problem, linalg.in_basis(problem.fock, z, max_error=1e-13, block=32).matrix
+    fock = linalg.in_basis(problem.fock, z, max_error=1e-13, block=32).matrix
+    return replace(problem, fock=fock)
 
 
 def purify(fock, occupied, **given):
     return linalg.purify(fock, 2 * occupied, **given, block=32)
 
 
-def exact(fock, occupied):
-    """The projector on the lowest states and the energy of two electrons in each."""
-    energies, vectors = torch.linalg.eigh(fock)
-    return vectors[:, :occupied] @ vectors[:, :occupied].mT, 2 * energies[:occupied].sum().item()
-
-
-def energy_error(x, fock, problem):
-    """In hartree an atom."""
-    _, energy = exact(fock, problem.occupied)
-    return abs(2 * (x * fock).sum().item() - energy) / problem.atoms
-
-
 @pytest.mark.parametrize("max_error", [1e-7, 1e-9])
-def test_the_energy_is_off_by_about_what_was_allowed(chain, device, max_error):
-    run = purify(chain.fock.to(device), chain.occupied, energy_error=max_error)
+@pytest.mark.parametrize(("name", "most"), [("chain", 3), ("waters", 10)])
+def test_the_energy_is_off_by_about_what_was_allowed(request, device, name, most, max_error):
+    """In hartree an atom."""
+    problem = request.getfixturevalue(name)
+    run = purify(problem.fock.to(device), problem.occupied, energy_error=max_error)
     x = run.matrix.cpu()
     assert x.dtype == torch.float64
-    assert energy_error(x, chain.fock, chain) < 3 * max_error
+    energy = 2 * torch.linalg.eigvalsh(problem.fock)[: problem.occupied].sum().item()
+    assert abs(2 * (x * problem.fock).sum().item() - energy) < most * max_error * problem.atoms
     assert torch.linalg.vector_norm(x @ x - x) < 1e3 * max_error  # each may lose max_error * 160
-    assert 2 * x.trace().item() == pytest.approx(SITES, abs=1e3 * max_error)
-    assert max(iteration.valid_ratio for iteration in run.iterations) < 0.5
-
-
-def test_the_energy_of_a_real_fock_matrix(waters, device):
-    problem, fock = waters
-    for max_error in (1e-8, 1e-9):
-        run = purify(fock.to(device), problem.occupied, energy_error=max_error)
-        x = run.matrix.cpu()
-        assert energy_error(x, fock, problem) < 1e-7
-        assert torch.linalg.vector_norm(x @ x - x) < 1e-5
-        assert 2 * x.trace().item() == pytest.approx(problem.electrons, rel=1e-7)
+    assert 2 * x.trace().item() == pytest.approx(problem.electrons, abs=300 * most * max_error)
+    assert name == "waters" or max(step.valid_ratio for step in run.iterations) < 0.5
 
 
 @pytest.mark.parametrize("gap", [2.0, 0.5, 0.2])
@@ -288,13 +272,10 @@ def test_bounds_where_powers_overflow(scale, power):
 
 
 def test_another_default_device():
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         found = [function(ABOVE).matrix for function in (FUNCTIONS | POWERS).values()]
         found.append(linalg.matrix_power(ABOVE, 0, max_error=0.0).matrix)
         n = len(ABOVE)  # arrays of numpy have no device
         solver = linalg.DensitySolver(np.eye(n), positions=np.arange(3.0 * n).reshape(n, 3))
         assert abs(solver(np.diag(np.arange(1.0 * n)), 2).density.trace() - 2) < 1e-8
-    finally:
-        torch.set_default_device(None)
     assert {x.device.type for x in found} == {"cpu"}

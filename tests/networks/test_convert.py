@@ -3,14 +3,13 @@
 import copy
 import importlib
 import json
-import math
 import pickle
 from dataclasses import fields
-from fractions import Fraction
-from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from golden import assert_kept, assert_refused
 from small_models import pictures, resnet, state_of
 from support import refuses
 from torch import nn
@@ -203,7 +202,6 @@ def test_another_class_on_top_is_refused():
 
 def test_refresh_pins_norms_again():
     model = resnet()
-    refuses(ValueError, lambda: refresh_(model), "refresh_ expects a model that the backend")
     convert_(model, SpAMMConfig(tau=1.0))
     layer, x = model.layer1[0].conv1, pictures(channels=32)
     layer.weight.mul_(1e-6)
@@ -220,15 +218,7 @@ def test_refresh_pins_norms_again():
 
 def test_the_report_is_a_table_of_all_layers_and_a_summary():
     report = convert_(resnet(), SKIPS)
-    lines = str(report).splitlines()
-    assert lines[0].split() == ["layer", "action", "shape", "setting"]
-    for row, line in zip(report, lines[1:], strict=False):
-        assert line.startswith(row.name)
-    assert lines[len(report) + 1 :] == [
-        "6 layers: 5 spamm, 1 left",
-        "5 of 5 spamm: skips by its setting",
-        "1 of 1 left: 3 input channels do not fill a block of 32",
-    ]
+    assert_kept("report of a conversion", str(report).splitlines())
     row = report[5]
     assert (row.shape, row.geometry) == ("32 > 64, 1x1, /2", "32 > 64, 1x1, /2, padding 0x0")
 
@@ -256,118 +246,12 @@ def test_a_settings_file_makes_the_same_choices(tmp_path):
     assert torch.equal(model(pictures()), again(pictures()))
 
 
-# ---- Bad input ----------------------------------------------------------------------------------
-
-NOT_HELD = "tau must be a number that float64 holds; got a larger one"
-BAD_DICTS = [
-    ({}, "exactly one of tau, valid_ratio and max_error must be given; got none"),
-    ({"tau": 1, "max_error": 1}, "must be given; got tau and max_error"),
-    ({"valid_ratio": 0}, "valid_ratio must be in (0, 1]; got 0"),
-    ({"tau": 10**400}, NOT_HELD),
-    *[({"tau": 1, "block": block}, "block must be 32, 64 or 128, or a")
-      for block in (48, 10**400, [64] * 9)],
-    *[({"tau": 1, "pixel_block": block}, "pixel_block must be (images, rows, columns), powers of")
-      for block in ([1, 2, 2], [0, 0, 0], [1e300, 1, 1])],
-    *[({"tau": tau}, f"tau must be a number in a SpAMMConfig; got {tau!r}") for tau in ("1", True)],
-    *[({"tau": 1, name: 2}, f"argument '{name}'") for name in ("speed", "__class__")],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("bad", "message"), BAD_DICTS)
-def test_bad_settings(tmp_path, bad, message):
-    """In a program, as JSON and in a file."""
-    line = "a SpAMMConfig holds tau, " if "argument" in message else message
-    refuses((TypeError, ValueError), lambda: SpAMMConfig.from_json(json.dumps(bad)), line)
-    for call in (
-        lambda: SpAMMConfig(**bad),
-        lambda: convert_(resnet(), settings(tmp_path, setting(bad))),
-    ):
-        refuses((TypeError, ValueError), call, message)
-
-
-def test_json_of_a_setting():
+def test_a_setting_goes_to_json_and_back():
     setting = SpAMMConfig(tau=0.25, block=(64, 32, 64), pixel_block=(1, 8, 8))
     assert SpAMMConfig.from_json(setting.to_json()) == setting
-    for text, error in (("", "must be JSON"), ("[]", "must be a JSON object; got '[]'")):
-        refuses(ValueError, lambda text=text: SpAMMConfig.from_json(text), error)
-    refuses(TypeError, lambda: SpAMMConfig.from_dict([1]), "made of a dict; got list")
 
 
-@pytest.mark.parametrize(
-    ("tau", "error", "message"),
-    [
-        (math.nan, ValueError, "tau must be a number; got nan"),
-        (torch.tensor(1.0), TypeError, "tau must be a number in a SpAMMConfig"),
-        (Fraction(10**400), ValueError, NOT_HELD),
-    ],
-)
-def test_taus_that_are_no_numbers(tau, error, message):
-    refuses(error, lambda: SpAMMConfig(tau), message)
-
-
-def refused(model, error, message, **options):
-    before = state_of(model)
-    refuses(error, lambda: convert_(model, **options), message)
-    assert state_of(model) == before
-
-
-CONFIG = "config must be a SpAMMConfig, the path of a settings file, or None; got "
-KNOBS = "must come without tau, valid_ratio and max_error, which stand for one; got config and "
-OVERRIDES = "overrides must be a dict from names to a SpAMMConfig or None; got "
-BAD = {
-    TypeError: [
-        ({"config": 0.5}, f"{CONFIG}0.5 (a threshold is tau=0.5 or SpAMMConfig(tau=0.5))"),
-        ({"config": [0.5]}, f"{CONFIG}list"),
-        ({"tau": torch.tensor(0.1)}, "tau must be a number in a SpAMMConfig"),
-        ({"overrides": {"conv1": 0.5}}, f"{OVERRIDES}'conv1': 0.5"),
-        ({"overrides": {1: None}}, f"{OVERRIDES}1: None"),
-        ({"overrides": ["conv1"]}, f"{OVERRIDES}['conv1']: None"),
-    ],
-    ValueError: [
-        ({"config": SKIPS, "tau": 0.1}, f"{KNOBS}tau"),
-        ({"config": "net.json", "valid_ratio": 0.5}, f"{KNOBS}valid_ratio"),
-        ({"valid_ratio": 0.5, "max_error": 0.1}, "exactly one of tau, valid_"),
-        ({"config": "none"}, "config must be a settings file that can be"),
-        ({"overrides": {"layer1.0.conv": SKIPS}},
-         "overrides must name convolutions of the model; got 'layer1.0.conv' (close: "),
-        ({"overrides": {"layer1": None}}, "(close: layer1.0.conv1, layer1.0.conv2)"),
-        ({"overrides": {"fc": SKIPS}},
-         "got 'fc' (it has conv1, layer1.0.conv1, layer1.0.conv2, layer2.0.conv1, layer2.0.conv2, "
-         "... (6 in all))"),
-        ({"overrides": {"re:stage.*": None}}, "got 're:stage.*' (it has conv1, "),
-        ({"overrides": {"re:(": None}}, "regular expressions behind re:; got 're:('"),
-        ({}, "expects config, tau, valid_ratio, max_error or overrides; got none of them"),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("error", "options", "message"), [(error, *bad) for error, of in BAD.items() for bad in of]
-)
-def test_bad_arguments(error, options, message):
-    """tests/robustness/test_hostile_files.py has settings files that are no JSON."""
-    refused(resnet(), error, message, **options)
-
-
-def test_models_that_are_none():
-    message = "convert_ expects a model with nn.Conv2d layers; got Sequential, which has none in 3"
-    refused(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), ValueError, message, tau=0.1)
-    for function in (convert_, revert_, refresh_):
-        message = f"{function.__name__} expects an nn.Module; got str"
-        refuses(TypeError, lambda function=function: function("model"), message)
-
-
-@cache
-def saved_settings():
-    return json.dumps(convert_(resnet(), SKIPS).to_dict())
-
-
-def settings(tmp_path, change):
-    """The path of a settings file that was changed."""
-    path, content = tmp_path / "net.json", json.loads(saved_settings())
-    change(content)
-    path.write_text(json.dumps(content))
-    return path
+# ---- Bad input ----------------------------------------------------------------------------------
 
 
 def layer(name="layer1.0.conv1", **changes):
@@ -375,8 +259,8 @@ def layer(name="layer1.0.conv1", **changes):
     return lambda content: content["layers"][name].update(changes)
 
 
-def setting(value):
-    return layer(setting=value)
+def setting(**given):
+    return layer(setting=given)
 
 
 def renamed(content):
@@ -387,26 +271,23 @@ def added(content):
     content["layers"]["conv2"] = content["layers"]["layer2.0.conv2"]
 
 
-OTHER_SETTINGS = [
-    (renamed, "the settings must be those of this model; got none for 'layer2.0.conv2', which is "),
-    (added, "'conv2', which is none of its layers (close: "),
-    (layer("conv1", shape="3 > 32, 3x3, padding 0x0"),
-     "x3, padding 0x0 for 'conv1', which is 3 > 32, 3x3, padding 1x1"),
-    (setting(["tau", 1]), "as a report saves them; got ['tau', 1] for 'layer1.0.conv1'"),
-    (setting({"tau": "high"}),
-     "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
-    (lambda content: content.update(format=3), "must be of format 4; got format 3 (make them"),
-    (lambda content: content.update(format=5), "must be of format 4; got format 5 (make them"),
-    (lambda content: content.clear(), "config must be a settings file as a report saves it"),
-]  # fmt: skip
+def test_what_is_refused(tmp_path, monkeypatch):
+    """Settings in a program and in a file, and files of another model. The model stays as it was.
 
+    tests/robustness/test_hostile_files.py has settings files that are no JSON.
+    """
+    monkeypatch.chdir(tmp_path)
+    model, dense = resnet(), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    saved, before = convert_(resnet(), SKIPS).to_dict(), (state_of(model), state_of(dense))
 
-@pytest.mark.parametrize(("change", "message"), OTHER_SETTINGS)
-def test_settings_of_another_model(tmp_path, change, message):
-    refused(resnet(), ValueError, message, config=settings(tmp_path, change))
-    message = "overrides must not come with a settings file, which names each layer's setting; got"
-    options = {"config": settings(tmp_path, lambda _: None), "overrides": {"conv1": None}}
-    refused(resnet(), ValueError, message, **options)
+    def read(change, **given):
+        """Converts by a settings file that was changed."""
+        change(content := copy.deepcopy(saved))
+        Path("net.json").write_text(json.dumps(content))
+        convert_(model, "net.json", **given)
+
+    assert_refused("refused: convert_", globals() | locals())
+    assert (state_of(model), state_of(dense)) == before
 
 
 def test_a_failure_late_in_the_conversion_leaves_the_model_as_it_was(monkeypatch):
@@ -421,5 +302,7 @@ def test_a_failure_late_in_the_conversion_leaves_the_model_as_it_was(monkeypatch
     model, convert_layer = resnet(), rooms.convert_layer
     convert_(model, SKIPS)
     monkeypatch.setattr(rooms, "convert_layer", fail_late)
-    refused(model, RuntimeError, "no memory", config=SpAMMConfig(tau=1.0))
+    before = state_of(model)
+    refuses(RuntimeError, lambda: convert_(model, tau=1.0), "no memory")
+    assert state_of(model) == before
     assert model.layer1[0].conv1.tau == SKIPS.tau

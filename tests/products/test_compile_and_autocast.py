@@ -40,7 +40,6 @@ FUNCTIONS = {
     "norm_map": lambda a, b: spamm_torch.norm_map(a, (32, 64)),
     "stages": lambda a, b: _stages(spamm_torch.norm_map(a), spamm_torch.norm_map(b)),
 }
-all_functions = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def _in_lower_type(a, b):
@@ -58,7 +57,7 @@ def _stages(norm_a, norm_b):
 # ---- torch.compile and torch.export -------------------------------------------------------------
 
 
-@all_functions
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_graph_serves_all_shapes(device, name):
     """With the results and the gradients of a call."""
     function = FUNCTIONS[name]

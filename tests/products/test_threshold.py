@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spamm_torch
-from tables import paper
 
 INF, NAN = float("inf"), float("nan")
 REAL = (torch.float32, torch.float64)
@@ -398,15 +397,3 @@ def test_the_error_search_far_from_one(scale):
     for other in (norm_b, norm_b * scale) if scale * scale > 0 else (norm_b,):
         expected = find_tau_for_error(norm_a, other, 0.1)
         assert find_tau_for_error(norm_a.cuda(), other.cuda(), 0.1).item() == expected.item()
-
-
-@pytest.mark.cuda
-def test_table_1():
-    """Thresholds for a_ij = b_ij = 0.1 / (|i-j|^0.1 + 1); tests/study has small ones."""
-    for n in (8192, 32768):
-        norms = spamm_torch.norm_map(matrices.algebraic_decay(n, device="cuda"), 32)
-        for ratio in paper.RATIOS:
-            tau = spamm_torch.find_tau(norms, norms, ratio)
-            assert tau.item() == pytest.approx(paper.TAU[n, ratio], rel=0.01), (n, ratio)
-            reached = spamm_torch.valid_ratio(norms, norms, tau).item()
-            assert reached == pytest.approx(ratio, abs=0.01), (n, ratio)

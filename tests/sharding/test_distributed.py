@@ -218,7 +218,7 @@ def balanced(rank):
     a, b = operands(rank, m=1500)
     a[700:] *= 1e-3
     for knob in KNOBS:
-        with computed_rows() as rows:
+        with noted(ops, "multiply_part", lambda a, *_, **__: len(a)) as rows:
             assert_rows_of_mm(rank, a, b, "odd", "even", balance=True, **knob)
     lengths = torch.zeros(rank.world, dtype=torch.int64, device=rank.device)
     lengths[rank.number] = rows[0]
@@ -230,16 +230,16 @@ def balanced(rank):
 
 
 @contextlib.contextmanager
-def computed_rows():
-    """Yields a list that gets the rows of A of every multiply_part inside."""
-    op, rows = ops.multiply_part, []
+def noted(owner, name, note):
+    """Yields a list that gets ``note`` of the arguments of each call of a function inside."""
+    function, notes = getattr(owner, name), []
 
-    def multiply_part(a, *rest, **options):
-        rows.append(len(a))
-        return op(a, *rest, **options)
+    def noting(*given, **options):
+        notes.append(note(*given, **options))
+        return function(*given, **options)
 
-    with mock.patch.object(ops, "multiply_part", multiply_part):
-        yield rows
+    with mock.patch.object(owner, name, noting):
+        yield notes
 
 
 @case()
@@ -247,9 +247,14 @@ def what_travels(rank):
     """The bytes of the exchange plan travel, no more: units that are not needed stay."""
     a, b = operands(rank, 384, 448, 640)
     norms, cuts_b = ops.norm_maps(a, b, (64, 64, 64)), cuts_of(448, rank.world, "even")
+
+    def sent_bytes(_, input, __, splits, group=None, **___):
+        return (len(input) - splits[dist.get_rank(group)]) * input[:1].nbytes
+
+    noted_bytes = functools.partial(noted, dist, "all_to_all_single", sent_bytes)
     for tau, kind in ((4.0, "even"), (0.0, "all on the first")):
         cuts_a = cuts_of(384, rank.world, kind)
-        with short_stages(), sent_bytes() as sent:
+        with short_stages(), noted_bytes() as sent:
             assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, tau=tau)
             plan = distributed.exchange_plan(*norms, tau, cuts_a, b_cuts=cuts_b)
         assert sum(sent) == sum(plan.send[rank.number]), (tau, kind)
@@ -259,27 +264,13 @@ def what_travels(rank):
         mesh, tau = init_device_mesh(rank.device.type, (2, 2)), 6.0
         a, b = operands(rank, 512, 512, 512)
         shards = [placed(x, mesh, (S0, S1)) for x in (a, b)]
-        with short_stages(), sent_bytes() as sent:
+        with short_stages(), noted_bytes() as sent:
             c = spamm_torch.mm(*shards, tau=tau)
             norms = ops.norm_maps(a, b, (64, 64, 64))
             plan = distributed.exchange_plan(*norms, tau, [0, 256, 512], (2, 2))
         assert_bits(c.full_tensor(), spamm_torch.mm(a, b, tau=tau), tau)
         assert sum(sent) == sum(plan.send[rank.number])
         assert 0 < plan.bytes < plan.dense_bytes
-
-
-@contextlib.contextmanager
-def sent_bytes():
-    """Yields a list that gets the bytes of what each all_to_all_single inside sends to others."""
-    call, sent = dist.all_to_all_single, []
-
-    def all_to_all_single(output, input, output_splits, input_splits, group=None, async_op=False):
-        elsewhere = len(input) - input_splits[dist.get_rank(group)]
-        sent.append(elsewhere * input[:1].numel() * input.element_size())
-        return call(output, input, output_splits, input_splits, group, async_op)
-
-    with mock.patch.object(dist, "all_to_all_single", all_to_all_single):
-        yield sent
 
 
 @case()

@@ -151,22 +151,19 @@ def test_gradients_are_dense(device, whole):
         assert not any(c.requires_grad for c in spamm_torch.mm_shards(rows, depths, tau=0.02))
 
 
-A, B = torch.ones(256, 128), torch.ones(128, 64)
-TAU = {"tau": 0.1}
-
-
 # ---- mm(devices=) -------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
 def test_one_device_of_devices_and_errors():
-    a, b = A.cuda(), B.cuda()
+    on_host = torch.ones(256, 128), torch.ones(128, 64)
+    a, b = (x.cuda() for x in on_host)
     with pytest.raises(ValueError, match=r"devices must be less than .*; got 99"):
         spamm_torch.mm(a, b, tau=0.1, devices=[0, 99])
     spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
     for call in (
         lambda: spamm_torch.mm_shards([a, a], [b, b], tau=0.1),
-        lambda: spamm_torch.mm(A, B, tau=0.1, devices=[0]),
+        lambda: spamm_torch.mm(*on_host, tau=0.1, devices=[0]),
     ):
         refused = pytest.raises(RuntimeError, match="cannot be captured in a graph")
         with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):

@@ -111,11 +111,8 @@ def test_another_default_device():
         lambda: sparse.from_dense(a.to_dense()),
         lambda: spamm_torch.mm(a, a, plan=sparse.plan(a, a, tau=0.0)),
     )
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         found = [call() for call in calls]
-    finally:
-        torch.set_default_device(None)
     assert {x.device.type for x in found} == {"cpu"}
 
 
