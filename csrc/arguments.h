@@ -115,12 +115,10 @@ struct ConvPoolArguments : ConvArguments {
 
 using torch::jit::Stack;
 
-inline void read(const c10::IValue& value, Tensor& x) { x = value.toTensor(); }
-inline void read(const c10::IValue& value, double& x) { x = value.toDouble(); }
-inline void read(const c10::IValue& value, int64_t& x) { x = value.toInt(); }
-inline void read(const c10::IValue& value, bool& x) { x = value.toBool(); }
-inline void read(const c10::IValue& value, Scalar& x) { x = value.toScalar(); }
-inline void read(const c10::IValue& value, std::string& x) { x = value.toStringRef(); }
+template <class T>
+void read(const c10::IValue& value, T& x) {
+  x = value.to<T>();
+}
 inline void read(const c10::IValue& value, DimVector& x) { x = value.toDimVector(); }
 inline void read(const c10::IValue& value, std::vector<Tensor>& x) {
   if (!value.isNone()) x = value.toTensorVector();
@@ -165,26 +163,22 @@ void push_arguments(const c10::OperatorHandle& op, Stack& stack, const Arguments
   std::apply(push_each, Arguments::members(arguments));
 }
 
-inline void push_results(Stack& stack, Tensor&& result) { stack.emplace_back(std::move(result)); }
-inline void push_results(Stack& stack, std::string&& result) {
-  stack.emplace_back(std::move(result));
-}
-inline void push_results(Stack& stack, std::vector<Tensor>&& results) {
-  stack.emplace_back(std::move(results));
-}
-inline void push_results(Stack& stack, std::tuple<Tensor, Tensor>&& results) {
-  stack.emplace_back(std::move(std::get<0>(results)));
-  stack.emplace_back(std::move(std::get<1>(results)));
+// One result, or a tuple or an array of them.
+template <class Results>
+void push_results(Stack& stack, Results results) {
+  if constexpr (requires { std::tuple_size<Results>::value; }) {
+    std::apply([&](auto&... result) { (stack.emplace_back(std::move(result)), ...); }, results);
+  } else {
+    stack.emplace_back(std::move(results));
+  }
 }
 
 template <class Result>
 Result results_of(Stack& stack) {
-  if constexpr (std::is_same_v<Result, Tensor>) {
-    return std::move(stack.back()).toTensor();
-  } else if constexpr (std::is_same_v<Result, std::vector<Tensor>>) {
-    return stack.back().toTensorVector();
-  } else if constexpr (!std::is_void_v<Result>) {
+  if constexpr (requires { std::tuple_size<Result>::value; }) {
     return {std::move(stack.end()[-2]).toTensor(), std::move(stack.back()).toTensor()};
+  } else if constexpr (!std::is_void_v<Result>) {
+    return std::move(stack.back()).to<Result>();
   }
 }
 

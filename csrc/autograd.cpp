@@ -262,29 +262,15 @@ void spamm_shards_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   stack->emplace_back(outputs);
 }
 
-bool needs_grad(const c10::IValue& argument) {
-  return argument.isTensor() && needs_grad(argument.toTensor());
-}
-
-// Arguments of ops without a gradient that could have one. Norm maps and knobs have none.
-constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias", "residual", "slope",
-                                                "a",     "b",      "out",  "norms"};
-
 // For ops that also return output norms, write to memory that is given, or run several layers: they
 // are for inference. A gradient requested through them is most likely a mistake, so it is an error.
 void check_no_gradient(const c10::OperatorHandle& op, Stack* stack) {
-  const auto& schema = op.schema();
-  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  if (is_plain(op, *stack)) return;
   bool wanted = false;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].isNone()) continue;
-    const std::string_view name = schema.arguments()[i].name();
-    const bool differentiable =
-        std::ranges::find(kDifferentiable, name) != std::end(kDifferentiable);
-    wanted |= differentiable && needs_grad(arguments[i]);
-  }
+  for (const c10::IValue& argument : torch::jit::last(*stack, size_of(op)))
+    wanted |= argument.isTensor() && needs_grad(argument.toTensor());
   TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
-              schema.name().substr(schema.name().rfind(':') + 1),
+              op.schema().name().substr(op.schema().name().rfind(':') + 1),
               " is for inference and has no gradient: expected no_grad or inference_mode; got "
               "arguments that require one");
 }

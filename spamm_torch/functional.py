@@ -813,7 +813,12 @@ def backend_for(
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype; got {dtype!r}")
-    place = torch.device(device)
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise type(error)(
+            f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
+        ) from None
     if convolution is None:
         return _ops.backend_for(place, dtype, check_block(block))
     given = {name: convolution[name] for name in _COUNTING if convolution.get(name) is not None}

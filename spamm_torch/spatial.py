@@ -89,6 +89,8 @@ def _extreme(points: Tensor, piece: Tensor, pieces: int, reduce: str) -> Tensor:
 
 def _check_positions(positions: Tensor) -> None:
     check_tensor(positions, "positions")
+    if positions.is_meta:
+        raise RuntimeError("positions must have values; got a tensor on meta")
     if positions.dtype == torch.bool or positions.is_complex():
         raise TypeError(f"positions must be real numbers; got {dtype_name(positions.dtype)}")
     if positions.dim() != 2 or positions.shape[1] == 0:

@@ -70,10 +70,6 @@ class Case:
         return tuple(x for x in results if x is not None)
 
 
-def tf32(allowed):
-    return float32_precision("high" if allowed else "highest")
-
-
 def number(value, device="cpu"):
     return torch.tensor(value, dtype=torch.float64, device=device)
 
@@ -98,7 +94,7 @@ def call_of(op, allow_tf32=False, **setting):
     """An op with a setting, which gets tensors by name."""
 
     def call(**tensors):
-        with tf32(allow_tf32):
+        with float32_precision("high" if allow_tf32 else "highest"):
             return op(**setting, **tensors)
 
     return call

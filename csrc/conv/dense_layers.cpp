@@ -47,24 +47,6 @@ bool is_half_on_cpu(const DenseConvolution& conv) {
   return conv.input.is_cpu() && at::isReducedFloatingType(conv.input.scalar_type());
 }
 
-// Tells whether no window reads a pixel, along one axis at least.
-bool reads_nothing(const ConvShape& x) {
-  const auto misses = [](int64_t outputs, int64_t kernel, int64_t input, int64_t stride,
-                         int64_t padding, int64_t dilation) {
-    for (int64_t first = -padding; outputs > 0; --outputs, first += stride) {
-      for (int64_t k = 0; k < kernel; ++k) {
-        const int64_t pixel = first + k * dilation;
-        if (pixel >= 0 && pixel < input) return false;
-      }
-    }
-    return true;
-  };
-  return misses(x.output.height, x.kernel.height, x.input.height, x.stride.height, x.padding.height,
-                x.dilation.height) ||
-         misses(x.output.width, x.kernel.width, x.input.width, x.stride.width, x.padding.width,
-                x.dilation.width);
-}
-
 // torch's own convolution, under its own settings but for TF32.
 Tensor torch_convolution(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
@@ -118,7 +100,7 @@ Tensor dense_convolution(const DenseConvolution& conv) {
   // torch refuses some of the empty ones. Where half types read nothing on a CPU with AVX-512, it
   // ends the process.
   const bool is_empty = conv.shape.images * conv.weight.numel() == 0 ||
-                        (is_half_on_cpu(conv) && reads_nothing(conv.shape));
+                        (is_half_on_cpu(conv) && conv.shape.share_inside() == 0);
   if (!is_empty) {
     if (const auto output = Backends<DenseBackend>::run(conv.input.device().type(),
                                                         &DenseBackend::convolve, conv)) {
@@ -152,21 +134,15 @@ DenseConvolution dense_arguments(const ConvArguments& x, const ConvShape& shape,
 
 namespace {
 
-Size2 pair_of(IntArrayRef values, const char* name) {
-  TORCH_CHECK(values.size() == 1 || values.size() == 2, name,
-              " must be an int or a pair (rows, columns); got ", values);
-  return {values.front(), values.back()};
-}
-
 // Checks the arguments as torch does, and computes the output's size.
 MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                    IntArrayRef dilation, bool ceil_mode) {
   check_operand_dtype(input.scalar_type(), "input");
   TORCH_CHECK(input.dim() == 4, "input must be a batch (N, C, H, W); got shape ", input.sizes());
-  MaxPool pool{.kernel = pair_of(kernel, "kernel_size"),
-               .stride = pair_of(stride.empty() ? kernel : stride, "stride"),
-               .padding = pair_of(padding, "padding"),
-               .dilation = pair_of(dilation, "dilation"),
+  MaxPool pool{.kernel = check_pair(kernel, 1, "kernel_size"),
+               .stride = check_pair(stride.empty() ? kernel : stride, 1, "stride"),
+               .padding = check_pair(padding, 0, "padding"),
+               .dilation = check_pair(dilation, 1, "dilation"),
                .output = {},
                .ceil_mode = ceil_mode};
   const auto length = [&](int64_t Size2::*along, int64_t size) {

@@ -38,19 +38,24 @@ struct ConvShape {
   }
   // The number of kernel positions. They are numbered row by row.
   int64_t kernel_positions() const { return kernel.height * kernel.width; }
+  // The output pixels along a dimension that read a pixel, and not padding, at a position of the
+  // kernel: from the first to the last, which is not one of them.
+  std::array<int64_t, 2> inside(int64_t Size2::*d, int64_t position) const {
+    const int64_t first = position * (dilation.*d) - padding.*d;  // what output 0 reads
+    const auto outputs_before = [&](int64_t pixel) {
+      return std::min(blocks_of(std::max<int64_t>(pixel - first, 0), stride.*d), output.*d);
+    };
+    return {outputs_before(0), outputs_before(input.*d)};
+  }
   // The share of kernel positions, over all output pixels, that meet the input and not padding.
   double share_inside() const {
     const auto along = [this](int64_t Size2::*d) {
-      int64_t inside = 0;
+      int64_t sum = 0;
       for (int64_t position = 0; position < kernel.*d; ++position) {
-        const int64_t first = position * (dilation.*d) - padding.*d;  // what output 0 reads
-        const auto outputs_before = [&](int64_t pixel) {
-          const int64_t distance = std::max<int64_t>(pixel - first, 0);
-          return std::min((distance + stride.*d - 1) / (stride.*d), output.*d);
-        };
-        inside += outputs_before(input.*d) - outputs_before(0);
+        const auto [first, last] = inside(d, position);
+        sum += last - first;
       }
-      return static_cast<double>(inside) / static_cast<double>(kernel.*d * (output.*d));
+      return static_cast<double>(sum) / static_cast<double>(kernel.*d * (output.*d));
     };
     return along(&Size2::height) * along(&Size2::width);
   }

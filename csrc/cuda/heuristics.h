@@ -43,33 +43,14 @@ struct ProductSize {
   int64_t batch_a, batch_b, batch, m, n, k;
 };
 
-// Tells whether split parts, which are padded to blocks of 64 x 64, need several times the memory
-// of the float32 operands and result. Small amounts of memory are never a waste.
-inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
-  constexpr double kMostTimes = 4, kLittle = 1 << 20;
-  const auto entries = [](int64_t batch, int64_t rows, int64_t columns) {
-    return static_cast<double>(batch) * static_cast<double>(rows) * static_cast<double>(columns);
-  };
-  const auto split_bytes = [&](int64_t batch, int64_t rows, int64_t columns) {
-    constexpr double kBlockBytes = 64 * 64 * 2;  // of a half type
-    return split_parts * kBlockBytes * entries(batch, blocks_of(rows, 64), blocks_of(columns, 64));
-  };
-  const double split =
-      split_bytes(size.batch_a, size.m, size.k) + split_bytes(size.batch_b, size.k, size.n);
-  const double plain =
-      sizeof(float) * (entries(size.batch_a, size.m, size.k) +
-                       entries(size.batch_b, size.k, size.n) + entries(size.batch, size.m, size.n));
-  return split > kLittle && split > kMostTimes * plain;
-}
-
-// The kernel of a product. `hopper`: the library holds the Hopper kernels, and the first two
-// functions allow them. `size` is absent if the product's size is not known yet.
+// The kernel of a product, unless its size makes choose_product() take another. `hopper`: the
+// library holds the Hopper kernels, and the first two functions allow them.
 //
-// On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three,
-// unless split parts waste memory. One product does not serve blocks of 32: their sums need a scale
-// for each granule, and keeping them made it slower than the portable kernel.
-inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
-                            const std::optional<ProductSize>& size = std::nullopt) {
+// On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three.
+// One product does not serve blocks of 32: their sums need a scale for each granule, and keeping
+// them made it slower than the portable kernel.
+inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
+                            bool hopper) {
   switch (dtype) {
     case c10::ScalarType::Half:
       return hopper ? Kernel::kSm90F16 : Kernel::kSm80F16;
@@ -77,8 +58,7 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
       return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
       if (hopper && (!allow_tf32 || std::min({block.m, block.k, block.n}) >= 64)) {
-        const Kernel split = allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
-        if (!size || !split_wastes_memory(*size, split_parts_of(split))) return split;
+        return allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
       }
       return allow_tf32 ? Kernel::kSm80Tf32 : Kernel::kSm80F32;
     case c10::ScalarType::Double:
@@ -247,13 +227,13 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
     return tile == TileSize::kSmall ? *forced : 1;
   }
   // The steps of a segment, and of tiles that two or more share.
-  constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 16;
+  constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 12;
   constexpr double kClearly = 0.85;  // of the time
   // Operands are read from memory, by however many thread blocks.
   const double bytes = is_double ? 8 : kernel == Kernel::kSm90F32x3 ? 4 : 2;
   const auto entries = static_cast<double>(size.k) *
                        static_cast<double>(size.batch_a * size.m + size.batch_b * size.n);
-  const double least_possible = 6 + entries * bytes / 1.9e6;
+  const double least_possible = 6 + entries * bytes / (is_double ? 2.6e6 : 1.9e6);
   const int64_t steps = blocks_of(size.k, 64);
   double least = product_time(of_one, size, multiprocessors);
   const double clearly = kClearly * least;
@@ -292,9 +272,10 @@ inline bool line_copy_pays(double product_us, int64_t bytes, bool is_read) {
 struct Choice {
   Kernel kernel;
   TileSize tile;
-  TileConfig config;  // of that tile
-  int segments;       // of each tile
-  int64_t meetings;   // of warps of two segments, of a whole product in tiles of segments
+  TileConfig config;       // of that tile
+  int segments;            // of each tile
+  int64_t meetings;        // of warps of two segments, of a whole product in tiles of segments
+  int64_t alignment = 16;  // addresses and strides of operands are multiples of as many bytes
 };
 
 // Facts of a chip, and of the environment, that choices depend on.
@@ -312,6 +293,64 @@ inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& c
   return {kernel, tile, find_tile(kernel, tile)->config, 1, 0};
 }
 
+// The turns of thread blocks that compute `tiles` of the portable kernels: how many steps' times
+// pass for one step of each, in us. A step of 32 takes `alone`, or `shared` for each of several
+// tiles on a multiprocessor, which has room for `together`. `turns`: how often each begins a tile.
+struct PortableTurns {
+  double turns, step;
+};
+
+inline PortableTurns portable_turns(Kernel kernel, int64_t tiles, int64_t together,
+                                    int multiprocessors) {
+  const auto [alone, shared] = [&]() -> std::pair<double, double> {
+    switch (kernel) {
+      case Kernel::kSm80F32:
+        return {1.7, 1.13};
+      case Kernel::kSm80F64:
+        return {2.2, 1.39};
+      case Kernel::kSm80Tf32:
+        return {0.95, 0.5};
+      default:
+        return {0.7, 0.3};
+    }
+  }();
+  const int64_t turns = tiles / (together * multiprocessors);
+  const int64_t rest = blocks_of(tiles - turns * together * multiprocessors, multiprocessors);
+  const double last = rest == 0 ? 0 : std::max(alone, shared * static_cast<double>(rest));
+  return {static_cast<double>(turns + (rest != 0)),
+          static_cast<double>(turns * together) * shared + last};
+}
+
+// The time of a float32 product by the portable kernels with nothing skipped, norms included, in
+// us. They store C slowly. Measured on an H200.
+inline double portable_time(Kernel kernel, const ProductSize& size, int multiprocessors,
+                            int segments) {
+  const TileConfig& tile = find_tile(kernel, TileSize::kSmall)->config;
+  const int64_t tiles =
+      size.batch * segments * blocks_of(size.m, tile.rows) * blocks_of(size.n, tile.columns);
+  const auto [turns, step] =
+      portable_turns(kernel, tiles, tile.blocks_per_multiprocessor, multiprocessors);
+  const auto steps = static_cast<double>(blocks_of(blocks_of(size.k, 32), segments));
+  const auto entries = static_cast<double>(size.batch * size.m * size.n);
+  const double end = segments == 1 ? entries * 5e-6 : 2.5 + entries * segments * 8 / 3e6;
+  const double read = static_cast<double>(size.batch_a * size.m * size.k) +
+                      static_cast<double>(size.batch_b * size.k * size.n);
+  return 3 + 3 * turns + steps * step + end + read * sizeof(float) / 2.8e6;
+}
+
+// The time to cut the operands of a float32 product into split parts, which are padded to blocks of
+// 64 x 64, and to find the largest terms, in us.
+inline double split_time(Kernel kernel, const ProductSize& size) {
+  const auto bytes = [&](int64_t batch, int64_t rows, int64_t columns) {
+    constexpr double kBlock = 64 * 64 * 2;  // of a half type
+    return static_cast<double>(batch) *
+           (4.0 * static_cast<double>(rows) * static_cast<double>(columns) +
+            split_parts_of(kernel) * kBlock * static_cast<double>(blocks_of(rows, 64)) *
+                static_cast<double>(blocks_of(columns, 64)));
+  };
+  return 5 + (bytes(size.batch_a, size.m, size.k) + bytes(size.batch_b, size.k, size.n)) / 3.3e6;
+}
+
 // Tells whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once
 // pays (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
 inline bool one_pass_pays(Kernel kernel, const Block& block, int64_t m, int64_t n,
@@ -324,10 +363,13 @@ inline bool one_pass_pays(Kernel kernel, const Block& block, int64_t m, int64_t 
 
 // `size`: of the whole product, if this one is a part of another, because kernels and tiles round
 // float32 differently.
+//
+// Float32 takes the portable kernel, in segments if they pay, where that takes less time than to
+// split the operands first: the product is small. With forced segments it does not.
 inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool allow_tf32,
                              const ProductSize& size, const Chip& chip, bool upper_only = false) {
   const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
-  const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper, size);
+  const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper);
   // A kernel that reads B once has large tiles, and pays from three quarters of a turn of them on.
   const int64_t areas = blocks_of(size.m, 128) * blocks_of(size.n, 128);
   const bool one_pass = !chip.forced_tile && size.batch == 1 &&
@@ -348,6 +390,23 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
       found.meetings = size.batch * blocks_of(size.m, found.config.rows) *
                        blocks_of(size.n, found.config.columns) *
                        kernels::pieces_of_tile(found.config);
+    }
+  }
+  if (!hopper || dtype != c10::ScalarType::Float || chip.forced_tile || chip.forced_segments) {
+    return found;
+  }
+  const Kernel portable = choose_kernel(dtype, block, allow_tf32, /*hopper=*/false);
+  double least = kernel == portable
+                     ? portable_time(portable, size, chip.multiprocessors, 1)
+                     : split_time(kernel, size) +
+                           product_time(*find_tile(kernel, found.tile), size, chip.multiprocessors,
+                                        /*upper_only=*/false, found.segments);
+  for (int segments = 1; segments <= kMostProductSegments; segments *= 2) {
+    const double time = portable_time(portable, size, chip.multiprocessors, segments);
+    if (time < least) {
+      found = {portable, TileSize::kSmall, find_tile(portable, TileSize::kSmall)->config, segments,
+               0,        sizeof(float)};
+      least = time;
     }
   }
   return found;
@@ -401,12 +460,15 @@ inline TileSize choose_conv_tile_sm90(Kernel kernel, int64_t out_channels, int64
 }
 
 // The same where each pixel of a box is judged by itself. Medium tiles have one row of 64 channels,
-// so that pixels that do not count are cleared, which costs less than to put their sums back. They
-// pay while all run at once. Two on a multiprocessor hide each other's latencies, but share its
-// loads, so that they lose where each has many steps.
-inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int64_t steps,
-                                     int multiprocessors) {
+// so that a step in which pixels are cleared is one for all. They pay while all run at once. Two on
+// a multiprocessor hide each other's latencies, but share its loads, so that they lose where each
+// has many steps. TF32 has none.
+inline TileSize choose_by_pixel_tile(Kernel kernel, int64_t out_channels, int64_t boxes,
+                                     int64_t steps, int multiprocessors) {
   constexpr int64_t kBoxesOfMedium = 2, kManySteps = 64;
+  if (find_tile(kernel, TileSize::kMedium, kConvTiles) == nullptr) {
+    return out_channels <= kNarrowOutput ? TileSize::kNarrow : TileSize::kSmall;
+  }
   const int64_t tiles = blocks_of(boxes, kBoxesOfMedium) * blocks_of(out_channels, kNarrowOutput);
   const bool fits = tiles <= (steps < kManySteps ? 2 : 1) * int64_t{multiprocessors};
   return out_channels <= kNarrowOutput || fits ? TileSize::kMedium : TileSize::kSmall;
@@ -415,11 +477,11 @@ inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int64_
 // Clusters of 8 never won: 16 of them do not find room on an H200 at once.
 constexpr int kMostSegments = 4;
 
-// The number of segments into which Hopper's convolution of half types cuts the steps of each tile,
-// so that as many thread blocks share them: the largest power of two with which about all run at
-// once and have enough steps each to be worth the exchange of sums. Segments round differently, so
+// The number of segments into which Hopper's kernel of boxes cuts the steps of each tile, so that
+// as many thread blocks share them: the largest power of two with which about all run at once and
+// have enough steps each to be worth the exchange of sums. Segments round differently, so
 // their number follows from the sizes of the convolution alone, not from boxes and tiles: the same
-// for the shards of a batch and with output norms or without. `pixels`: of the whole batch.
+// with output norms and without. `pixels`: of the whole batch.
 inline int choose_conv_segments(int64_t out_channels, int64_t pixels, int64_t steps,
                                 int multiprocessors, std::optional<int> forced = std::nullopt) {
   constexpr int64_t kEdge = 128, kLeastSteps = 8;  // of a small tile, and of a segment
@@ -517,12 +579,12 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
                        : choose_conv_segments(work.out_channels, work.pixels, work.steps,
                                               multiprocessors, forced_segments);
   const bool is_one = found.segments == 1;
-  found.tile =
-      !work.by_pixel
-          ? choose_conv_tile_sm90(work.kernel, work.out_channels, work.boxes, multiprocessors,
-                                  work.skips_nothing && is_one, forced_tile)
-      : is_one ? choose_by_pixel_tile(work.out_channels, work.boxes, work.steps, multiprocessors)
-               : TileSize::kSmall;
+  found.tile = !work.by_pixel ? choose_conv_tile_sm90(work.kernel, work.out_channels, work.boxes,
+                                                      multiprocessors, work.skips_nothing && is_one,
+                                                      forced_tile)
+               : is_one       ? choose_by_pixel_tile(work.kernel, work.out_channels, work.boxes,
+                                                     work.steps, multiprocessors)
+                              : TileSize::kSmall;
   // Tiles are claimed from a counter, which the launch that computes norms also sets to zero. If
   // all norms are precomputed, it costs a launch of its own, which pays only for large tiles.
   found.claims_tiles =
@@ -631,25 +693,12 @@ struct PackedChoice {
 };
 
 // The packed tile of least time where nothing is skipped (conv/sm80/packed.cuh). A step takes
-// `alone`, or `shared` for each of several tiles on a multiprocessor, and longer in narrow tiles,
-// and where slices share a tile. More images than a quarter of 64 have no slices: they take the
-// bits of whole batches. Measured on an H200.
+// longer in narrow tiles, and where slices share a tile. More images than a quarter of 64 have no
+// slices: they take the bits of whole batches. Measured on an H200.
 inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int multiprocessors,
                                        std::optional<TileSize> forced = std::nullopt) {
   constexpr int64_t kMostSliced = 16;
   constexpr double kTurn = 4;  // launch or next tile, the first norms and loads, the end
-  const auto [alone, shared] = [&]() -> std::pair<double, double> {
-    switch (kernel) {
-      case Kernel::kSm80F32:
-        return {1.7, 1.13};
-      case Kernel::kSm80F64:
-        return {2.2, 1.39};
-      case Kernel::kSm80Tf32:
-        return {0.95, 0.5};
-      default:
-        return {0.7, 0.3};
-    }
-  }();
   PackedChoice best{TileSize::kNarrow, std::numeric_limits<double>::infinity()};
   for (const TileSize size : {TileSize::kSmall, TileSize::kNarrow, TileSize::kMedium}) {
     const TileRow* const row = find_tile(kernel, size, kConvTiles);
@@ -663,14 +712,11 @@ inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int mul
                           blocks_of(x.out_channels, tile.columns);
     const int64_t steps = x.positions * blocks_of(x.in_channels, x.block_k) * x.block_k / 32;
     const int64_t together = std::max(kernels::kPackedBlocks, tile.blocks_per_multiprocessor);
-    const int64_t turns = tiles / (together * multiprocessors);
-    const int64_t rest = blocks_of(tiles - turns * together * multiprocessors, multiprocessors);
-    const double last = rest == 0 ? 0 : std::max(alone, shared * static_cast<double>(rest));
-    const double all = static_cast<double>(turns * together) * shared + last;
+    const auto [turns, step] = portable_turns(kernel, tiles, together, multiprocessors);
     const double longer = is_sliced ? 1.35 : size == TileSize::kNarrow ? 1.15 : 1;
     const auto rounds =
         static_cast<double>(is_sliced ? blocks_of(steps, kernels::kPackedSlices) : steps);
-    const double time = kTurn * static_cast<double>(turns + (rest != 0)) + longer * rounds * all;
+    const double time = kTurn * turns + longer * rounds * step;
     if (time < best.time || forced == size) best = {size, time};
     if (forced == size) break;
   }
@@ -691,20 +737,14 @@ inline double thin_conv_time(c10::ScalarType dtype, bool allow_tf32, const HeldC
                   x.millions(x.images * x.pixels, x.in_channels, x.out_channels) / rate);
 }
 
-// The same of Hopper's kernels: split parts in tiles of 128 output channels and two pixels of 64
-// images, or TF32's boxes, four of them.
-inline double hopper_held_conv_time(bool allow_tf32, const HeldConv& x, int multiprocessors) {
+// The same of Hopper's split parts in tiles of 128 output channels and two pixels of 64 images.
+inline double split_conv_time(const HeldConv& x, int multiprocessors) {
   const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
   const auto turns = [&](int64_t pixels) {
     const int64_t tiles = blocks_of(x.out_channels, 128) * blocks_of(x.pixels_of_blocks, pixels);
     const int64_t whole = blocks_of(tiles, multiprocessors);
     return whole <= 2 ? static_cast<double>(whole) : product(tiles) / multiprocessors;
   };
-  if (allow_tf32) {
-    const int64_t in = blocks_of(x.in_channels, 32) * 32, out = blocks_of(x.out_channels, 64) * 64;
-    return 11 + product(4, x.images, x.in_pixels, x.in_channels) / 2.5e6 +
-           x.millions(x.pixels_of_blocks, in, out) / 180 + 1.2 * turns(256);
-  }
   const int64_t in = blocks_of(x.in_channels, 64);
   const double bytes = product(256, x.pixels_of_blocks / x.pixels, x.in_pixels, in) +
                        product(512, x.positions, in, x.out_channels);
@@ -717,24 +757,25 @@ enum class HeldWay { kFilled, kThin, kPacked };
 
 // The way of least time. `packs`: rows can be packed; the portable kernel then does so by itself.
 // Tensor cores round what they multiply in TF32, so there the number of images does not choose
-// thin; and Hopper's kernels of half types take pixels one by one. `hopper`: the chip's kernels
-// take it; absent on other chips.
+// thin; and Hopper's kernel of half types and TF32 takes pixels one by one. `hopper`: the chip's
+// kernels take it; absent on other chips.
 inline HeldWay choose_held_conv(c10::ScalarType dtype, bool allow_tf32, std::optional<bool> hopper,
                                 bool packs, const HeldConv& x, int multiprocessors) {
   const bool is_half = at::isReducedFloatingType(dtype);
   const bool is_tf32 = dtype == c10::ScalarType::Float && allow_tf32;
   const Kernel kernel =
       choose_kernel(dtype, {x.block_m, x.block_k, 64}, allow_tf32, /*hopper=*/false);
-  packs = packs && !(is_half && hopper.value_or(false));
+  const bool is_boxed = (is_half || is_tf32) && hopper.value_or(false);
+  packs = packs && !is_boxed;
   HeldConv rows = x;  // of tiles
   if (!packs) rows.images = 64, rows.pixels = blocks_of(x.pixels_of_blocks, 64);
   const double norms =
       3.5 + 4e-6 * static_cast<double>(x.images * x.in_pixels * x.in_channels * x.groups) / 2.5;
   const double packed = norms + choose_packed_tile(kernel, rows, multiprocessors).time;
-  const bool may_be_thin = x.groups > 1 || (is_tf32 ? x.in_channels < 8 : !is_half);
+  const bool may_be_thin = x.groups > 1 || (is_tf32 ? x.in_channels < 8 && !is_boxed : !is_half);
   if (may_be_thin && thin_conv_time(dtype, allow_tf32, x) < packed) return HeldWay::kThin;
   const bool pays = hopper && dtype == c10::ScalarType::Float &&
-                    (!*hopper || packed < hopper_held_conv_time(allow_tf32, x, multiprocessors));
+                    (!*hopper || packed < split_conv_time(x, multiprocessors));
   return packs && pays ? HeldWay::kPacked : HeldWay::kFilled;
 }
 

@@ -18,11 +18,13 @@ namespace spamm::cuda {
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 
 // Tells whether kernels can read x with dimension `contiguous` as the contiguous one: the address
-// and all other strides are multiples of 16 bytes. `leading` is the other one of rows and columns.
-inline bool reads_along(const Matrices& x, int64_t contiguous, int64_t leading) {
-  const auto aligned = [&](int64_t stride) { return stride * x.element_size() % kAlignment == 0; };
+// and all other strides are multiples of `alignment` bytes. `leading` is the other one of rows and
+// columns.
+inline bool reads_along(const Matrices& x, int64_t contiguous, int64_t leading,
+                        int64_t alignment = kAlignment) {
+  const auto aligned = [&](int64_t stride) { return stride * x.element_size() % alignment == 0; };
   return (x.size(contiguous) <= 1 || x.stride(contiguous) == 1) && aligned(step(x, leading)) &&
-         aligned(step(x, 0)) && reinterpret_cast<uintptr_t>(x.data()) % kAlignment == 0;
+         aligned(step(x, 0)) && reinterpret_cast<uintptr_t>(x.data()) % alignment == 0;
 }
 
 // An aligned row-major copy of x (batch, rows, columns); a broadcast batch is copied once.
@@ -36,15 +38,17 @@ inline at::Tensor aligned_copy(const at::Tensor& x) {
 
 // x itself if the multiply kernels can read it, else an aligned copy: of a slice that starts off
 // the 16-byte grid, for example, or of a matrix with two strides above 1.
-inline at::Tensor readable(const at::Tensor& x) {
-  const bool in_place = x.numel() == 0 || reads_along(x, 2, 1) || reads_along(x, 1, 2);
+inline at::Tensor readable(const at::Tensor& x, int64_t alignment = kAlignment) {
+  const bool in_place =
+      x.numel() == 0 || reads_along(x, 2, 1, alignment) || reads_along(x, 1, 2, alignment);
   return in_place ? x : aligned_copy(as_batch(x));
 }
 
 // `x` is a result of readable() and must outlive the launch. `k_dim` is its dimension along K.
-inline kernels::Operand operand(const Matrices& x, int64_t k_dim) {
-  const int64_t contiguous = reads_along(x, 2, 1) ? 2 : 1;
-  return {x.data(), step(x, 0), step(x, contiguous == 2 ? 1 : 2), contiguous == k_dim};
+inline kernels::Operand operand(const Matrices& x, int64_t k_dim, int64_t alignment = kAlignment) {
+  const int64_t contiguous = reads_along(x, 2, 1, alignment) ? 2 : 1;
+  const bool by_entry = !reads_along(x, contiguous, 3 - contiguous);
+  return {x.data(), step(x, 0), step(x, contiguous == 2 ? 1 : 2), contiguous == k_dim, by_entry};
 }
 
 // x (images, channels, rows, columns) in channels-last memory. The address is a multiple of 16

@@ -6,11 +6,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 
@@ -78,25 +76,8 @@ struct BsrDropArguments {
   }
 };
 
-// A pattern of so many block columns, of the matrix that messages call `name`.
-struct BsrCheckArguments {
-  Tensor crow = {}, col = {};
-  int64_t columns = 0;
-  std::string name = {};
-
-  static auto members(auto& x) { return std::tie(x.crow, x.col, x.columns, x.name); }
-};
-
-// Results of ops that return many tensors.
-template <size_t size>
-struct BsrResults : std::array<Tensor, size> {};
-using BsrPlan = BsrResults<5>;  // crow, col, first, slots_a, slots_b
-using BsrDrop = BsrResults<6>;  // crow, col, norms, numbers, bound, sums
-
-template <size_t size>
-void push_results(Stack& stack, BsrResults<size> results) {
-  for (Tensor& result : results) stack.emplace_back(std::move(result));
-}
+using BsrPlan = std::array<Tensor, 5>;  // crow, col, first, slots_a, slots_b
+using BsrDrop = std::array<Tensor, 6>;  // crow, col, norms, numbers, bound, sums
 
 // ---- bsr_multiply -------------------------------------------------------------------------------
 
@@ -147,9 +128,7 @@ inline void check_values(const Tensor& values, int64_t stored, const char* name)
 }
 
 inline void check_like(const Tensor& values, const Tensor& values_a, const char* name) {
-  TORCH_CHECK_TYPE(values.scalar_type() == values_a.scalar_type(), name,
-                   " must have the dtype of a's blocks, ", dtype_of(values_a), "; got ",
-                   dtype_of(values));
+  check_dtype_of(values, values_a, name, "a's");
   TORCH_CHECK(values.size(1) == values_a.size(1), name, " must have a's block edge, ",
               values_a.size(1), "; got ", values.size(1));
 }
@@ -225,9 +204,7 @@ inline void check_drop(const BsrDropArguments& x) {
     check_same_device(x.norms, *other, "norms", "the result's indices");
   if (x.values) {
     check_values(*x.values, x.norms.numel(), "values");
-    TORCH_CHECK_TYPE(x.values->scalar_type() == x.norms.scalar_type(),
-                     "values must have the dtype of norms, ", dtype_of(x.norms), "; got ",
-                     dtype_of(*x.values));
+    check_dtype_of(*x.values, x.norms, "values", "the norms'");
     check_same_device(x.norms, *x.values, "norms", "the result's blocks");
   }
   if (!x.share) return;

@@ -139,9 +139,6 @@ KINDS: dict[str, Kind] = {
     "speedups": Kind("precision block n ratio",
         "Table 2: speedup over torch.mm by N / the paper's over cuBLAS (V100):",
         "speedup, paper", "n", block=(64,), precision=("float32", "float16")),
-    "speedups, several GPUs": Kind("gpus precision n ratio layout",
-        "On several GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
-        "speedup", "ratio", precision=("float16",), n=(8192, 32768)),
     "at equal error": Kind("n share block",
         "Table 3: mm against the fastest sparse product at equal error:",
         "valid_ratio, paper_valid, error, paper_error, ms, graph_ms, speedup, speedup_2, "
@@ -162,9 +159,6 @@ KINDS: dict[str, Kind] = {
                         {"title": ("conv12 to conv52",), "images": ("MNIST in full",)})),
     "study, dense": Kind("images title precision", "The dense layers, ms:",
         "dense_accuracy, conv_ms, im2col_gemm_ms, gemm_ms", title=("conv12 to conv52",)),
-    "study, several GPUs": Kind("gpus images title precision ratio",
-        "By position on several GPUs, over torch's convolution on one:",
-        ">paper_2, >paper_4, speedup", "precision gpus", title=("conv31",)),
     # ---- Several devices
     "several devices": Kind("layout data precision n ratio",
         "Speedup over one device, by where operands lie:",

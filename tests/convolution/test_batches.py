@@ -5,8 +5,8 @@ import functools
 import matrices
 import pytest
 import torch
-from reference import Im2col, default_pixel_block
-from support import ACTIVATIONS, float32_precision, uneven
+from reference import Im2col, default_pixel_block, norm_products
+from support import ACTIVATIONS, assert_near, float32_precision, uneven
 
 import spamm_torch
 
@@ -78,32 +78,53 @@ def test_whole_blocks_are_the_same_in_every_batch(device, dtype):
 
 
 @pytest.mark.parametrize("pixel_block", [(1, 8, 8), (1, 2, 16)])
-@pytest.mark.parametrize("channels", [16, 64])
-@pytest.mark.parametrize("size", [(13, 11), (48, 48)])
+@pytest.mark.parametrize("shape", [(37, 16, 13, 11), (12, 64, 48, 48)], ids=str)
 @pytest.mark.parametrize("skips", [False, True])
 def test_an_image_with_blocks_of_its_own_does_not_depend_on_its_batch(
-    device, dtype, pixel_block, channels, size, skips
+    device, dtype, pixel_block, shape, skips
 ):
-    """In float32 on Hopper so many pixels have larger tiles than those of one image."""
-    input = uneven(12, channels, *size, seed=1, dtype=dtype).to(device)
-    weight = uneven(64, channels, 3, 3, seed=2, dtype=dtype).to(device)
+    """In float32 on Hopper the pixels of twelve images have larger tiles than those of one."""
+    input = uneven(*shape, seed=1, dtype=dtype).to(device)
+    weight = uneven(64, shape[1], 3, 3, seed=2, dtype=dtype).to(device)
     call = functools.partial(spamm_torch.conv2d, weight=weight, padding=1, pixel_block=pixel_block)
     tau = call(input, valid_ratio=0.5, return_info=True)[1].tau * 0.999 if skips else 0.0
     together = call(input, tau=tau)
     assert together.any()
     assert torch.equal(together, call(input, tau=0.0)) != skips
-    for images in (slice(0, 1), slice(5, 6), slice(3, 12), 7):
+    for images in (slice(0, 1), slice(5, 6), slice(3, None), 7):
         assert torch.equal(call(input[images], tau=tau), together[images])
 
 
 # ---- Blocks of images that a batch does not fill ------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES, ids=str)
+@pytest.mark.cuda
+@pytest.mark.parametrize("images", [1, 5, 16, 17, 33, 66])
+@pytest.mark.parametrize("block", [None, 32, (32, 64, 64), (128, 64, 128)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_rows_of_many_blocks_lie_side_by_side(dtype, images, block, groups):
+    """Sums are exact, so each pixel shows what was skipped for its own block."""
+    input, weight = operands()
+    input, weight = input[:images].float(), weight[:, : CHANNELS // groups].float()
+    setting = {"padding": 1, "groups": groups, "block": block}
+    reference = Im2col(input, weight, **setting)
+    tau, valid = reference.decide(0.5)
+    got = spamm_torch.conv2d(input.cuda().to(dtype), weight.cuda().to(dtype), tau=tau, **setting)
+    assert_near(got, reference.product(valid))
+    weight[5] = torch.inf  # meets zeros of padding, and none of rows that are skipped
+    reference = Im2col(input, weight, **setting)
+    expected = reference.product(~(norm_products(*reference.norms()[::2]) < tau))
+    got = spamm_torch.conv2d(input.cuda().to(dtype), weight.cuda().to(dtype), tau=tau, **setting)
+    rest = [channel for channel in range(CHANNELS) if channel != 5]
+    assert_near(got[:, rest], expected[:, rest])
+    assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
+
+
 @pytest.mark.parametrize("images", [1, 3, 33, 70])
 @pytest.mark.parametrize("segments", [None, 2, 4])
 def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segments, force):
-    force(segments if dtype in (torch.float16, torch.bfloat16) else None)
+    is_tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() == "high"
+    force(segments if is_tf32 or dtype in (torch.float16, torch.bfloat16) else None)
     input = uneven(images, 136, 9, 8, seed=1, dtype=dtype)
     weight = uneven(72, 136, 3, 3, seed=2, dtype=dtype).to(device)
     tau, _ = Im2col(input, weight.cpu(), padding=1).decide(0.5)
@@ -147,3 +168,31 @@ def test_a_tau_of_zero_takes_no_norms(tau, pixel_block):
             call(threshold)
         names = {event.key for event in profile.key_averages()}
         assert ("spamm_torch::norm_map" in names) == takes_norms
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("images", [1, 2, 3, 5, 8, 9, 20, 33])
+def test_norms_of_few_images_are_those_among_zeros(images, dtype, set_tf32):
+    set_tf32(True)
+    tau = 1e-38 if dtype == torch.float32 else 0.0  # torch's TF32 may depend on the batch
+    for channels, size in ((72, (9, 11)), (128, (3, 3)), (200, (1, 1))):
+        input = uneven(images, channels, *size, seed=images, dtype=dtype).cuda()
+        if dtype != torch.float16:  # plain sums of their squares overflow or underflow
+            input[:, :64, ::2] *= 1e-30
+            input[:, 64:, :, ::2] *= 1e25
+        identity = torch.eye(channels, dtype=dtype, device="cuda")[:, :, None, None]
+        norms = []
+        for among in (images, 50):  # as many as one thread holds, or not
+            batch = input.new_zeros(among, *input.shape[1:])
+            batch[:images] = input
+            batch = batch.contiguous(memory_format=torch.channels_last)
+            output, of_pixels = spamm_torch.conv2d(batch, identity, tau=tau, return_norms=True)
+            norms.append(of_pixels)
+        if dtype == torch.float32:
+            torch.testing.assert_close(norms[0], norms[1], rtol=2**-21, atol=0)
+        else:
+            assert torch.equal(norms[0], norms[1])
+        groups = [output[:, first : first + 64] for first in range(0, channels, 64)]
+        expected = torch.stack([x.double().norm(dim=(0, 1)) for x in groups], dim=-1)
+        torch.testing.assert_close(norms[0][0].double(), expected, rtol=2**-19, atol=0)

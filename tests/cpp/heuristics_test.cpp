@@ -64,9 +64,15 @@ TEST(Heuristics, KernelsByTypeBlockAndChip) {
   EXPECT_EQ(split_parts_of(Kernel::kSm80F32), 0);
 }
 
-TEST(Heuristics, ManySmallFloat32MatricesAreNotSplit) {
-  const auto name = [](const ProductSize& size, bool allow_tf32 = false) -> std::string {
-    return kernel_name(choose_kernel(at::kFloat, {64, 64, 64}, allow_tf32, true, size));
+TEST(Heuristics, SmallFloat32ProductsAreNotSplit) {
+  const auto choose = [](const ProductSize& size, bool allow_tf32 = false,
+                         std::optional<int> segments = std::nullopt) {
+    const Chip chip = {
+        .hopper = true, .multiprocessors = kMultiprocessors, .forced_segments = segments};
+    return choose_product(at::kFloat, {64, 64, 64}, allow_tf32, size, chip);
+  };
+  const auto name = [&](const ProductSize& size, bool allow_tf32 = false) -> std::string {
+    return kernel_name(choose(size, allow_tf32).kernel);
   };
   const auto batch_of = [](int64_t batch, int64_t m, int64_t n, int64_t k) {
     return ProductSize{batch, batch, batch, m, n, k};
@@ -74,13 +80,19 @@ TEST(Heuristics, ManySmallFloat32MatricesAreNotSplit) {
   EXPECT_EQ(name(batch_of(500'000, 4, 4, 4)), "sm80-simt-f32");
   EXPECT_EQ(name(batch_of(500'000, 4, 4, 4), true), "sm80-mma-tf32");
   EXPECT_EQ(name(batch_of(100'000, 8, 8, 8)), "sm80-simt-f32");
-  EXPECT_EQ(name(batch_of(1'000, 64, 2, 2)), "sm80-simt-f32");       // K and N padded 32 times
-  EXPECT_EQ(name(batch_of(1'000, 32, 32, 32)), "sm90-wgmma-f32x3");  // 2.7 times the memory
-  EXPECT_EQ(name(batch_of(1'000, 64, 64, 64)), "sm90-wgmma-f32x3");
-  EXPECT_EQ(name(batch_of(1, 4, 4, 4)), "sm90-wgmma-f32x3");        // 32 KiB in all
-  EXPECT_EQ(name(batch_of(1, 1, 4096, 4096)), "sm90-wgmma-f32x3");  // B is whole blocks
-  EXPECT_EQ(name({1, 1, 1'000'000, 4, 4, 4}), "sm90-wgmma-f32x3");  // one matrix for all
+  EXPECT_EQ(name(batch_of(1'000, 64, 2, 2)), "sm80-simt-f32");  // K and N padded 32 times
   EXPECT_EQ(name({1'000'000, 1, 1'000'000, 4, 4, 4}), "sm80-simt-f32");
+  EXPECT_EQ(name(batch_of(1, 300, 200, 16)), "sm80-simt-f32");
+  EXPECT_EQ(choose(batch_of(1, 300, 200, 16)).segments, 1);
+  EXPECT_EQ(name(batch_of(1, 190, 50, 900)), "sm80-simt-f32");
+  EXPECT_GT(choose(batch_of(1, 190, 50, 900)).segments, 1);
+  EXPECT_EQ(choose(batch_of(1, 190, 50, 900), false, 1).kernel, Kernel::kSm90F32x3);
+  EXPECT_EQ(name(batch_of(1, 19, 4186, 2969), true), "sm90-wgmma-f32x1");  // norms of B
+  EXPECT_EQ(name(batch_of(1, 2010, 2586, 18)), "sm90-wgmma-f32x3");
+  for (const int64_t n : {768, 1024, 2048, 4096}) {
+    EXPECT_EQ(name(batch_of(1, n, n, n)), "sm90-wgmma-f32x3");
+    EXPECT_EQ(name(batch_of(1, n, n, n), true), "sm90-wgmma-f32x1");
+  }
 }
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
@@ -241,9 +253,11 @@ TEST(Heuristics, PackedRowsOfFewImages) {
   const auto way = [&](const HeldConv& x, bool tf32, std::optional<bool> hopper = true) {
     return choose_held_conv(at::kFloat, tf32, hopper, /*packs=*/true, x, kMultiprocessors);
   };
-  for (const bool tf32 : {false, true}) {
-    EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32), HeldWay::kPacked);
-    EXPECT_EQ(way(held(8, 149, 9, 32, 32), tf32), HeldWay::kPacked);
+  for (const bool tf32 : {false, true}) {  // Hopper's TF32 takes pixels one by one
+    const HeldWay packed = tf32 ? HeldWay::kFilled : HeldWay::kPacked;
+    EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32), packed);
+    EXPECT_EQ(way(held(8, 149, 9, 32, 32), tf32), packed);
+    EXPECT_EQ(way(held(1, 112, 49, 3, 64), tf32) == HeldWay::kThin, !tf32);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32), HeldWay::kFilled);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32, false), HeldWay::kPacked);
     // The portable kernel packs by itself.
@@ -288,14 +302,17 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
 }
 
 TEST(Heuristics, TilesOfOneRowOfPixelsWhileAllRunAtOnce) {
-  const auto tile = [](int64_t out_channels, int64_t boxes, int64_t steps) {
-    return choose_by_pixel_tile(out_channels, boxes, steps, kMultiprocessors);
+  const auto tile = [](int64_t out_channels, int64_t boxes, int64_t steps,
+                       Kernel kernel = Kernel::kSm90Bf16) {
+    return choose_by_pixel_tile(kernel, out_channels, boxes, steps, kMultiprocessors);
   };
   EXPECT_EQ(tile(128, 264, 9), TileSize::kMedium);  // two for each multiprocessor
   EXPECT_EQ(tile(128, 265, 9), TileSize::kSmall);
   EXPECT_EQ(tile(128, 132, 90), TileSize::kMedium);  // one for each, as they have many steps
   EXPECT_EQ(tile(128, 133, 90), TileSize::kSmall);
   EXPECT_EQ(tile(64, 10'000, 90), TileSize::kMedium);  // half of a small tile would be empty
+  EXPECT_EQ(tile(64, 1, 9, Kernel::kSm90F32x1), TileSize::kNarrow);  // TF32 has none
+  EXPECT_EQ(tile(65, 1, 9, Kernel::kSm90F32x1), TileSize::kSmall);
 }
 
 TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {

@@ -16,6 +16,12 @@ def tf32(request, set_tf32):
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def split_parts(monkeypatch):
+    """Keeps small products from the portable kernels."""
+    monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", "1")
+
+
 def assert_as_accurate(a, b, block=64, factor=1.0, least=0.0):
     """A product's error is that of torch's, times a factor, or below the least that counts."""
     exact = a.double() @ b.double()
@@ -57,6 +63,15 @@ SHAPES += [(1536, 4096), (2048, 64), (2048, 256), (2048, 2048), (3000, 4096)]
 @pytest.mark.parametrize(("edge", "k"), SHAPES)
 def test_float32_by_halves_is_as_accurate_as_cublas(edge, k, data, hopper):
     assert_as_accurate(*DATA[data](*operands(m=edge, k=k, n=edge)))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "misaligned"])
+@pytest.mark.parametrize("shape", [(16, 16, 16), (317, 16, 259), (190, 900, 53), (19, 3000, 4186)])
+def test_small_and_thin_products_are_near_cublas(tf32, force, shape, layout):
+    """Portable kernels have them, in segments where K is long, and copy odd rows entry by entry."""
+    force(None)
+    m, k, n = shape
+    assert_as_accurate(*(matrices.LAYOUTS[layout](x) for x in operands(m=m, k=k, n=n)), 64, 2)
 
 
 @pytest.mark.parametrize("edge", [256, 2048])
@@ -345,8 +360,9 @@ def test_float32_says_how_much_memory_its_halves_need(hopper):
         spamm_torch.mm(a, a, tau=0.0)
 
 
-def test_many_small_matrices_take_little_memory(tf32):
-    """Split parts pad each of them to 64 x 64."""
+def test_many_small_matrices_take_little_memory(tf32, force):
+    """Split parts would pad each of them to 64 x 64."""
+    force(None)
     a = torch.ones(50_000, 4, 4, device="cuda")
     for b in (a, a[:1].expand_as(a)):
         torch.cuda.synchronize()

@@ -235,7 +235,7 @@ def wrong(model, **_):
     [(fails, "cannot compile this."), (wrong, "WRONG RESULT: expected an error of at most ")],
 )
 def test_a_candidate_that_fails_or_is_wrong_is_a_row(tmp_path, monkeypatch, compiled, why):
-    monkeypatch.setattr(networks, "_compiled", compiled)
+    monkeypatch.setattr("torch.compile", compiled)
     given = ("--networks", "tiny", "--batches", 1, "--candidates", "dense", "ours", "--repeats", 1)
     dense, ours = run_bench("networks", tmp_path, *given)["networks"]
     assert (dense["absent"], ours["ms"]) == (None, None)

@@ -124,17 +124,13 @@ constexpr int64_t kLeastImages = 8;
 template <class N>
 ConvNorms<N> norms_and_tau(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
                            const PixelNorms<N>& pixels) {
-  if (knob.tau) {
-    const double tau = host_scalar(*knob.tau);
-    const Box& edge = conv.blocks.edge;
-    if (edge[1] == 1 && edge[2] == 1) return {norm_weight.contiguous(), Tensor(), &pixels, tau};
-    const Tensor columns = column_norms(conv, pixels, ColumnNorms::kSkip);
-    return {norm_weight.contiguous(), columns, nullptr, tau};
-  }
-  const Tensor columns = column_norms(conv, pixels, ColumnNorms::kPlain);
+  const Box& edge = conv.blocks.edge;
+  if (knob.tau && edge[1] == 1 && edge[2] == 1)
+    return {norm_weight.contiguous(), Tensor(), &pixels, host_scalar(*knob.tau)};
+  const Tensor columns = column_norms(conv, pixels);
   const auto skip_norms = PartialBlockScale(conv.blocks, columns.options())(columns, 0);
   const Tensor tau = threshold_from_knob(norm_weight, columns, knob, skip_norms);
-  return {norm_weight.contiguous(), skip_norms.value_or(columns), nullptr, tau.item<double>()};
+  return {norm_weight.contiguous(), skip_norms.value_or(columns), nullptr, host_scalar(tau)};
 }
 
 // A kernel of 1 x 1 reads pixels at the distance of the stride, and no others.

@@ -366,14 +366,14 @@ class ImplicitProduct {
   template <class Visit>
   void each_seen_run(const Step& step, const Visit& visit) const {
     const Tile& tile = step.tile;
-    const Seen seen(shape_, step.kernel_position);
-    const Range inside = seen.columns();
-    const int64_t begin = std::clamp(inside.begin, tile.columns.begin, tile.columns.end());
-    const int64_t end = std::clamp(inside.end(), begin, tile.columns.end());
+    const auto [first, last] =
+        shape_.inside(&Size2::width, step.kernel_position % shape_.kernel.width);
+    const int64_t begin = std::clamp(first, tile.columns.begin, tile.columns.end());
+    const int64_t end = std::clamp(last, begin, tile.columns.end());
     for (int64_t i = 0; begin < end && i < tile.rows.size; ++i) {
       const int64_t position = i * tile.columns.size + begin - tile.columns.begin;
-      if (const auto row = seen.row(tile.rows.begin + i))
-        visit(position, end - begin, *row, seen.column(begin));
+      if (const auto seen = shape_.seen_by(tile.rows.begin + i, begin, step.kernel_position))
+        visit(position, end - begin, seen->height, seen->width);
     }
   }
 
@@ -441,8 +441,8 @@ class ImplicitProduct {
         ((tile.group * out_blocks_ + step.j) * shape_.kernel_positions() + step.kernel_position) *
             k_blocks_ +
         blocks.begin;
-    const N scale =
-        partial_block_scale<N>({shape_.images, 1, 1}, {edge_[0], 1, 1}, {tile.image_block, 0, 0});
+    const int64_t images = std::min(edge_[0], shape_.images - tile.image_block * edge_[0]);
+    const N scale = std::sqrt(static_cast<N>(edge_[0]) / static_cast<N>(images));
     uint64_t of_padding;
     const std::array<N, kMaskBits> zeros{};
     find_valid_pixels(norm_a, blocks.size, zeros.data(), 0, scale, tau_, 1, &of_padding);

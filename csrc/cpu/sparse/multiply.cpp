@@ -24,17 +24,6 @@ constexpr int64_t kGroupsPerThread = 4;  // at least, if C has enough block rows
 // from caches.
 constexpr int64_t kPageStride = kSliceDepth + 32;
 
-// Checked; all tensors are contiguous.
-struct Arguments {
-  const Pattern &c, &a;
-  const Pattern* input;  // null if there is none
-  Tensor first, slots_a, slots_b, values_a, values_b, values_input;
-  Tensor values, norms;  // of C
-  int64_t edge;
-  Scalar beta, alpha;
-  bool symmetric;
-};
-
 // T: type of the operands. P: type of the packed panels.
 template <class T, class P>
 class ListProduct {
@@ -43,24 +32,26 @@ class ListProduct {
   using Sum = typename Kernel::Sum;
 
  public:
-  explicit ListProduct(const Arguments& arguments)
-      : c_(arguments.c),
-        a_(arguments.a),
-        input_(arguments.input),
-        first_(arguments.first.const_data_ptr<int64_t>()),
-        slots_a_(arguments.slots_a.const_data_ptr<int32_t>()),
-        slots_b_(arguments.slots_b.const_data_ptr<int32_t>()),
-        values_a_(arguments.values_a.const_data_ptr<T>()),
-        values_b_(arguments.values_b.const_data_ptr<T>()),
-        values_input_(input_ ? arguments.values_input.const_data_ptr<T>() : nullptr),
-        values_(arguments.values.mutable_data_ptr<T>()),
-        norms_(arguments.norms.numel() > 0 ? arguments.norms.mutable_data_ptr<N>() : nullptr),
-        edge_(arguments.edge),
+  // Checked; all tensors are contiguous. Writes `values` and, unless it is empty, `norms`.
+  ListProduct(const BsrMultiplyArguments& x, const Pattern& c, const Pattern& a,
+              const std::optional<Pattern>& input, const Tensor& values, const Tensor& norms)
+      : c_(c),
+        a_(a),
+        input_(input),
+        first_(x.first.const_data_ptr<int64_t>()),
+        slots_a_(x.slots_a.const_data_ptr<int32_t>()),
+        slots_b_(x.slots_b.const_data_ptr<int32_t>()),
+        values_a_(x.values_a.const_data_ptr<T>()),
+        values_b_(x.values_b.const_data_ptr<T>()),
+        values_input_(input ? x.values_input->const_data_ptr<T>() : nullptr),
+        values_(values.mutable_data_ptr<T>()),
+        norms_(norms.numel() > 0 ? norms.mutable_data_ptr<N>() : nullptr),
+        edge_(x.values_a.size(1)),
         per_slice_(kSliceDepth / edge_),
         kernel_{{edge_, edge_, edge_}},
-        alpha_(arguments.alpha.to<Sum>()),
-        beta_(arguments.beta.to<Sum>()),
-        symmetric_(arguments.symmetric) {}
+        alpha_(x.alpha.to<Sum>()),
+        beta_(x.beta.to<Sum>()),
+        symmetric_(x.symmetric) {}
 
   void run() const {
     const std::vector<Range> groups = groups_by_work();
@@ -238,7 +229,7 @@ class ListProduct {
   }
 
   const Pattern &c_, &a_;
-  const Pattern* input_;
+  const std::optional<Pattern>& input_;
   const int64_t* first_;
   const int32_t *slots_a_, *slots_b_;
   const T *values_a_, *values_b_, *values_input_;
@@ -251,21 +242,20 @@ class ListProduct {
 };
 
 // Checks that the lists lead to stored blocks alone, in the order of k.
-void check_lists(const Pattern& c, const Pattern& a, const Tensor& first, const Tensor& slots_a,
-                 const Tensor& slots_b, int64_t stored_b, bool symmetric) {
-  const int64_t* const places = first.const_data_ptr<int64_t>();
-  const int32_t* const in_a = slots_a.const_data_ptr<int32_t>();
-  const int32_t* const in_b = slots_b.const_data_ptr<int32_t>();
-  bool fits = places[0] == 0 && places[c.stored()] == slots_a.numel();
+void check_lists(const Pattern& c, const Pattern& a, const BsrMultiplyArguments& x) {
+  const int64_t* const places = x.first.const_data_ptr<int64_t>();
+  const int32_t* const in_a = x.slots_a.const_data_ptr<int32_t>();
+  const int32_t* const in_b = x.slots_b.const_data_ptr<int32_t>();
+  bool fits = places[0] == 0 && places[c.stored()] == x.slots_a.numel();
   for (int64_t e = 0; fits && e < c.stored(); ++e) fits = places[e] <= places[e + 1];
   for (int64_t i = 0; fits && i < c.rows; ++i)
     for (int64_t e = c.crow[i]; fits && e < c.crow[i + 1]; ++e)
       for (int64_t p = places[e]; fits && p < places[e + 1]; ++p)
         fits = in_a[p] >= a.crow[i] && in_a[p] < a.crow[i + 1] && in_b[p] >= 0 &&
-               in_b[p] < stored_b && (p == places[e] || in_a[p - 1] < in_a[p]);
+               in_b[p] < x.values_b.size(0) && (p == places[e] || in_a[p - 1] < in_a[p]);
   // The mirror image of each block above the diagonal is stored, and no other block below it.
   int64_t above = 0, below = 0;
-  for (int64_t i = 0; fits && symmetric && i < c.rows; ++i)
+  for (int64_t i = 0; fits && x.symmetric && i < c.rows; ++i)
     for (int64_t e = c.crow[i]; fits && e < c.crow[i + 1]; ++e) {
       above += c.col[e] > i;
       below += c.col[e] < i;
@@ -279,33 +269,22 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   check_arguments(x);
   constexpr int64_t kAnyColumns = std::numeric_limits<int64_t>::max();
   const Pattern c(x.crow, x.col, kAnyColumns, "the result"), a(x.crow_a, x.col_a, kAnyColumns, "a");
-  const Tensor &values_a = x.values_a, &values_b = x.values_b;
-  const Tensor first = x.first.contiguous();
-  const Tensor slots_a = x.slots_a.contiguous(), slots_b = x.slots_b.contiguous();
-  check_lists(c, a, first, slots_a, slots_b, values_b.size(0), x.symmetric);
-  const int64_t edge = values_a.size(1);
+  for (Tensor* tensor : {&x.first, &x.slots_a, &x.slots_b, &x.values_a, &x.values_b})
+    *tensor = tensor->contiguous();
+  check_lists(c, a, x);
   std::optional<Pattern> input;
-  if (x.adds_input()) input.emplace(*x.crow_input, *x.col_input, kAnyColumns, "input");
-  const Tensor values = at::empty({c.stored(), edge, edge}, values_a.options());
+  if (x.adds_input()) {
+    input.emplace(*x.crow_input, *x.col_input, kAnyColumns, "input");
+    x.values_input = x.values_input->contiguous();
+  }
+  const int64_t edge = x.values_a.size(1);
+  const Tensor values = at::empty({c.stored(), edge, edge}, x.values_a.options());
   const Tensor norms = x.empty_norms(c.stored());
   if (c.stored() == 0) return {values, norms};
-  const Arguments arguments{c,
-                            a,
-                            input ? &*input : nullptr,
-                            first,
-                            slots_a,
-                            slots_b,
-                            values_a.contiguous(),
-                            values_b.contiguous(),
-                            input ? x.values_input->contiguous() : Tensor(),
-                            with_large_pages(values),
-                            norms,
-                            edge,
-                            x.beta,
-                            x.alpha,
-                            x.symmetric};
-  with_panel_types(values_a.scalar_type(),
-                   [&]<class T, class P> { ListProduct<T, P>(arguments).run(); });
+  with_large_pages(values);
+  with_panel_types(x.values_a.scalar_type(), [&]<class T, class P> {
+    ListProduct<T, P>(x, c, a, input, values, norms).run();
+  });
   return {values, norms};
 }
 

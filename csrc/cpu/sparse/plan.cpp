@@ -2,6 +2,8 @@
 //
 // Each block row of C is built by itself: a first pass over its products counts the valid ones of
 // each column, a second writes them to their places. Both visit k in ascending order.
+#include <numeric>
+
 #include "checks.h"
 #include "cpu/threshold/norm_products.h"
 #include "sparse/csr.h"
@@ -63,13 +65,8 @@ class Plan {
         columns[next[j]] = i;
         counts[next[j]++] = 0;
       }
-    int64_t products = 0;
-    for (int64_t c = 0; c < blocks; ++c) {
-      const int64_t count = counts[c];
-      counts[c] = products;
-      products += count;
-    }
-    counts[blocks] = products;
+    counts[blocks] = 0;
+    std::exclusive_scan(counts, counts + blocks + 1, counts, int64_t{0});
     return {crow, col, first};
   }
 
@@ -138,15 +135,13 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
   });
 }
 
-void bsr_check(BsrCheckArguments& x) {
-  Pattern(x.crow.cpu(), x.col.cpu(), x.columns, x.name.c_str());
+void bsr_check(const Tensor& crow, const Tensor& col, int64_t columns, std::string_view name) {
+  Pattern(crow.cpu(), col.cpu(), columns, std::string(name).c_str());
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("bsr_plan", boxed<&bsr_plan>()); }
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("bsr_check", boxed<&bsr_check>());
-}
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("bsr_check", &bsr_check); }
 
 }  // namespace spamm::cpu

@@ -31,17 +31,18 @@ double loss_of(N a, N b) {
   return double{kernels::at_most(a)} * kernels::at_most(b) + kUnderflow;
 }
 
-// The error bound at a threshold, as that of dense storage: blocks that are not stored lose
-// nothing.
+// The step of a threshold. Its cost is the error bound, as that of dense storage: blocks that are
+// not stored lose nothing.
 template <class N>
-N bound_at(const CsrMaps<N>& maps, N tau) {
+Step<N> step_at(const CsrMaps<N>& maps, N tau) {
   std::vector<double> row_bounds(maps.a.rows);
-  at::parallel_for(0, maps.a.rows, grain(maps.mean_products()), [&](int64_t from, int64_t to) {
+  const auto add_rows = [&](int64_t from, int64_t to, Step<N> step) {
     std::vector<double> losses(maps.b.columns), lost;
     std::vector<int64_t> columns;
     for (int64_t i = from; i < to; ++i) {
       maps.each_product(i, 0, [&](int64_t slot_a, int64_t slot_b, int64_t j) {
         const N a = maps.norm_a[slot_a], b = maps.norm_b[slot_b];
+        step.include(a * b, a * b < tau);
         if (!(a * b < tau) || !(a > 0) || !(b > 0)) return;
         if (losses[j] == 0) columns.push_back(j);
         losses[j] += loss_of(a, b);
@@ -51,8 +52,13 @@ N bound_at(const CsrMaps<N>& maps, N tau) {
       columns.clear();
       row_bounds[i] = kernels::at_most(norm_of(lost.data(), static_cast<int64_t>(lost.size())));
     }
-  });
-  return bound_of_rows<N>(row_bounds, maps.b.rows + maps.b.columns + maps.a.rows);
+    return step;
+  };
+  Step<N> step =
+      at::parallel_reduce(0, maps.a.rows, grain(maps.mean_products()), Step<N>(), add_rows,
+                          [](const Step<N>& x, const Step<N>& y) { return x.joined(y); });
+  step.cost = bound_of_rows<N>(row_bounds, maps.b.rows + maps.b.columns + maps.a.rows);
+  return step;
 }
 
 Tensor bsr_find_tau(BsrFindTauArguments& x) {
@@ -61,14 +67,12 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
   return dispatch_norms(x.norm_a, [&](auto type) {
     using N = decltype(type);
     const CsrMaps<N> of(maps);
-    if (x.valid_ratio) {
-      const N tau = find_tau_of(product_counter(of), *x.valid_ratio);
-      return at::scalar_tensor(tau, x.norm_a.options());
-    }
-    const NormSpan<N> a{of.norm_a, of.a.stored()}, b{of.norm_b, of.b.stored()};
-    const N tau = find_tau_for_error_of(
-        a, b, *x.max_error, [&](N at) { return bound_at(of, at); },
-        [](double) { return std::optional<N>(); });
+    const double places = static_cast<double>(of.a.rows) * static_cast<double>(of.b.columns);
+    const N tau = x.valid_ratio
+                      ? find_tau_of(product_counter(of), *x.valid_ratio)
+                      : find_tau_for_error_of<N>(maps.norm_a, maps.norm_b, *x.max_error,
+                                                 std::sqrt(places) * static_cast<double>(of.b.rows),
+                                                 [&](N at) { return step_at(of, at); });
     return at::scalar_tensor(tau, x.norm_a.options());
   });
 }
@@ -88,7 +92,7 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
         counts[0] += !(of.norm_a[slot_a] * of.norm_b[slot_b] < tau);
         ++counts[1];
       });
-    const N bound = bound_at(of, tau);
+    const auto bound = static_cast<N>(step_at(of, tau).cost);
     return std::make_tuple(at::scalar_tensor(bound, x.norm_a.options()), products);
   });
 }
@@ -123,12 +127,8 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
     const int64_t stored = owner.numel();
     double limit = x.below;
     if (x.share) {
-      const auto whole_of = [](const Tensor& norms) {
-        const Tensor all = norms.contiguous();
-        return norm_of(all.const_data_ptr<N>(), all.numel(),
-                       [](N x) { return kernels::at_least(x); });
-      };
-      const double whole = whole_of(*x.norm_a) * whole_of(*x.norm_b);
+      const double whole =
+          least_norm<N>(x.norm_a->contiguous()) * least_norm<N>(x.norm_b->contiguous());
       const double most =
           std::isfinite(whole) ? *x.share * whole * (1 - 4 * kernels::kNormSlack<N>) : 0;
       limit = most > 0 ? std::min(limit, limit_of_loss(norms, stored, most)) : 0;
@@ -154,13 +154,9 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
     }
     const auto count = static_cast<int64_t>(numbers.size());
     crow.mutable_data_ptr<int64_t>()[pattern.rows] = count;
-    const Tensor col = at::empty({count}, index), places = at::empty({count}, index);
-    const Tensor kept = at::empty({count}, owner.options());
-    for (int64_t i = 0; i < count; ++i) {
-      col.mutable_data_ptr<int64_t>()[i] = pattern.col[numbers[i]];
-      places.mutable_data_ptr<int64_t>()[i] = numbers[i];
-      kept.mutable_data_ptr<N>()[i] = norms[numbers[i]];
-    }
+    const Tensor places = at::tensor(numbers, index);
+    const Tensor col = pattern.owner_col.index_select(0, places);
+    const Tensor kept = owner.index_select(0, places);
     const double lost = norm_of(gone.data(), static_cast<int64_t>(gone.size()));
     const N bound = rounded_up<N>(kernels::at_most(lost * (1 + 2 * kernels::kNormSlack<N>)));
     Tensor sums = at::empty({0}, owner.options().dtype(at::kDouble));

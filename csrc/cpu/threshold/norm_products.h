@@ -1,10 +1,10 @@
 // Norm maps as the threshold ops of the CPU read them, and searches of a threshold by counts of
 // valid block products.
 //
-// They bisect the bit patterns of thresholds, which have the order of the numbers. To count the
-// valid products at a threshold, the norms of A's column k and of B's row k are sorted once for
-// each k. Two pointers then count in O(M + N), because rounded products are monotonic in their
-// factors.
+// A search narrows the bit patterns of thresholds, which have the order of the numbers, from one
+// product of norms to another. To count the products that a threshold skips, the norms of A's
+// column k and of B's row k are sorted once for each k. Two pointers then count in O(M + N),
+// because rounded products are monotonic in their factors.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -16,12 +16,13 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
-#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "cpu/common/machine.h"
 #include "cpu/norm_map/strip_norms.h"
 #include "norm_slack.h"
 
@@ -61,17 +62,70 @@ auto dispatch_norms(const at::Tensor& norm_a, const Function& function) {
   return norm_a.scalar_type() == at::kDouble ? function(double()) : function(float());
 }
 
-// The largest threshold in [0, +inf] for which `holds` is true. It must be true for 0, and false
-// above any threshold for which it is false.
-template <class N, class Predicate>
-N largest_threshold(const Predicate& holds) {
-  using Bits = std::conditional_t<sizeof(N) == 4, uint32_t, uint64_t>;
-  Bits yes = 0, no = std::bit_cast<Bits>(std::numeric_limits<N>::infinity()) + 1;
-  while (no - yes > 1) {
-    const Bits middle = yes + (no - yes) / 2;
-    (holds(std::bit_cast<N>(middle)) ? yes : no) = middle;
+// Products of norms have the order of their bit patterns.
+template <class N>
+using BitsOf = std::conditional_t<sizeof(N) == 4, int32_t, int64_t>;
+template <class N>
+constexpr BitsOf<N> kInfinity = std::bit_cast<BitsOf<N>>(std::numeric_limits<N>::infinity());
+
+// Thresholds that skip the same products: those above `last`, the largest one that is skipped, up
+// to `next`, the least one that is not.
+template <class N>
+struct Step {
+  BitsOf<N> last = 0, next = kInfinity<N>;
+  double cost = 0;  // of what is skipped
+
+  SPAMM_INLINE void include(N product, bool is_skipped) {
+    const auto bits = std::bit_cast<BitsOf<N>>(product);
+    // As values, not as references: a compiler vectorises no choice between addresses.
+    const BitsOf<N> skipped = is_skipped ? bits : 0, kept = is_skipped ? kInfinity<N> : bits;
+    last = std::max(last, skipped);
+    next = std::min(next, kept);
   }
-  return std::bit_cast<N>(yes);
+  Step joined(const Step& other) const {
+    return {std::max(last, other.last), std::min(next, other.next), cost + other.cost};
+  }
+};
+
+// The last step whose cost is at most `most`, and the one after it. Their costs ascend from 0 on.
+// step_at(tau) finds that of a threshold. It is asked for the thresholds `first`, then for those at
+// which the cost would pass `most` if it were a power of the threshold. The end that stays when the
+// other one moves again counts half each time (the Illinois method).
+template <class N, class StepAt>
+std::pair<Step<N>, Step<N>> steps_around(double most, std::initializer_list<double> first,
+                                         const StepAt& step_at) {
+  using Bits = BitsOf<N>;
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  Step<N> within{0, 0, 0}, beyond{kInfinity<N>, kInfinity<N>, kNever};
+  int streak = 0;  // of answers within, or of those beyond, which count down
+  const auto ask = [&](Bits threshold) {
+    if (threshold <= within.next || threshold > beyond.last) return;
+    Step<N> step = step_at(std::bit_cast<N>(threshold));
+    step.next = std::max(step.next, threshold);
+    if (step.cost <= most) {
+      step.next = std::min(step.next, beyond.last);
+      within = step;
+      streak = std::max(streak, 0) + 1;
+    } else {
+      step.last = std::clamp(step.last, within.next, threshold - 1);
+      beyond = step;
+      streak = std::min(streak, 0) - 1;
+    }
+  };
+  for (const double threshold : first) ask(std::bit_cast<Bits>(static_cast<N>(threshold)));
+  while (within.next < beyond.last) {
+    const Bits width = beyond.last - within.next;
+    Bits distance = width / 2;
+    if (within.cost > 0 && beyond.cost < kNever && std::abs(streak) < 8) {
+      const double aim = std::log(most);
+      const double low = std::ldexp(aim - std::log(within.cost), std::min(streak + 1, 0));
+      const double high = std::ldexp(std::log(beyond.cost) - aim, std::min(1 - streak, 0));
+      const double share = low / std::max(low + high, std::numeric_limits<double>::min());
+      distance = static_cast<Bits>(share * static_cast<double>(width));
+    }
+    ask(within.next + std::clamp<Bits>(distance, 1, width));
+  }
+  return {within, beyond};
 }
 
 // Lists of norms, one behind the other: list p is norms[first[p]] to norms[first[p + 1] - 1].
@@ -96,14 +150,15 @@ class ProductCounter {
 
   int64_t total() const { return total_; }
 
-  int64_t valid_at(N tau) const {
+  // The step of a threshold. Its cost is the number of products that it skips.
+  Step<N> step_at(N tau) const {
     return at::parallel_reduce(
-        0, pairs(), grain(mean_steps()), int64_t{0},
-        [&](int64_t from, int64_t to, int64_t count) {
-          for (int64_t p = from; p < to; ++p) count += valid_of_pair(p, tau);
-          return count;
+        0, pairs(), grain(mean_steps()), Step<N>(),
+        [&](int64_t from, int64_t to, Step<N> step) {
+          for (int64_t p = from; p < to; ++p) add_pair(p, tau, step);
+          return step;
         },
-        std::plus<>());
+        [](const Step<N>& x, const Step<N>& y) { return x.joined(y); });
   }
 
  private:
@@ -128,16 +183,18 @@ class ProductCounter {
     return end - norms;
   }
 
-  int64_t valid_of_pair(int64_t p, N tau) const {
+  // Products with a norm that is not finite are NaN or infinite, hence valid at any threshold.
+  void add_pair(int64_t p, N tau, Step<N>& step) const {
     const N *a = a_.norms.data() + a_.first[p], *b = b_.norms.data() + b_.first[p];
     const auto [finite_a, finite_b] = finite_[p];
-    // Products with a norm that is not finite are NaN or infinite, hence valid at any threshold.
-    int64_t count = size(a_, p) * size(b_, p) - finite_a * finite_b;
+    int64_t skipped = 0;
     for (int64_t i = 0, j = finite_b; i < finite_a; ++i) {
       while (j > 0 && !(a[i] * b[j - 1] < tau)) --j;
-      count += finite_b - j;
+      skipped += j;
+      if (j > 0) step.include(a[i] * b[j - 1], true);
+      if (j < finite_b) step.include(a[i] * b[j], false);
     }
-    return count;
+    step.cost += static_cast<double>(skipped);
   }
 
   NormLists<N> a_, b_;  // each list sorted
@@ -148,20 +205,15 @@ class ProductCounter {
 // The threshold whose share of valid products is nearest to `valid_ratio`.
 template <class N>
 N find_tau_of(const ProductCounter<N>& products, double valid_ratio) {
-  if (products.total() == 0) return 0;
-  const double target = valid_ratio * static_cast<double>(products.total());
-  const auto largest_with = [&](double count) {
-    return largest_threshold<N>(
-        [&](N tau) { return static_cast<double>(products.valid_at(tau)) >= count; });
-  };
-  // tau has the smallest count that is not below the target. The next number above tau has the
-  // largest count below it.
-  const N tau = largest_with(target);
-  constexpr N kInfinity = std::numeric_limits<N>::infinity();
-  if (tau == kInfinity) return tau;
-  const auto upper = static_cast<double>(products.valid_at(tau));
-  const auto lower = static_cast<double>(products.valid_at(std::nextafter(tau, kInfinity)));
-  return target - lower < upper - target ? largest_with(lower) : tau;
+  const auto total = static_cast<double>(products.total());
+  if (total == 0) return 0;
+  const double target = valid_ratio * total;
+  const auto [within, beyond] =
+      steps_around<N>(total - std::ceil(target), {}, [&](N tau) { return products.step_at(tau); });
+  // The counts of valid products that are nearest to the target: not below it, and below it.
+  const double upper = total - within.cost, lower = total - beyond.cost;
+  const bool is_lower_nearer = target - lower < upper - target;
+  return std::bit_cast<N>(is_lower_nearer ? beyond.next : within.next);
 }
 
 // ---- The bound ---------------------------------------------------------------------------------
@@ -197,30 +249,23 @@ N bound_of_rows(const std::vector<double>& row_bounds, int64_t additions) {
   return rounded_up<N>(kernels::at_most(root * (1 + slack)));
 }
 
-// Norms without an order.
+// The least norm of a matrix whose blocks have these norms.
 template <class N>
-struct NormSpan {
-  const N* norms;
-  int64_t size;
-};
+double least_norm(const at::Tensor& norms) {
+  return norm_of(norms.const_data_ptr<N>(), norms.numel(),
+                 [](N x) { return kernels::at_least(x); });
+}
 
-// The largest threshold whose bound, bound_at(tau), is at most max_error * norm(A) * norm(B).
-// guess(limit) is tried first, if there is one.
-template <class N, class BoundAt, class Guess>
-N find_tau_for_error_of(NormSpan<N> a, NormSpan<N> b, double max_error, const BoundAt& bound_at,
-                        const Guess& guess) {
-  const auto at_least = [](N x) { return kernels::at_least(x); };
-  const double norm_a = norm_of(a.norms, a.size, at_least);
-  const double norm_b = norm_of(b.norms, b.size, at_least);
+// The largest threshold whose bound, the cost of step_at(tau), is at most max_error * norm(A) *
+// norm(B), from contiguous norms. The bound is at most `spread` if each product loses 1.
+template <class N, class StepAt>
+N find_tau_for_error_of(const at::Tensor& norms_a, const at::Tensor& norms_b, double max_error,
+                        double spread, const StepAt& step_at) {
+  const double norm_a = least_norm<N>(norms_a), norm_b = least_norm<N>(norms_b);
   const double limit = kernels::largest_bound<N>(max_error, norm_a, norm_b);
-  constexpr N kInfinity = std::numeric_limits<N>::infinity();
-  if (!std::isfinite(limit))
-    return kernels::may_skip_all(max_error, norm_a, norm_b) ? kInfinity : N(0);
-  const auto holds = [&](N tau) { return bound_at(tau) <= limit; };
-  const std::optional<N> tau = guess(limit);
-  const bool is_largest =
-      tau && holds(*tau) && (*tau == kInfinity || !holds(std::nextafter(*tau, kInfinity)));
-  return is_largest ? *tau : largest_threshold<N>(holds);
+  constexpr N kAll = std::numeric_limits<N>::infinity();
+  if (!std::isfinite(limit)) return kernels::may_skip_all(max_error, norm_a, norm_b) ? kAll : N(0);
+  return std::bit_cast<N>(steps_around<N>(limit, {limit, limit / spread}, step_at).first.next);
 }
 
 }  // namespace spamm::cpu

@@ -55,7 +55,8 @@ ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* us
   const int64_t block = conv.blocks.edge[0];
   const bool dense = use == nullptr;
   // Missing images change no bit where images are skipped by the block.
-  const int64_t images = dense ? shape.images : blocks_of(shape.images, block) * block;
+  const int64_t images =
+      dense || p.by_pixel ? shape.images : blocks_of(shape.images, block) * block;
   const Extent grid = count(p.shape.output, p.box);
   // Operands are padded to blocks of 64 and more.
   return {.kernel = choose_kernel(conv.input.scalar_type(), {64, 64, 64}, conv.allow_tf32,
@@ -65,7 +66,7 @@ ConvWork work_of(const Convolution& conv, const ConvParams& p, const NormUse* us
           .steps = shape.kernel_positions() * blocks_of(shape.in_channels, 64),
           .boxes = int64_t{1} * grid.images * grid.rows * grid.columns,
           .by_pixel = p.by_pixel,
-          .has_segments = block != 1 && is_half(conv.input.scalar_type()),
+          .has_segments = block != 1 && (is_half(conv.input.scalar_type()) || p.by_pixel),
           .skips_nothing = dense,
           .computes_norms = !dense && (!use->input || !conv.norm_weight || use->by_block)};
 }
@@ -203,6 +204,12 @@ void Arguments::set(const ConvNorms& norms, const NormUse& use, const Knob& knob
   if (use.by_block) {
     norm_blocks_ = im2col_block_norms(conv_, params, norms, stream);
     params.norm_input = {norm_blocks_.const_data_ptr<float>(), false};
+  }
+  if (params.by_pixel) {
+    const Extent boxes = count(params.shape.output, params.box);
+    valid_pixels_ = at::empty({int64_t{1} * boxes.rows * boxes.columns * norms.weight.numel()},
+                              input.options().dtype(at::kLong));
+    params.valid_pixels = reinterpret_cast<uint64_t*>(valid_pixels_.mutable_data_ptr<int64_t>());
   }
   tau_ = {knob.tau ? *knob.tau : find_threshold(conv_, knob, norms.weight, norm_blocks_),
           at::kFloat};

@@ -238,7 +238,7 @@ class Arguments {
 
   const Convolution& conv_;
   ConvNorms norms_;  // the kernel reads them, and its tile counter is in their memory
-  at::Tensor bias_, residual_, norm_weight_, norm_blocks_;
+  at::Tensor bias_, residual_, norm_weight_, norm_blocks_, valid_pixels_;
   Threshold tau_;
 };
 

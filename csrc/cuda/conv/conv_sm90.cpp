@@ -26,7 +26,7 @@ ConvolutionResult convolve_boxes(const Convolution& conv, const Knob& knob) {
   const Convolution boxed = dense ? in_dense_mode(conv) : conv;
   Arguments arguments(boxed, readable_pixels(conv.input), readable_pixels(conv.weight));
   ConvParams& p = arguments.params;
-  if (!dense && is_half(conv.input.scalar_type()) && knob.tau) {
+  if (!dense && knob.tau) {
     const auto box = box_of_several_pixels(conv);
     p.by_pixel = box.has_value();
     if (box) p.box = log2_block(*box);
@@ -49,9 +49,9 @@ ConvolutionResult convolve_boxes(const Convolution& conv, const Knob& knob) {
                   conv.input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
   // If a box covers the images of its output norms, the kernel computes them.
-  const bool in_kernel =
-      norms.defined() && (p.box.images == log2_of(kLayerNormBlock) ||
-                          (p.by_pixel && takes_norms_of_pixels(p.box, conv.shape.images)));
+  const bool in_kernel = norms.defined() && (p.box.images == log2_of(kLayerNormBlock) ||
+                                             (p.by_pixel && is_half(conv.input.scalar_type()) &&
+                                              takes_norms_of_pixels(p.box, conv.shape.images)));
   if (in_kernel) p.norm_output = norms.mutable_data_ptr<float>();
   const auto launch = of_type(conv.input.scalar_type(), launch_conv<__half>,
                               launch_conv<__nv_bfloat16>, launch_conv<float>);

@@ -210,12 +210,13 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   const double product_us =
       is_half ? product_time(row, size, device.multiprocessors(), mirrors, choice.segments) : 0;
   // Then norms that are not given are not computed: whatever their memory holds is not below
-  // -infinity. So a product of few tiles, which needs no counter either, is one launch. Split parts
-  // have norms on the way.
+  // -infinity. So a product that needs no counter either is one launch. Split parts have norms on
+  // the way.
   const int64_t tiles =
       size.batch * blocks_of(size.m, choice.config.rows) * blocks_of(size.n, choice.config.columns);
-  const bool all_valid = split_parts == 0 && tiles <= device.multiprocessors() && !x.norm_a &&
-                         !x.norm_b && skips_nothing(x.knob);
+  const bool counts = claims_tiles(choice.kernel) && tiles > device.multiprocessors();
+  const bool all_valid =
+      split_parts == 0 && !counts && !x.norm_a && !x.norm_b && skips_nothing(x.knob);
   const auto job_of = [&](int operand) { return all_valid ? std::nullopt : maps.job(operand); };
   const bool is_slow = is_half && is_off_sectors(x.a) && is_off_sectors(x.b) &&
                        line_copy_pays(product_us, x.b.nbytes(), /*is_read=*/!job_of(1));

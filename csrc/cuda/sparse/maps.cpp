@@ -38,9 +38,9 @@ void refuse(const BsrPlanArguments& x) {
 }
 
 // Memory of what the kernels count and find, in one tensor of zeros.
-class PlanWorkspace {
+class Workspace {
  public:
-  PlanWorkspace(int64_t rows, const at::TensorOptions& options)
+  Workspace(int64_t rows, const at::TensorOptions& options)
       : rows_(rows),
         zeros_(at::zeros({2 * bytes_of<RowCounts>(rows + 1) + bytes_of<CsrFindings>(1) +
                           bytes_of<unsigned>(rows + 1)},
@@ -105,7 +105,7 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
               "before; got none while a CUDA graph is captured");
   const CsrTensors tensors(x, x.crow_input, x.col_input);
   const Threshold threshold(x.tau, x.norm_a.scalar_type());
-  const PlanWorkspace workspace(tensors.rows(), x.norm_a.options());
+  const Workspace workspace(tensors.rows(), x.norm_a.options());
   BsrPlan plan;
   tensors.checked(workspace.findings(), device.stream(),
                   [&]<class Norm>(const CsrMaps<Norm>& maps) {
@@ -121,24 +121,10 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
   return plan;
 }
 
-// A workspace of zeros, one in front of the findings, and of the search.
-class SearchWorkspace {
- public:
-  explicit SearchWorkspace(const at::TensorOptions& options)
-      : zeros_(at::zeros({1 + static_cast<int64_t>(sizeof(CsrFindings)) / int64_t{sizeof(int64_t)}},
-                         options.dtype(at::kLong))),
-        rest_(at::empty({static_cast<int64_t>(sparse_search_workspace())},
-                        options.dtype(at::kByte))) {}
-
-  unsigned long long* zero() const {
-    return reinterpret_cast<unsigned long long*>(zeros_.mutable_data_ptr<int64_t>());
-  }
-  CsrFindings* findings() const { return reinterpret_cast<CsrFindings*>(zero() + 1); }
-  void* rest() const { return rest_.mutable_data_ptr(); }
-
- private:
-  Tensor zeros_, rest_;
-};
+Tensor search_workspace(const Tensor& norms) {
+  return at::empty({static_cast<int64_t>(sparse_search_workspace())},
+                   norms.options().dtype(at::kByte));
+}
 
 Tensor bsr_find_tau(BsrFindTauArguments& x) {
   check_indices(x);
@@ -146,14 +132,14 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
   const OnDevice device(x.norm_a);
   const CsrTensors tensors(x);
   const Tensor tau = at::empty({}, x.norm_a.options());
-  const SearchWorkspace workspace(x.norm_a.options());
-  tensors.checked(
-      workspace.findings(), device.stream(), [&]<class Norm>(const CsrMaps<Norm>& maps) {
-        CsrKernels<Norm>::find_tau(
-            maps, x.valid_ratio.has_value(), x.valid_ratio ? *x.valid_ratio : *x.max_error,
-            workspace.findings(), workspace.rest(), tau.mutable_data_ptr<Norm>(),
-            device.properties(), device.stream());
-      });
+  const Workspace zeros(0, x.norm_a.options());
+  const Tensor work = search_workspace(x.norm_a);
+  tensors.checked(zeros.findings(), device.stream(), [&]<class Norm>(const CsrMaps<Norm>& maps) {
+    CsrKernels<Norm>::find_tau(maps, x.valid_ratio.has_value(),
+                               x.valid_ratio ? *x.valid_ratio : *x.max_error, zeros.findings(),
+                               work.mutable_data_ptr(), tau.mutable_data_ptr<Norm>(),
+                               device.properties(), device.stream());
+  });
   return tau;
 }
 
@@ -165,15 +151,15 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
   const Threshold threshold(x.tau, x.norm_a.scalar_type());
   const Tensor bound = at::empty({}, x.norm_a.options());
   const Tensor products = at::zeros({2}, x.norm_a.options().dtype(at::kLong));
-  const SearchWorkspace workspace(x.norm_a.options());
-  tensors.checked(workspace.findings(), device.stream(),
-                  [&]<class Norm>(const CsrMaps<Norm>& maps) {
-                    CsrKernels<Norm>::error_bound(
-                        maps, threshold.argument<Norm>(), workspace.findings(), workspace.rest(),
-                        workspace.zero(),
-                        reinterpret_cast<unsigned long long*>(products.mutable_data_ptr<int64_t>()),
-                        bound.mutable_data_ptr<Norm>(), device.properties(), device.stream());
-                  });
+  const Workspace zeros(0, x.norm_a.options());
+  const Tensor work = search_workspace(x.norm_a);
+  tensors.checked(zeros.findings(), device.stream(), [&]<class Norm>(const CsrMaps<Norm>& maps) {
+    CsrKernels<Norm>::error_bound(
+        maps, threshold.argument<Norm>(), zeros.findings(), work.mutable_data_ptr(),
+        &zeros.counts()->blocks,
+        reinterpret_cast<unsigned long long*>(products.mutable_data_ptr<int64_t>()),
+        bound.mutable_data_ptr<Norm>(), device.properties(), device.stream());
+  });
   return {bound, products};
 }
 

@@ -11,11 +11,13 @@ namespace spamm::kernels {
 
 // One operand. It is contiguous along K (k_major) or along its other dimension, M or N; `leading`
 // is the stride of the dimension that is not contiguous. Address, leading and batch stride are
-// multiples of 16 bytes.
+// multiples of 16 bytes, or `by_entry`: the portable kernels then copy entries of float32 one by
+// one.
 struct Operand {
   const void* data;
   int64_t batch_stride, leading;
   bool k_major;
+  bool by_entry = false;
 };
 
 // C = alpha * (A B over valid blocks) + beta * input.
@@ -46,6 +48,10 @@ struct MultiplyParams {
   // Only what lies on and above the diagonal is asked for. A kernel may leave the rest as it was,
   // or write what it likes there.
   bool upper_only;
+
+  // The portable kernels' segments (multiply/sm90/list.cuh). C is then a batch of as many times the
+  // matrices: the sums of each segment.
+  int log2_segments;
 };
 
 // ---- Lists -------------------------------------------------------------------------------------

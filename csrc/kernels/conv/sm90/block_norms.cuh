@@ -3,8 +3,11 @@
 // computed.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
+#include "kernels/common/skip_test.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
 namespace spamm::kernels::conv::sm90 {
@@ -119,6 +122,90 @@ cudaError_t launch_block_norms(const BlockNormsParams& p, cudaStream_t stream) {
   const int64_t threads = norms << log2_sharing(p.block);
   return launch(block_norms, static_cast<unsigned>((threads - 1) / kNormThreads + 1), kNormThreads,
                 0, /*overlap_previous=*/true, stream, p);
+}
+
+// ---- By pixel ----------------------------------------------------------------------------------
+
+constexpr int kJudgingThreads = 128;
+constexpr int kStepsOfWarp = 4;  // whose loads are in flight together
+
+// For each box of pixels, block of output channels, kernel position and channel group (norms of the
+// weight): bit i tells whether the product is valid for pixel i of the box. All bits are set if it
+// is for all existing pixels that are not zeros. A lane has a pixel of a box, or two of 64.
+__global__ void __launch_bounds__(kJudgingThreads)
+    valid_pixels(const __grid_constant__ ConvParams p) {
+  let_next_kernel_start();
+  const int log2_pixels = p.box.rows + p.box.columns, log2_lanes = min(log2_pixels, 5);
+  const int boxes = p.boxes.rows * p.boxes.columns, depth = norms_of_block(p);
+  const int chunks = (depth - 1) / kStepsOfWarp + 1, lane = threadIdx.x % 32;
+  const int warp = (blockIdx.x * kJudgingThreads + threadIdx.x) / 32, group = warp / chunks;
+  const int first = (warp - group * chunks) * kStepsOfWarp, first_box = group << (5 - log2_lanes);
+  if (first_box >= boxes) return;
+  const int box = first_box + (lane >> log2_lanes), first_lane = lane >> log2_lanes << log2_lanes;
+  const int box_row = box / p.boxes.columns, box_column = box - box_row * p.boxes.columns;
+  const float scale = partial_block_scale(static_cast<float>(1 << p.block.images),
+                                          static_cast<float>(p.shape.output.images));
+
+  wait_for_previous_kernel();
+  const float tau = p.tau.value();
+  bool exists[2];
+  float norms[2][kStepsOfWarp], weights[kStepsOfWarp];
+#pragma unroll
+  for (int s = 0; s < kStepsOfWarp; ++s) {
+    weights[s] = p.norm_weight[blockIdx.y * depth + min(first + s, depth - 1)];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int pixel = lane - first_lane + 32 * half;
+    const int row = (box_row << p.box.rows) + (pixel >> p.box.columns);
+    const int column = (box_column << p.box.columns) + (pixel & ((1 << p.box.columns) - 1));
+    exists[half] = box < boxes && pixel >> log2_pixels == 0 && row < p.shape.output.rows &&
+                   column < p.shape.output.columns;
+#pragma unroll
+    for (int s = 0; s < kStepsOfWarp; ++s) {
+      const int position = (first + s) / p.norm_groups;
+      const int kernel_row = position / p.shape.kernel.columns;
+      const int kernel_column = position - kernel_row * p.shape.kernel.columns;
+      const int y =
+          row * p.shape.stride.rows - p.shape.padding.rows + kernel_row * p.shape.dilation.rows;
+      const int x = column * p.shape.stride.columns - p.shape.padding.columns +
+                    kernel_column * p.shape.dilation.columns;
+      const bool reads = exists[half] && first + s < depth &&
+                         static_cast<unsigned>(y) < static_cast<unsigned>(p.shape.input.rows) &&
+                         static_cast<unsigned>(x) < static_cast<unsigned>(p.shape.input.columns);
+      const int number =
+          (y * p.shape.input.columns + x) * p.norm_groups + first + s - position * p.norm_groups;
+      norms[half][s] = reads ? p.norm_input.norms[number] : 0;
+    }
+  }
+  const uint32_t lanes = ~0u >> (32 - (1 << log2_lanes));
+  uint64_t* const words =
+      p.valid_pixels + (static_cast<int64_t>(box) * gridDim.y + blockIdx.y) * depth;
+#pragma unroll
+  for (int s = 0; s < kStepsOfWarp; ++s) {
+    uint64_t valid = 0;
+    bool lacks_some = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool counts =
+          exists[half] && is_valid_im2col(weights[s], norm_product(norms[half][s], scale), tau);
+      const bool lacks = exists[half] && !counts && norms[half][s] != 0;
+      valid |= static_cast<uint64_t>(__ballot_sync(~0u, counts) >> first_lane & lanes) << 32 * half;
+      lacks_some |= (__ballot_sync(~0u, lacks) >> first_lane & lanes) != 0;
+    }
+    if (lane == first_lane && box < boxes && first + s < depth) {
+      words[first + s] = valid != 0 && !lacks_some ? ~uint64_t{0} : valid;
+    }
+  }
+}
+
+cudaError_t launch_valid_pixels(const ConvParams& p, cudaStream_t stream) {
+  const int log2_lanes = std::min(p.box.rows + p.box.columns, 5);
+  const int groups = ((p.boxes.rows * p.boxes.columns - 1) >> (5 - log2_lanes)) + 1;
+  const int64_t warps = int64_t{1} * groups * ceil_div(norms_of_block(p), kStepsOfWarp);
+  const dim3 grid(static_cast<unsigned>((warps * 32 - 1) / kJudgingThreads + 1),
+                  ((p.shape.out_channels - 1) >> p.log2_block_m) + 1);
+  return launch(valid_pixels, grid, kJudgingThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 
 // A kernel, because a memset would keep the convolution behind it from starting early.

@@ -98,21 +98,14 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
   }
 }
 
-// The sums of a thread that count of a box: bit i / 4 * 8 + i % 2 is that of sum i, whose column is
-// threadIdx.x % 4 * 2 further on. Bit i of `valid` is that of pixel i. Images are the slowest
-// index.
-__device__ __forceinline__ uint64_t bits_of_thread(uint64_t valid, int log2_pixels) {
-  for (int pixels = 1 << log2_pixels; pixels < kBlock; pixels *= 2) valid |= valid << pixels;
-  return valid >> (threadIdx.x % 4 * 2);
-}
-
-// Sets pixels of a warpgroup's two boxes to zero: those of which `valid` has no bit. All images of
-// one, and images are the slowest index. Products with zeros change no sum, and the weight is
-// finite where a pixel is skipped.
+// Sets pixels of a warpgroup's two boxes to zero: those of which `valid` has no bit, if it has any.
+// All images of one, and images are the slowest index. Products with zeros change no sum, and the
+// weight is finite where a pixel is skipped.
 __device__ __forceinline__ void clear_pixels(OperandBlock* boxes, const uint64_t* valid,
                                              int log2_pixels) {
   const int line = threadIdx.x % kBlock, box = threadIdx.x / kBlock % 2;
-  if ((valid[box] >> (line & ((1 << log2_pixels) - 1)) & 1) == 0) {
+  const uint64_t of_box = valid[box];
+  if (of_box != 0 && (of_box >> (line & ((1 << log2_pixels) - 1)) & 1) == 0) {
     auto* const chunks = reinterpret_cast<uint4*>(boxes[box].bytes + line * kLineBytes);
 #pragma unroll
     for (int i = 0; i < kLineBytes / 16; ++i) chunks[(i + line) % 8] = {};
@@ -120,32 +113,6 @@ __device__ __forceinline__ void clear_pixels(OperandBlock* boxes, const uint64_t
   cutlass::arch::fence_view_async_shared();
   cutlass::arch::NamedBarrier::sync(128, threadIdx.x / 128);
 }
-
-// A thread's sums before the products of a step of which some pixels do not count: all are
-// multiplied, and the sums of the others are put back.
-template <class Config>
-class KeptSums {
- public:
-  __device__ __forceinline__ void keep(const float (&acc)[Config::kValues]) {
-    kernels::sm90::hand_over<Config::kValues>(acc, before_);
-  }
-
-  // `valid` tells which pixels of the two boxes count.
-  __device__ __forceinline__ void put_back(const uint64_t* valid, int log2_pixels,
-                                           float (&acc)[Config::kValues]) const {
-    constexpr int kOfBox = kBlock / 2;
-    const uint64_t bits[] = {bits_of_thread(valid[0], log2_pixels),
-                             bits_of_thread(valid[1], log2_pixels)};
-#pragma unroll
-    for (int i = 0; i < Config::kValues; ++i) {
-      const int bit = i % kOfBox / 4 * 8 + i % 2;
-      if ((bits[i / kOfBox] >> bit & 1) == 0) acc[i] = before_[i];
-    }
-  }
-
- private:
-  float before_[Config::kValues];
-};
 
 // Follows a warpgroup's operand from stage to stage.
 template <class Config, class Stage>
@@ -161,12 +128,10 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Storage<Conf
   float acc[Config::kValues] = {};
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
-  constexpr bool kClears = Config::kByPixel && Config::kRows == 1;
-  constexpr bool kKeeps = Config::kByPixel && !kClears;
   const auto notice_at = [&](const RingPosition<Config::kStages>& stage) -> Notice {
     ring.full[stage.slot].wait(stage.phase);
     const auto& notice = ring.notices[stage.slot];
-    if constexpr (kClears) {
+    if constexpr (Config::kByPixel) {
       if (notice.is_mixed() && notice.mask(warpgroup) != 0) {
         clear_pixels(&storage.stages[stage.slot].pixels[first_box], &notice.pixels[first_box],
                      p.box.rows + p.box.columns);
@@ -186,18 +151,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Storage<Conf
     };
     // Most stages take the first way. Tests before it cost each of them.
     if (bits != 0) {
-      const bool is_mixed = kKeeps && notice.is_mixed();
-      [[maybe_unused]] std::conditional_t<kKeeps, KeptSums<Config>, char> kept;
-      if constexpr (kKeeps) {
-        if (is_mixed) kept.keep(acc);
-      }
       multiply_step<Config>(bits, *weight, *pixels, acc, look_ahead);
-      if constexpr (kKeeps) {
-        if (is_mixed) {
-          kept.put_back(&ring.notices[at.slot].pixels[warpgroup * 2], p.box.rows + p.box.columns,
-                        acc);
-        }
-      }
     } else {
       if constexpr (Config::kAddsResidual) {
         add_residual<Config>(notice.brought_mask(warpgroup),

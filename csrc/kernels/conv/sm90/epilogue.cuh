@@ -499,6 +499,15 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   }
 }
 
+// By pixel alone: without output norms.
+template <class Config>
+__device__ __forceinline__ void store_one(const ConvParams& p, int channel, const Box& box,
+                                          OperandBlock (&staging)[2], BoxSquares<float>&,
+                                          ChannelBias bias, float (&sums)[kBlock / 2]) {
+  const bool relu = activate_sums(p.activation, bias, sums);
+  store_box<kBlock, 0>(p, channel, box, staging, bias, relu, sums);
+}
+
 // On return `acc` holds the stored values.
 template <class Config>
 __device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,

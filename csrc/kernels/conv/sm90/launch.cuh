@@ -133,7 +133,7 @@ template <class Element, TileConfig kTile, int kLastWidth, bool kByPixel = false
 constexpr auto staged() {
   // Layers of small tiles have few for each multiprocessor, so the end of a tile counts: a second
   // staging block is worth more than a sixth stage.
-  constexpr bool kTwo = sizeof(Element) == 2 && kTile.stages == 6 && !kByPixel && !kSegmented;
+  constexpr bool kTwo = sizeof(Element) == 2 && kTile.stages == 6 && !kSegmented;
   constexpr int kStagings = kTwo ? 2 : 1;
   using Chosen = Config<Element, kTile.rows / kBlock, kTile.columns / kBlock, kLastWidth,
                         kTile.stages - kStagings + 1, kStagings, kByPixel, kSegmented>;
@@ -182,19 +182,18 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
 template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);
+  constexpr bool kByPixel = true, kSegmented = true;
+  if (p.by_pixel) {  // all boxes have full width
+    const cudaError_t error = launch_valid_pixels(p, how.stream);
+    if (error != cudaSuccess) return error;
+    constexpr TileConfig kOneRow = kTiles.medium.rows != 0 ? kTiles.medium : kTiles.narrow;
+    const auto instance =
+        p.log2_segments > 0 ? staged<Element, kTiles.small, kBlock, kByPixel, kSegmented>()
+        : how.tile == TileSize::kSmall ? staged<Element, kTiles.small, kBlock, kByPixel>()
+                                       : staged<Element, kOneRow, kBlock, kByPixel>();
+    return instance(p, input, weight, how);
+  }
   if constexpr (sizeof(Element) == 2) {
-    // All boxes have full width.
-    constexpr bool kByPixel = true, kSegmented = true;
-    if (p.by_pixel && p.log2_segments > 0) {
-      constexpr auto kInstance = staged<Element, kTiles.small, kBlock, kByPixel, kSegmented>();
-      return kInstance(p, input, weight, how);
-    }
-    if (p.by_pixel) {
-      const auto instance = how.tile == TileSize::kMedium
-                                ? staged<Element, kTiles.medium, kBlock, kByPixel>()
-                                : staged<Element, kTiles.small, kBlock, kByPixel>();
-      return instance(p, input, weight, how);
-    }
     if (p.log2_segments > 0) {
       const auto instance = how.tile == TileSize::kLarge
                                 ? staged<Element, kTiles.large, kBlock, !kByPixel, kSegmented>()

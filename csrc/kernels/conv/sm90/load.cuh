@@ -90,7 +90,7 @@ class Loader : public StageWriter<Config, kWeights> {
     if constexpr (Config::kByPixel) {
       if (step.is_mixed) notice.bits |= Notice::kIsMixed;
 #pragma unroll
-      for (int i = 0; i < Config::kRows * Config::kBoxes; ++i) notice.pixels[i] = step.pixels[i];
+      for (int i = 0; i < Config::kBoxes; ++i) notice.pixels[i] = step.pixels[i];
     }
     return notice;
   }

@@ -202,6 +202,7 @@ struct ConvParams : ConvOperands {
   // A pixel block is one pixel of more images than there are, and a box is several pixels of one or
   // more images. Each pixel is judged by itself. The caller then sets `box`.
   bool by_pixel;
+  uint64_t* valid_pixels;  // by_pixel: what valid_pixels() finds (block_norms.cuh)
   bool images_fastest;  // the order of boxes is images, columns, rows; else columns, rows, images
   int log2_block_m, log2_block_k;
   int norm_groups;  // groups of max(block k, 64) channels
@@ -216,6 +217,14 @@ struct ConvParams : ConvOperands {
   int* next_tile;     // zero before and after; null: tiles are not claimed, see claim_tile()
   int log2_segments;  // of a tile's steps (segments.cuh); 0: the kernel has no segments
 };
+
+// Norms of the weight for one block of output channels, which are those of one pixel's window.
+__host__ __device__ inline int norms_of_block(const ConvParams& p) {
+  return p.shape.kernel.rows * p.shape.kernel.columns * p.norm_groups;
+}
+
+// The kernel that judges the pixels of boxes, if these are judged one by one (block_norms.cuh).
+cudaError_t launch_valid_pixels(const ConvParams& params, cudaStream_t stream);
 
 // float32 in split parts (split.cuh), which are read instead of the tensor maps. Weight: (kernel
 // positions, blocks of out_channels, blocks of channels). Input: (pixels, blocks of images, of

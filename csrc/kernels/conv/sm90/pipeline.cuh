@@ -77,12 +77,12 @@ struct alignas(8) Step {                         // one word of shared memory
 };
 
 // A step of boxes whose pixels are judged one by one. Bit i of `pixels` tells whether the step is
-// valid for pixel i of an output block. It counts only where `is_mixed`: some existing pixels of a
-// block are valid and others are not.
-template <int kOutputBlocks>
+// valid for pixel i of a box. It counts only where `is_mixed`: some existing pixels of a box are
+// valid and others are not. Such a step is of one row.
+template <int kBoxes>
 struct StepByPixel : Step {
   bool is_mixed;
-  uint64_t pixels[kOutputBlocks];
+  uint64_t pixels[kBoxes];
 };
 
 // The facts of a stage that a multiplying warp needs besides the operands: the step's mask,
@@ -116,9 +116,9 @@ struct Notice {
 };
 
 // The notice of a StepByPixel. `pixels` counts only if the step is mixed.
-template <int kOutputBlocks>
+template <int kBoxes>
 struct NoticeByPixel : Notice {
-  uint64_t pixels[kOutputBlocks];
+  uint64_t pixels[kBoxes];
 
   __device__ NoticeByPixel(const Notice& notice) : Notice(notice) {}
 };
@@ -149,11 +149,9 @@ struct Blocks {
 };
 
 template <class Config>
-using StepOf =
-    std::conditional_t<Config::kByPixel, StepByPixel<Config::kRows * Config::kBoxes>, Step>;
+using StepOf = std::conditional_t<Config::kByPixel, StepByPixel<Config::kBoxes>, Step>;
 template <class Config>
-using NoticeOf =
-    std::conditional_t<Config::kByPixel, NoticeByPixel<Config::kRows * Config::kBoxes>, Notice>;
+using NoticeOf = std::conditional_t<Config::kByPixel, NoticeByPixel<Config::kBoxes>, Notice>;
 
 template <class Config>
 using RingOf = kernels::sm90::Ring<Tile<Config>, StepOf<Config>, NoticeOf<Config>, Config::kStages,

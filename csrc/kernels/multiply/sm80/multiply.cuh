@@ -91,16 +91,21 @@ class ValidList {
     int warp_counts[kThreads / 32];
   };
 
-  __device__ ValidList(int64_t depth, Storage& storage)
-      : storage_(storage), steps_(static_cast<int>((depth + kSubTile - 1) / kSubTile)) {}
+  // Lists a segment's steps alone: its number modulo the number of segments.
+  __device__ ValidList(int64_t depth, Storage& storage, int log2_segments = 0, int segment = 0)
+      : storage_(storage),
+        steps_(static_cast<int>((depth + kSubTile - 1) / kSubTile)),
+        log2_segments_(log2_segments),
+        segment_(segment) {}
 
   // Lists the next steps for which mask_of(step) is not 0 and returns their number, or 0 at the end
   // of K. All threads of the thread block call it together.
   template <class MaskOf>
   __device__ int fill(const MaskOf& mask_of) {
     int count = 0;
-    for (; next_ < steps_ && count + kThreads <= kCapacity; next_ += kThreads) {
-      const int step = next_ + static_cast<int>(threadIdx.x);
+    const int own_steps = ((steps_ - 1) >> log2_segments_) + 1;
+    for (; next_ < own_steps && count + kThreads <= kCapacity; next_ += kThreads) {
+      const int step = ((next_ + static_cast<int>(threadIdx.x)) << log2_segments_) + segment_;
       const uint32_t mask = step < steps_ ? mask_of(step) : 0;
       count += append(count, step, mask);
     }
@@ -147,8 +152,8 @@ class ValidList {
   }
 
   Storage& storage_;
-  int steps_;
-  int next_ = 0;  // the first step not yet tested
+  int steps_, log2_segments_, segment_;
+  int next_ = 0;  // the first of the segment's steps that is not yet tested
 };
 
 struct TileIndex {
@@ -367,48 +372,40 @@ __device__ void multiply_list(const typename Config::List& list, int count,
   __syncthreads();
 }
 
-// Loops over the tiles of a thread block, at a stride of the grid. Calls multiply(list, count, a,
-// b, product) for each list of a tile, then stores the tile.
-template <class Config, class Multiply>
-__device__ void for_each_tile(const typename Config::Params& p,
-                              typename Config::List::Storage& list_storage,
-                              const Multiply& multiply) {
+// Loops over the tiles of a thread block, or the segments of tiles, at a stride of the grid.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_sm80(const __grid_constant__ typename Config::Params p) {
+  extern __shared__ __align__(128) char shared[];
+  auto& storage = *reinterpret_cast<typename Config::Storage*>(shared);
   const typename Config::Sum tau = p.tau.value();
   const TileOrder<16> order{static_cast<int>((p.m - 1) / Config::kTileM + 1),
                             static_cast<int>((p.n - 1) / Config::kTileN + 1)};
-  const int tiles = order.per_batch() * static_cast<int>(p.batch);
+  const int log2_segments = p.log2_segments;
+  const int tiles = order.per_batch() * static_cast<int>(p.batch) << log2_segments;
 
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto [batch, tile_row, tile_column] = order[tile];
+  for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+    const auto [batch, tile_row, tile_column] = order[number >> log2_segments];
+    const int segment = number & ((1 << log2_segments) - 1);
     const int64_t row = static_cast<int64_t>(tile_row) * Config::kTileM;
     const int64_t column = static_cast<int64_t>(tile_column) * Config::kTileN;
-    const OperandStream<typename Config::TileA, Config::kThreads> a(p.a, batch, row, p.m, p.k);
-    const OperandStream<typename Config::TileB, Config::kThreads> b(p.b, batch, column, p.n, p.k);
-
+    const OperandStream<typename Config::TileA, Config::kThreads, true> a(p.a, batch, row, p.m,
+                                                                          p.k);
+    const OperandStream<typename Config::TileB, Config::kThreads, true> b(p.b, batch, column, p.n,
+                                                                          p.k);
     WarpProduct<Config> product;
-    typename Config::List list(p.k, list_storage);
+    typename Config::List list(p.k, storage.list, log2_segments, segment);
     constexpr int kRows = Config::kTileM / 32, kColumns = Config::kTileN / 32;
     const auto mask_of = [&](int step) {
       return valid_mask<kRows, kColumns>(p, tau, batch, tile_row * kRows, tile_column * kColumns,
                                          step);
     };
     while (const int count = list.fill(mask_of)) {
-      multiply(list, count, a, b, product);
+      multiply_list<Config>(list, count, storage, a, b, product);
     }
-    product.store(Epilogue<Config>(p, batch, row, column));
+    const int64_t matrix = (static_cast<int64_t>(batch) << log2_segments) + segment;
+    product.store(Epilogue<Config>(p, matrix, row, column));
   }
-}
-
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    multiply_sm80(const __grid_constant__ typename Config::Params p) {
-  extern __shared__ __align__(128) char shared[];
-  auto& storage = *reinterpret_cast<typename Config::Storage*>(shared);
-  for_each_tile<Config>(
-      p, storage.list,
-      [&](const auto& list, int count, const auto& a, const auto& b, auto& product) {
-        multiply_list<Config>(list, count, storage, a, b, product);
-      });
 }
 
 // ---- Block-sparse products ----------------------------------------------------------------------
@@ -514,9 +511,11 @@ cudaError_t multiply(const MultiplyParams<typename Engine::Sum>& p, const Launch
                                                                 std::bool_constant<kLarge>) {
     using Shape = ShapeOf<kLarge ? kTiles.large : kTiles.small>;
     using Config = MultiplyConfig<Engine, Shape, kAlongA, kAlongB>;
+    MultiplyParams<typename Engine::Sum> params = p;
+    params.log2_segments = how.segments.log2_segments;
     const int64_t tiles =
         p.batch * ((p.m - 1) / Config::kTileM + 1) * ((p.n - 1) / Config::kTileN + 1);
-    return start<Config>(multiply_sm80<Config>, p, tiles, how);
+    return start<Config>(multiply_sm80<Config>, params, tiles << params.log2_segments, how);
   };
   return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
 }

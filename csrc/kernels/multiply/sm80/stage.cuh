@@ -58,8 +58,9 @@ struct StageTile {
 };
 
 // Copies one operand of one tile of C into stages. Each thread copies one chunk in each of kPasses
-// passes, always at the same position of a line.
-template <class Tile, int kThreads>
+// passes, always at the same position of a line. kByEntry: or entry by entry, if the operand says
+// so.
+template <class Tile, int kThreads, bool kByEntry = false>
 class OperandStream {
   using Element = typename Tile::Element;
   static constexpr int kPasses = Tile::kLines * Tile::kLineChunks / kThreads;
@@ -114,6 +115,18 @@ class OperandStream {
       if ((bands >> band & 1) == 0) continue;
       char* const target = stage + place.offset(pass * kPassLines, 0);
       const int bytes = bytes_of(line);
+      if constexpr (kByEntry && sizeof(Element) == 4) {
+        if (operand_.by_entry) {
+          const auto* const data = static_cast<const Element*>(operand_.data);
+#pragma unroll
+          for (int e = 0; e < Tile::kChunkElements; ++e) {
+            constexpr int kBytes = sizeof(Element);
+            const bool exists = e * kBytes < bytes;
+            copy_word_async(target + e * kBytes, exists ? source + e : data, exists ? kBytes : 0);
+          }
+          continue;
+        }
+      }
       copy_async(target, bytes > 0 ? source : operand_.data, bytes);
     }
   }

@@ -98,6 +98,58 @@ __device__ void stage(const StagedBlock<Element>& staged, const float (&values)[
   }
 }
 
+// Stores the warp's 16 rows of kBlocks neighbouring blocks of C where TMA cannot, as many rows at a
+// time as the warp has room for. Lanes write neighbouring words, and few rows end between the
+// sectors of memory, because a part of one costs as much as several whole ones. values(block, i)
+// gives the thread's sums.
+template <class Element, int kBlocks, class Values>
+__device__ __forceinline__ void store_rows(const MultiplyParams<float>& p, int batch, int row,
+                                           int column, OperandBlock& staging,
+                                           const Values& values) {
+  constexpr int kColumns = kBlocks * kBlock, kRows = kWarpRows / kBlocks;
+  uint8_t* const room = staging.bytes + warp_row() * kLineBytes;
+  const auto at = [&](int i, int j) {  // the chunks of a row are permuted against bank conflicts
+    return reinterpret_cast<uint16_t*>(room + i * kColumns * 2 + (j / 8 ^ i % 8) * 16 + j % 8 * 2);
+  };
+  const int columns = min(kColumns, static_cast<int>(p.n) - column);
+  auto* to = static_cast<uint16_t*>(p.c) + batch * p.c_batch_stride +
+             (row + warp_row()) * p.c_leading + column;
+  int rows = static_cast<int>(p.m) - row - warp_row();
+#pragma unroll
+  for (int part = 0; part < kBlocks; ++part, rows -= kRows) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane));  // else addresses are kept for the next part, and spilled
+#pragma unroll
+    for (int i = 0; i < kThreadValues / 2; ++i) {
+      const int block = i / 8 % kBlocks, below = i / 8 / kBlocks * 8;
+      const int first = i % 8 * 4 + (part + below / 8) * 2;
+      const EntryPair<Element> pair{narrow<Element>(values(block, first)),
+                                    narrow<Element>(values(block, first + 1))};
+      *reinterpret_cast<uint32_t*>(
+          at(below + lane / 4, block * kBlock + i % 8 * 8 + lane % 4 * 2)) =
+          reinterpret_cast<const uint32_t&>(pair);
+    }
+    __syncwarp();
+#pragma unroll 2
+    for (int i = 0; i < kRows; ++i, to += p.c_leading) {
+      if (i >= rows) continue;
+      const int head = reinterpret_cast<uintptr_t>(to) / 2 % 2;
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 64) {
+        const int word = j + lane * 2 + head;
+        if (word + 1 < columns) {
+          *reinterpret_cast<uint32_t*>(to + word) = *at(i, word) | *at(i, word + 1) << 16;
+        }
+      }
+      // The entries before and after whole words.
+      const bool is_odd = (lane == 0 ? head : columns - head) % 2 != 0;
+      const int edge = lane == 0 ? 0 : columns - 1;
+      if (lane < 2 && is_odd && columns > 0) to[edge] = *at(i, edge);
+    }
+  }
+}
+
 // Stores a warpgroup's blocks of C, from `first` on. Each warp stores only its own rows, so no warp
 // waits for another.
 template <class Config, bool kPlain, int kColumn = 0>
@@ -121,8 +173,8 @@ __device__ __forceinline__ void store_blocks(const Params& params, const OwnPart
     if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
     __syncwarp();
     if (!kPlain && p.input != nullptr) add_input(p, batch, row, column, staged, values);
-    stage(staged, values);
-    if (kPlain || params.c_by_tma) {
+    if (kPlain || Config::kListed || params.c_by_tma) {
+      stage(staged, values);
       cute::tma_store_fence();
       __syncwarp();
       if (leads) {
@@ -131,11 +183,7 @@ __device__ __forceinline__ void store_blocks(const Params& params, const OwnPart
         cute::tma_store_arrive();
       }
     } else {
-      __syncwarp();
-      auto* c = static_cast<Element*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
-      for_own_entries(p, row, column, [&](int i, int j) {
-        c[i * p.c_leading + j] = staged.template at<Element>(i, j);
-      });
+      store_rows<Element, 1>(p, batch, row, column, staging, [&](int, int i) { return values[i]; });
     }
     store_blocks<Config, kPlain, kColumn + 1>(params, first, staging, acc);
   }
@@ -162,16 +210,34 @@ struct PlainSums {
   __device__ __forceinline__ float total(int i) const { return values[i]; }
 };
 
+// Stores the rows of a warpgroup's blocks of C, two blocks at a time, without an input.
+template <class Config, int kColumn = 0>
+__device__ __forceinline__ void store_all_rows(const MultiplyParams<float>& p, Tile first,
+                                               OperandBlock& staging,
+                                               const float (&acc)[Config::kOwn * kThreadValues]) {
+  if constexpr (kColumn < Config::kOwn) {
+    constexpr int kBlocks = Config::kOwn - kColumn == 1 ? 1 : 2;
+    store_rows<typename Config::Element, kBlocks>(
+        p, first.batch, first.row * kBlock, (first.column + kColumn) * kBlock, staging,
+        [&](int block, int i) { return p.alpha * acc[(kColumn + block) * kThreadValues + i]; });
+    store_all_rows<Config, kColumn + kBlocks>(p, first, staging, acc);
+  }
+}
+
 // The usual case is an instance of its own, without the registers and branches of the other one.
 template <class Config>
 __device__ __forceinline__ void store(const Params& params, const OwnPart<Config>& first,
                                       OperandBlock& staging,
                                       const float (&acc)[Config::kOwn * kThreadValues]) {
   if (params.product.input == nullptr && params.c_by_tma) {
-    store_blocks<Config, true>(params, first, staging, acc);
-  } else {
-    store_blocks<Config, false>(params, first, staging, acc);
+    return store_blocks<Config, true>(params, first, staging, acc);
   }
+  if constexpr (!Config::kListed) {
+    if (params.product.input == nullptr) {
+      return store_all_rows<Config>(params.product, first, staging, acc);
+    }
+  }
+  store_blocks<Config, false>(params, first, staging, acc);
 }
 
 template <Major kMajor>
