@@ -28,6 +28,7 @@ _HELD = 1e-30  # a tau that is held, and skips nothing
 _KEPT = {"half": 0.5, "tenth": 0.1}
 _OPS = {"products": "mm", "convolutions": "conv2d"}  # by kind of shape
 _LIMITS = (0.6, 0.8, 0.95)
+_SLOWEST = 10
 _SHORT_MS = 0.015  # below it launches and waits decide, and what they add is told
 _LEADING = ("least", "padded", "odd", "off")
 NETWORKS = (
@@ -207,10 +208,10 @@ def convolution(shape, weight_shape, settings, dtype, device):
 
 
 def _found(rows):
-    """Shares of shapes that are slow where torch's call is not short; by how much 95% of the others
-    exceed it at most. Nothing of no rows with figures.
+    """Shares of shapes that are slow, and the slowest, where torch's call is not short; by how much
+    95% of the others exceed it at most. Nothing of no rows with figures.
     """
-    shares = []
+    shares, slowest = [], []
     rows = [row for row in rows if not row.get("absent")]
     long = [row for row in rows if row["torch_ms"] >= _SHORT_MS]
     short = [row for row in rows if row["torch_ms"] < _SHORT_MS]
@@ -226,4 +227,7 @@ def _found(rows):
         if over:
             share["us over"] = over[int(0.95 * len(over))]
         shares.append(share)
-    return {"shapes, shares": shares} if rows else {}
+        for row in sorted(long, key=lambda row: row[kept])[:_SLOWEST]:
+            of_shape = {"shape": row["shape"], "torch_ms": row["torch_ms"], "speedup": row[kept]}
+            slowest.append(place | of_shape)
+    return {"shapes, shares": shares, "shapes, slowest": slowest} if rows else {}
