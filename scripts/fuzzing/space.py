@@ -166,7 +166,7 @@ def rounding(exact, size, inner, sums, dtype, *, alpha=1.0, slope=1.0, own=0.0, 
     least = torch.finfo(torch.float64 if double else torch.float32).smallest_normal
     relative, absolute = _STORED[dtype]
     if sums is None:
-        return 1.01 * reference.UNIT_ROUNDOFF[dtype] * np.abs(exact) + least
+        return 1.01 * torch.finfo(dtype).eps / 2 * np.abs(exact) + least
     units = sums.fixed + sums.each * inner + 8
     if sums.piece:
         units += min(inner, sums.piece) + math.ceil(inner / 32)  # no block is less deep
