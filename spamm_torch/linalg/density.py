@@ -900,22 +900,22 @@ def _occupations(
     if pair is not None and len(pair) != 2:
         raise ValueError(f"{name} must be one number or two of alpha and beta; got {len(pair)}")
     if electrons is None:
-        return [(None, float(x)) for x in pair or [mu, mu]]
+        pair = pair or [mu, mu]
+        if spin is not None or not all(map(math.isfinite, pair)):
+            raise ValueError(f"mu must be finite, and come without spin; got mu={mu}, spin={spin}")
+        return [(None, float(x)) for x in pair]
     if pair is None:
-        if spin is None:
-            spin = float(electrons % 2 == 1)
+        spin = float(electrons % 2 == 1) if spin is None else spin
         check_number(spin, "spin")
         pair = [(electrons + spin) / 2, (electrons - spin) / 2]
     elif spin is not None:
         raise ValueError("spin may be given with the electrons of both; got those of each")
+    got = f"{pair[0]:g} and {pair[1]:g}"
     if not all(0 <= x <= size for x in pair):
-        raise ValueError(
-            f"electrons must be from 0 to {size} of each spin; got {pair[0]:g} and {pair[1]:g}"
-        )
+        raise ValueError(f"electrons must be from 0 to {size} of each spin; got {got}")
     if not temperature and any(x % 1 for x in pair):
         raise NotConverged(
-            "expected whole numbers of electrons of each spin at zero temperature; got "
-            f"{pair[0]:g} and {pair[1]:g}"
+            f"expected whole numbers of electrons of each spin at zero temperature; got {got}"
         )
     return [(float(x), None) for x in pair]
 
