@@ -665,12 +665,16 @@ def a_rank_that_sleeps(rank):
     dist.barrier(group)  # all have met, however long it took
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
     last, store = rank.world - 1, dist.distributed_c10d._get_default_store()
+    ended = [f"{number} has ended" for number in range(rank.world)]
     if rank.number == last:
-        store.wait([f"{other} has ended" for other in range(last)], TIMEOUT)
+        store.wait(ended[:last], TIMEOUT)
+        store.set(ended[last], "")
         return
     a, b = operands(rank)
     raised = raised_by(lambda: distributed.mm(a, b, tau=1.0, group=group))
-    store.set(f"{rank.number} has ended", "")
+    store.set(ended[rank.number], "")
+    if rank.number == 0:  # it holds the store, which the others read until they end
+        store.wait(ended, TIMEOUT)
     assert raised[0] == "RuntimeError", raised
 
 
