@@ -226,42 +226,33 @@ template <class Config, class StreamA, class StreamB>
 __device__ void multiply_packed(const typename Config::List& list, int count,
                                 typename Config::Storage& storage, const StreamA& a,
                                 const StreamB& b, int slice, WarpProduct<Config>& product) {
-  constexpr int kSlices = Config::kSlices, kParts = Config::kParts, kAhead = Config::kRing - 1;
+  constexpr int kSlices = Config::kSlices, kParts = Config::kParts;
   using Stage = typename Config::Storage::Stage;
   const auto stages_of = [&](int s, int slice) -> Stage* {
     return storage.stages + (s % Config::kRing * kSlices + slice) * kParts;
   };
-  const auto begin_copies = [&](int s) {
-    if (s < count) {
+  const auto copy = [&](int s, int) {
 #pragma unroll
-      for (int of = 0; of < kSlices; ++of) {
-        const auto& step = list[s * kSlices + of];
-        if (kSlices > 1 && list.mask_of(step) == 0) continue;
-        Stage* const stages = stages_of(s, of);
-        a.template copy_step<kParts>(stages->a, sizeof(Stage), step);
+    for (int of = 0; of < kSlices; ++of) {
+      const auto& step = list[s * kSlices + of];
+      if (kSlices > 1 && list.mask_of(step) == 0) continue;
+      Stage* const stages = stages_of(s, of);
+      a.template copy_step<kParts>(stages->a, sizeof(Stage), step);
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const int64_t k = int64_t{step.step} * kSubTile + part * Config::TileB::kDepth;
-          b.copy(stages[part].b, k, list.bands());
-        }
+      for (int part = 0; part < kParts; ++part) {
+        const int64_t k = int64_t{step.step} * kSubTile + part * Config::TileB::kDepth;
+        b.copy(stages[part].b, k, list.bands());
       }
     }
-    commit_copies();  // an empty group at the end keeps wait_copies() counting right
   };
-  for (int s = 0; s < kAhead; ++s) begin_copies(s);
-  for (int s = 0; s < count; ++s) {
-    wait_copies<kAhead - 1>();
-    __syncthreads();  // step s has arrived for all threads, and all have read step s - 1
-    begin_copies(s + kAhead);
+  run_pipeline<Config::kRing - 1>(count, std::identity(), copy, [&](int s, int) {
     const auto& step = list[s * kSlices + slice];
     const uint32_t mask = list.mask_of(step);
-    if (kSlices > 1 && mask == 0) continue;
+    if (kSlices > 1 && mask == 0) return;
     product.begin_step(step.step / kSlices);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) product.multiply(stages_of(s, slice)[part], mask);
-  }
-  wait_copies<0>();
-  __syncthreads();
+  });
 }
 
 // The sums of a slice in shared memory, with the interface of Epilogue.

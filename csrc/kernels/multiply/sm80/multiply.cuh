@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/numeric.cuh"
@@ -338,6 +339,29 @@ class WarpProduct {
   typename Engine::SubTile acc_[kRows][kColumns];
 };
 
+// Calls copy(s, item) for each s below `count`, and kAhead turns later multiply(s, item), once the
+// copies are there for all threads. item_of(s) is read before the wait, past the end as well. In
+// the end nothing is copied or read any more.
+template <int kAhead, class ItemOf, class Copy, class Multiply>
+__device__ void run_pipeline(int count, const ItemOf& item_of, const Copy& copy,
+                             const Multiply& multiply) {
+  const auto begin_copies = [&](int s, const auto& item) {
+    if (s < count) copy(s, item);
+    commit_copies();  // an empty group at the end keeps wait_copies() counting right
+  };
+
+  for (int s = 0; s < kAhead; ++s) begin_copies(s, item_of(s));
+  for (int s = 0; s < count; ++s) {
+    const auto item = item_of(s), item_ahead = item_of(s + kAhead);
+    wait_copies<kAhead - 1>();
+    __syncthreads();  // s has arrived for all threads, and all have read s - 1
+    begin_copies(s + kAhead, item_ahead);
+    multiply(s, item);
+  }
+  wait_copies<0>();
+  __syncthreads();
+}
+
 // Adds the products of the `count` listed steps. The streams have the copy() of OperandStream; the
 // convolution passes one that gathers im2col rows.
 template <class Config, class StreamA, class StreamB>
@@ -345,31 +369,19 @@ __device__ void multiply_list(const typename Config::List& list, int count,
                               typename Config::Storage& storage, const StreamA& a, const StreamB& b,
                               WarpProduct<Config>& product) {
   constexpr int kStageDepth = Config::TileA::kDepth, kStagesPerStep = 32 / kStageDepth;
-  constexpr int kAhead = Config::kStages - 1;
   const int stages = count * kStagesPerStep;
-
-  const auto entry_of = [&](int s) { return list[min(s, stages - 1) / kStagesPerStep]; };
-  const auto begin_copies = [&](int s, const auto& entry) {
-    if (s < stages) {
-      const int64_t k = static_cast<int64_t>(entry.step) * 32 + s % kStagesPerStep * kStageDepth;
-      auto& stage = storage.stages[s % Config::kStages];
-      a.copy(stage.a, k, entry.rows());
-      b.copy(stage.b, k, entry.columns());
-    }
-    commit_copies();  // an empty group at the end keeps wait_copies() counting right
-  };
-
-  for (int s = 0; s < kAhead; ++s) begin_copies(s, entry_of(s));
-  for (int s = 0; s < stages; ++s) {
-    const auto entry = entry_of(s), entry_ahead = entry_of(s + kAhead);
-    wait_copies<kAhead - 1>();
-    __syncthreads();  // stage s has arrived for all threads, and all have read stage s - 1
-    begin_copies(s + kAhead, entry_ahead);
-    if (s % kStagesPerStep == 0) product.begin_step(entry.step);
-    product.multiply(storage.stages[s % Config::kStages], entry.mask());
-  }
-  wait_copies<0>();
-  __syncthreads();
+  run_pipeline<Config::kStages - 1>(
+      stages, [&](int s) { return list[min(s, stages - 1) / kStagesPerStep]; },
+      [&](int s, const auto& entry) {
+        const int64_t k = static_cast<int64_t>(entry.step) * 32 + s % kStagesPerStep * kStageDepth;
+        auto& stage = storage.stages[s % Config::kStages];
+        a.copy(stage.a, k, entry.rows());
+        b.copy(stage.b, k, entry.columns());
+      },
+      [&](int s, const auto& entry) {
+        if (s % kStagesPerStep == 0) product.begin_step(entry.step);
+        product.multiply(storage.stages[s % Config::kStages], entry.mask());
+      });
 }
 
 // Loops over the tiles of a thread block, or the segments of tiles, at a stride of the grid.
@@ -434,7 +446,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   extern __shared__ __align__(128) char shared[];
   auto& storage = *reinterpret_cast<ListedStorage<Config>*>(shared);
   constexpr int kStageDepth = Config::TileA::kDepth, kStagesPerStep = 32 / kStageDepth;
-  constexpr int kAhead = Config::kStages - 1;
   constexpr uint32_t kWhole = (1u << Config::kTileM / 32 * (Config::kTileN / 32)) - 1;
   constexpr int64_t kEndless = int64_t{1} << 62;  // no operand ends within a block
   const int edge = 1 << p.log2_block_k, steps = edge / 32, per_product = steps * kStagesPerStep;
@@ -454,31 +465,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       storage.products[i] = {slot_a, lists.slots_b[from + i], lists.col_a[slot_a]};
     }
     __syncthreads();
-    const int stages = count * per_product;
-    const auto begin_copies = [&](int s) {
-      if (s < stages) {
-        const ListedProduct& of = storage.products[s / per_product];
-        const int depth = s % per_product * kStageDepth;
-        auto& stage = storage.stages[s % Config::kStages];
-        // A is contiguous along K, B across it: so a block begins at this place along K.
-        a.copy(stage.a, int64_t{of.slot_a} * edge * edge + depth, ~0u);
-        b.copy(stage.b, int64_t{of.slot_b} * edge + depth, ~0u);
-      }
-      commit_copies();  // an empty group at the end keeps wait_copies() counting right
-    };
-    for (int s = 0; s < kAhead; ++s) begin_copies(s);
-    for (int s = 0; s < stages; ++s) {
-      wait_copies<kAhead - 1>();
-      __syncthreads();  // stage s has arrived for all threads, and all have read stage s - 1
-      begin_copies(s + kAhead);
-      if (s % kStagesPerStep == 0) {
-        const int step = s % per_product / kStagesPerStep;
-        product.begin_step(storage.products[s / per_product].k * steps + step);
-      }
-      product.multiply(storage.stages[s % Config::kStages], kWhole);
-    }
-    wait_copies<0>();
-    __syncthreads();
+    run_pipeline<Config::kStages - 1>(
+        count * per_product, std::identity(),
+        [&](int s, int) {
+          const ListedProduct& of = storage.products[s / per_product];
+          const int depth = s % per_product * kStageDepth;
+          auto& stage = storage.stages[s % Config::kStages];
+          // A is contiguous along K, B across it: so a block begins at this place along K.
+          a.copy(stage.a, int64_t{of.slot_a} * edge * edge + depth, ~0u);
+          b.copy(stage.b, int64_t{of.slot_b} * edge + depth, ~0u);
+        },
+        [&](int s, int) {
+          if (s % kStagesPerStep == 0) {
+            const int step = s % per_product / kStagesPerStep;
+            product.begin_step(storage.products[s / per_product].k * steps + step);
+          }
+          product.multiply(storage.stages[s % Config::kStages], kWhole);
+        });
   }
   product.store(Epilogue<Config>(p, 0, block * edge + row, column));
 }
