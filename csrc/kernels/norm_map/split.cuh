@@ -217,7 +217,6 @@ __device__ inline uint8_t edge_inside(int64_t left) {
 template <int kSplitParts, int kOperands>
 __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ uint32_t largest[kOperands][kSplitGroups][kSplitBlock];
   __shared__ TurnedLines turned[kOperands == 1 ? kSplitGroups : 1];
   let_next_kernel_start();
@@ -296,9 +295,6 @@ __global__ void __launch_bounds__(kNormThreads, 2)
                              edge_inside(inside)};
     }
   }
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
 }
 
 }  // namespace spamm::kernels

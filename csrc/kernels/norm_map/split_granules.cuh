@@ -203,7 +203,6 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
 // Cuts one or two matrices into granules of 32. Norms, if any, are of blocks of 32 x 32.
 static __global__ void __launch_bounds__(kNormThreads, 2)
     split_granules(const __grid_constant__ MatrixPair<SplitParams> pair) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ TurnedLines turned[kNormWarps];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
@@ -219,9 +218,6 @@ static __global__ void __launch_bounds__(kNormThreads, 2)
   } else {
     split_granule<false>(p, place, number, own);
   }
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
 }
 
 // Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2),

@@ -244,13 +244,9 @@ struct ConvRoles {
 // Does the work of a thread of the kernel with these roles.
 template <class Roles>
 __device__ __forceinline__ void run(const typename Roles::Params& p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<typename Roles::Storage*>(shared);
   kernels::sm90::run_roles<typename Roles::Config>(Roles{p, storage});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
 }
 
 template <class Config>

@@ -288,15 +288,11 @@ class FewChannels {
 template <class Element, int kSteps>
 __global__ void __launch_bounds__(kFewChannelsThreads, 2)
     conv_few_channels(const __grid_constant__ FewChannelsParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t few_channels_shared[];
   let_next_kernel_start();
   FewChannels<Element, kSteps> work(p, few_channels_shared);
   wait_for_previous_kernel();
   work.run();
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
 }
 
 template <class Element, int kSteps>

@@ -143,12 +143,8 @@ struct ListAndLoad {
 // A kernel whose roles are Roles<Config>.
 template <class Config, template <class> class Roles, class Params>
 __device__ __forceinline__ void run(const Params& params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   run_roles<Config>(Roles<Config>{{params, *reinterpret_cast<Storage<Config>*>(shared)}});
-#else
-  __trap();  // compiled for another target: fail, do not leave the output unwritten
-#endif
 }
 
 }  // namespace spamm::kernels::multiply::sm90
