@@ -9,7 +9,6 @@
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>

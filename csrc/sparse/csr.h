@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -10,7 +9,6 @@
 #include <limits>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 #include "arguments.h"
 #include "block.h"

@@ -12,7 +12,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 

@@ -4,14 +4,10 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "checks.h"

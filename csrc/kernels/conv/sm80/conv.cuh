@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "kernels/conv/sm80/norms.cuh"
 #include "kernels/conv/sm80/packed.cuh"
