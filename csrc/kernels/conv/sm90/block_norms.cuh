@@ -55,6 +55,21 @@ struct BlockPixels {
   int kernel_row, kernel_column;        // in pixels
   int existing_rows, existing_columns;  // of the block
 
+  __device__ __forceinline__ BlockPixels(const BlockNormsParams& p, int number, int depth) {
+    const int kernel_position = depth / p.groups, group = depth - kernel_position * p.groups;
+    const int line_of_kernel = kernel_position / p.shape.kernel.columns;
+    kernel_row = line_of_kernel * p.shape.dilation.rows;
+    kernel_column =
+        (kernel_position - line_of_kernel * p.shape.kernel.columns) * p.shape.dilation.columns;
+    const int line = number / p.blocks.columns, image = line / p.blocks.rows;
+    first_row = (line - image * p.blocks.rows) << p.block.rows;
+    first_column = (number - line * p.blocks.columns) << p.block.columns;
+    existing_rows = p.shape.output.rows - first_row;
+    existing_columns = p.shape.output.columns - first_column;
+    const int64_t pixels = static_cast<int64_t>(p.shape.input.rows) * p.shape.input.columns;
+    norms = p.pixel_norms + image * pixels * p.groups + group;
+  }
+
   // The norm of pixel `i` of the block; 0 for one that does not exist, or lies in the padding.
   __device__ __forceinline__ float at(const BlockNormsParams& p, int i) const {
     const int row = i >> p.block.columns, column = i & ((1 << p.block.columns) - 1);
@@ -67,24 +82,6 @@ struct BlockPixels {
     return exists ? norms[(static_cast<int64_t>(y) * p.shape.input.columns + x) * p.groups] : 0;
   }
 };
-
-__device__ __forceinline__ BlockPixels block_pixels(const BlockNormsParams& p, int number,
-                                                    int depth) {
-  const int kernel_position = depth / p.groups, group = depth - kernel_position * p.groups;
-  const int kernel_row = kernel_position / p.shape.kernel.columns;
-  const int kernel_column = kernel_position - kernel_row * p.shape.kernel.columns;
-  const int line = number / p.blocks.columns, image = line / p.blocks.rows;
-  const int first_row = (line - image * p.blocks.rows) << p.block.rows;
-  const int first_column = (number - line * p.blocks.columns) << p.block.columns;
-  const int64_t pixels = static_cast<int64_t>(p.shape.input.rows) * p.shape.input.columns;
-  return {.norms = p.pixel_norms + image * pixels * p.groups + group,
-          .first_row = first_row,
-          .first_column = first_column,
-          .kernel_row = kernel_row * p.shape.dilation.rows,
-          .kernel_column = kernel_column * p.shape.dilation.columns,
-          .existing_rows = p.shape.output.rows - first_row,
-          .existing_columns = p.shape.output.columns - first_column};
-}
 
 __global__ void __launch_bounds__(kNormThreads)
     block_norms(const __grid_constant__ BlockNormsParams p) {
@@ -100,8 +97,8 @@ __global__ void __launch_bounds__(kNormThreads)
   if (p.zeroed != nullptr && thread == 0) *p.zeroed = 0;
   if (index >= total) return;
   const auto number = static_cast<int>(index / depth);
-  const BlockPixels pixels =
-      block_pixels(p, number, static_cast<int>(index - static_cast<int64_t>(number) * depth));
+  const BlockPixels pixels(p, number,
+                           static_cast<int>(index - static_cast<int64_t>(number) * depth));
   const float norm = root_of_squares(sharing, [&](const auto& visit) {
     for (int i = threadIdx.x % sharing; i < volume; i += kInFlight * sharing) {
       float found[kInFlight];

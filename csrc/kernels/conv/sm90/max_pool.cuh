@@ -96,71 +96,40 @@ __device__ __forceinline__ void pool_window(const Params& p, int channels, int r
 
 // ---- Max pooling by single pixels ---------------------------------------------------------------
 
-// A thread pools one chunk of channels of an output pixel, and its neighbours the next chunks.
 constexpr int kPixelPoolThreads = 256;
 
-// The chunk of a thread in the output.
-struct PixelPoolThread {
-  uint32_t pixel;  // of all images
-  int image, row, column, channel;
-  bool exists;
-
-  // `chunks`: threads of a pixel.
-  __device__ __forceinline__ PixelPoolThread(const PixelPoolParams& p, int entries,
-                                             uint32_t chunks) {
-    // Numbers of threads are 32 bits wide: 64-bit divisions would take longer than the loads.
-    const uint32_t number = blockIdx.x * kPixelPoolThreads + threadIdx.x;
-    const uint32_t columns = p.out_size.columns, rows = p.out_size.rows;
-    pixel = number / chunks;
-    const uint32_t line = pixel / columns, in_order = line / rows;
-    channel = static_cast<int>(number - pixel * chunks) * entries;
-    column = static_cast<int>(pixel - line * columns);
-    row = static_cast<int>(line - in_order * rows);
-    image = static_cast<int>(in_order);
-    exists = image < p.images && channel < p.channels;
-  }
-};
-
-template <class Element>
-__device__ __forceinline__ const Element* input_of(const PixelPoolParams& p,
-                                                   const PixelPoolThread& thread) {
-  const int64_t in_image = static_cast<int64_t>(p.in_size.rows) * p.in_size.columns * p.channels;
-  return static_cast<const Element*>(p.input) + thread.image * in_image + thread.channel;
-}
-
-template <class Element>
-__device__ __forceinline__ void store_pooled(const PixelPoolParams& p,
-                                             const PixelPoolThread& thread,
-                                             const Chunk<Element>& result) {
-  if (!thread.exists) return;
-  *reinterpret_cast<Chunk<Element>*>(static_cast<Element*>(p.output) +
-                                     static_cast<int64_t>(thread.pixel) * p.channels +
-                                     thread.channel) = result;
-}
-
+// A thread pools one chunk of channels of an output pixel, and its neighbours the next chunks.
 template <class Element>
 __global__ void __launch_bounds__(kPixelPoolThreads, 4)
     pixel_pool(const __grid_constant__ PixelPoolParams p) {
   let_next_kernel_start();
-  const PixelPoolThread thread(p, Chunk<Element>::kEntries, p.channels / Chunk<Element>::kEntries);
-  const Element* const input = input_of<Element>(p, thread);
+  // Numbers of threads are 32 bits wide: 64-bit divisions would take longer than the loads.
+  const uint32_t number = blockIdx.x * kPixelPoolThreads + threadIdx.x;
+  const uint32_t chunks = p.channels / Chunk<Element>::kEntries;
+  const uint32_t columns = p.out_size.columns, rows = p.out_size.rows;
+  const uint32_t pixel = number / chunks, line = pixel / columns, in_order = line / rows;
+  const int channel = static_cast<int>(number - pixel * chunks) * Chunk<Element>::kEntries;
+  const int column = static_cast<int>(pixel - line * columns);
+  const int row = static_cast<int>(line - in_order * rows), image = static_cast<int>(in_order);
+  const bool exists = image < p.images && channel < p.channels;
+  const int64_t in_image = static_cast<int64_t>(p.in_size.rows) * p.in_size.columns * p.channels;
+  const auto* const input = static_cast<const Element*>(p.input) + image * in_image + channel;
   wait_for_previous_kernel();
-  const Element* const images[1] = {thread.exists ? input : nullptr};
+  const Element* const images[1] = {exists ? input : nullptr};
   Chunk<Element> best[1];
-  pool_window(p, p.channels, thread.row, thread.column, images, best);
-  store_pooled(p, thread, best[0]);
-}
-
-// Blocks of threads for `chunks` threads of each output pixel.
-inline unsigned pixel_pool_blocks(const PixelPoolParams& p, int64_t chunks) {
-  const int64_t threads = chunks * p.images * p.out_size.rows * p.out_size.columns;
-  return static_cast<unsigned>((threads - 1) / kPixelPoolThreads + 1);
+  pool_window(p, p.channels, row, column, images, best);
+  if (!exists) return;
+  auto* const output = static_cast<Element*>(p.output) + static_cast<int64_t>(pixel) * p.channels;
+  *reinterpret_cast<Chunk<Element>*>(output + channel) = best[0];
 }
 
 template <class Element>
 cudaError_t launch_pixel_pool(PixelPoolParams p, cudaStream_t stream) {
-  return launch(pixel_pool<Element>, pixel_pool_blocks(p, p.channels / Chunk<Element>::kEntries),
-                kPixelPoolThreads, 0, /*overlap_previous=*/true, stream, p);
+  const int64_t threads = int64_t{p.channels} / Chunk<Element>::kEntries * p.images *
+                          p.out_size.rows * p.out_size.columns;
+  return launch(pixel_pool<Element>, static_cast<unsigned>((threads - 1) / kPixelPoolThreads + 1),
+                kPixelPoolThreads, 0,
+                /*overlap_previous=*/true, stream, p);
 }
 
 // As in the norm pass, except that the lanes that have neighbouring norms there share one norm
@@ -168,31 +137,6 @@ cudaError_t launch_pixel_pool(PixelPoolParams p, cudaStream_t stream) {
 constexpr int kLog2PoolLanes = 3, kPoolParts = 1 << log2_norms(/*log2_held=*/-1, kLog2PoolLanes);
 constexpr int kImagesAPart = (64 >> kLog2Slices) / kPoolParts;
 static_assert(kPoolParts << kLog2PoolLanes == 32, "a warp is a slice");
-
-struct PoolThread {
-  int norm;  // in job.norms
-  int row, column, channel;
-  int slice, part;
-  int first_image, end_image;
-
-  __device__ __forceinline__ PoolThread(const MaxPoolParams& p, int number) : norm(number) {
-    const int line = number / p.job.groups, image_block = line / p.job.pixels;
-    const int pixel = line - image_block * p.job.pixels;
-    const int lane = threadIdx.x % (1 << kLog2PoolLanes);
-    row = pixel / p.out_size.columns;
-    column = pixel - row * p.out_size.columns;
-    channel = (number - line * p.job.groups) * 64 + lane * 8;
-    slice = threadIdx.x / 32;
-    part = threadIdx.x % 32 >> kLog2PoolLanes;
-    first_image = image_block * 64;
-    end_image = channel < p.job.channels ? min(p.job.images, first_image + 64) : first_image;
-  }
-
-  // The thread's own image `u`, in the order of the norm pass.
-  __device__ __forceinline__ int image(int u) const {
-    return first_image + (part * kImagesAPart + u << kLog2Slices) + slice;
-  }
-};
 
 // The chunk of image `i` of the slice, from the lane that has it.
 template <class Element>
@@ -284,33 +228,44 @@ template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 4)
     max_pool(const __grid_constant__ MaxPoolParams p) {
   let_next_kernel_start();
-  const PoolThread thread(p, blockIdx.x);
+  const int norm_number = blockIdx.x, line = norm_number / p.job.groups;
+  const int image_block = line / p.job.pixels, pixel = line - image_block * p.job.pixels;
+  const int lane = threadIdx.x % (1 << kLog2PoolLanes), row = pixel / p.out_size.columns;
+  const int column = pixel - row * p.out_size.columns;
+  const int channel = (norm_number - line * p.job.groups) * 64 + lane * 8;
+  const int slice = threadIdx.x / 32, part = threadIdx.x % 32 >> kLog2PoolLanes;
+  const int first_image = image_block * 64;
+  const int end_image =
+      channel < p.job.channels ? min(p.job.images, first_image + 64) : first_image;
+  // The thread's own image `u`, in the order of the norm pass.
+  const auto image_of = [&](int u) {
+    return first_image + (part * kImagesAPart + u << kLog2Slices) + slice;
+  };
   const int64_t in_image =
       static_cast<int64_t>(p.in_size.rows) * p.in_size.columns * p.job.channels;
-  const auto* input = static_cast<const Element*>(p.input) + thread.channel;
+  const auto* input = static_cast<const Element*>(p.input) + channel;
   const Element* images[kImagesAPart];
 #pragma unroll
   for (int u = 0; u < kImagesAPart; ++u) {
-    const int image = thread.image(u);
-    images[u] = image < thread.end_image ? input + image * in_image : nullptr;
+    const int image = image_of(u);
+    images[u] = image < end_image ? input + image * in_image : nullptr;
   }
   wait_for_previous_kernel();
   Chunk<Element> best[kImagesAPart];
-  pool_window(p, p.job.channels, thread.row, thread.column, images, best);
-  auto* output = static_cast<Element*>(p.output) + thread.channel;
+  pool_window(p, p.job.channels, row, column, images, best);
+  auto* output = static_cast<Element*>(p.output) + channel;
 #pragma unroll
   for (int u = 0; u < kImagesAPart; ++u) {
     if (images[u] != nullptr) {
-      const int64_t pixel = (static_cast<int64_t>(thread.image(u)) * p.out_size.rows + thread.row) *
-                                p.out_size.columns +
-                            thread.column;
-      *reinterpret_cast<Chunk<Element>*>(output + pixel * p.job.channels) = best[u];
+      const int64_t pixel_of_all =
+          (static_cast<int64_t>(image_of(u)) * p.out_size.rows + row) * p.out_size.columns + column;
+      *reinterpret_cast<Chunk<Element>*>(output + pixel_of_all * p.job.channels) = best[u];
     } else {
       best[u] = {};
     }
   }
   const float norm = norm_of_pooled(best);
-  if (threadIdx.x == 0) p.job.norms[thread.norm] = norm;
+  if (threadIdx.x == 0) p.job.norms[norm_number] = norm;
 }
 
 template <class Element>

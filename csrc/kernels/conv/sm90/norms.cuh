@@ -167,35 +167,6 @@ __device__ __forceinline__ float norm_of_chunks(const Chunks& chunks) {
   return result;
 }
 
-// The norm, pixel, channels and images of a thread of a slice.
-template <int kLog2Lanes, int kLog2Entries>
-struct SliceThread {
-  int64_t norm;  // in job.norms
-  int pixel, channel, first_image;
-  int count;  // of images, 2^kLog2Slices apart; 0 beyond the pixels or channels
-  bool stores;
-
-  __device__ __forceinline__ SliceThread(const PixelNormsJob& job, int number) {
-    constexpr int kLog2Norms = log2_norms(/*log2_held=*/-1, kLog2Lanes);
-    int image_block, line_block;
-    job.by_line_blocks(image_block, line_block, number);
-    const int lane = threadIdx.x % (1 << kLog2Lanes), in_block = threadIdx.x >> kLog2Lanes;
-    const int slice = in_block >> kLog2Norms;
-    const int in_images = (line_block << kLog2Norms) + in_block % (1 << kLog2Norms);
-    int group;
-    job.by_groups(pixel, group, in_images);
-    channel = ((group << kLog2Lanes) + lane) << kLog2Entries;
-    first_image = (image_block << job.log2_images) + slice;
-    const int end_image = min(job.images, (image_block + 1) << job.log2_images);
-    const bool exists = pixel < job.pixels;
-    count = exists && channel < job.channels
-                ? (end_image - first_image + (1 << kLog2Slices) - 1) >> kLog2Slices
-                : 0;
-    norm = static_cast<int64_t>(image_block) * job.pixels * job.groups + in_images;
-    stores = exists && slice == 0 && lane == 0;
-  }
-};
-
 // From an image to the next.
 template <class Element>
 __device__ __forceinline__ int64_t chunks_of_image(const PixelNormsJob& job) {
@@ -214,17 +185,31 @@ __device__ __forceinline__ const Chunk<Element>* chunk_at(const PixelNormsJob& j
 template <class Element, int kLog2Lanes, class Wait>
 __device__ __forceinline__ void sliced_norms(const PixelNormsJob& job, int number,
                                              const Wait& wait) {
-  const SliceThread<kLog2Lanes, kLog2Entries<Element>> thread(job, number);
-  const auto* first = chunk_at<Element>(job, thread.first_image, thread.pixel, thread.channel);
+  constexpr int kLog2Norms = log2_norms(/*log2_held=*/-1, kLog2Lanes);
+  int image_block, line_block, pixel, group;
+  job.by_line_blocks(image_block, line_block, number);
+  const int lane = threadIdx.x % (1 << kLog2Lanes), in_block = threadIdx.x >> kLog2Lanes;
+  const int slice = in_block >> kLog2Norms;
+  const int in_images = (line_block << kLog2Norms) + in_block % (1 << kLog2Norms);
+  job.by_groups(pixel, group, in_images);
+  const int channel = ((group << kLog2Lanes) + lane) << kLog2Entries<Element>;
+  const int first_image = (image_block << job.log2_images) + slice;
+  const int end_image = min(job.images, (image_block + 1) << job.log2_images);
+  const bool exists = pixel < job.pixels;
+  const int count = exists && channel < job.channels  // of images, 2^kLog2Slices apart
+                        ? (end_image - first_image + (1 << kLog2Slices) - 1) >> kLog2Slices
+                        : 0;
+  const int64_t norm_number =
+      static_cast<int64_t>(image_block) * job.pixels * job.groups + in_images;
+  const bool stores = exists && slice == 0 && lane == 0;
+  const auto* first = chunk_at<Element>(job, first_image, pixel, channel);
   const int64_t step = chunks_of_image<Element>(job) << kLog2Slices;
-  const auto visit_own = [&](const auto& visit) {
-    for_each_chunk(first, step, thread.count, visit);
-  };
+  const auto visit_own = [&](const auto& visit) { for_each_chunk(first, step, count, visit); };
   __shared__ float shared[kNormThreads / 8];
   wait();
   const float norm =
       norm_of_chunks<Element>(SlicedChunks<kLog2Lanes, decltype(visit_own)>{visit_own, shared});
-  if (thread.stores) job.norms[thread.norm] = norm;
+  if (stores) job.norms[norm_number] = norm;
 }
 
 // The same where a thread holds all images of a block. It takes a norm from each of several parts
