@@ -228,15 +228,17 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   }
   // The steps of a segment, and of tiles that two or more share.
   constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 12;
-  constexpr double kClearly = 0.85;  // of the time
+  const int parts = split_parts_of(kernel);
+  const double clearly_less = parts > 0 ? 0.95 : 0.85;  // of the time
   // Operands are read from memory, by however many thread blocks.
-  const double bytes = is_double ? 8 : kernel == Kernel::kSm90F32x3 ? 4 : 2;
+  const double bytes = is_double ? 8 : parts == 2 ? 4 : 2;
+  const double rate = is_double ? 2.6e6 : parts > 0 ? 4e6 : 1.9e6;
   const auto entries = static_cast<double>(size.k) *
                        static_cast<double>(size.batch_a * size.m + size.batch_b * size.n);
-  const double least_possible = 6 + entries * bytes / (is_double ? 2.6e6 : 1.9e6);
+  const double least_possible = 6 + entries * bytes / rate;
   const int64_t steps = blocks_of(size.k, 64);
   double least = product_time(of_one, size, multiprocessors);
-  const double clearly = kClearly * least;
+  const double clearly = clearly_less * least;
   int best = 1;
   for (int segments = 2; segments <= kMostProductSegments; segments *= 2) {
     const double time = product_time(small, size, multiprocessors, false, segments);
@@ -348,7 +350,7 @@ inline double split_time(Kernel kernel, const ProductSize& size) {
             split_parts_of(kernel) * kBlock * static_cast<double>(blocks_of(rows, 64)) *
                 static_cast<double>(blocks_of(columns, 64)));
   };
-  return 5 + (bytes(size.batch_a, size.m, size.k) + bytes(size.batch_b, size.k, size.n)) / 3.3e6;
+  return 7 + (bytes(size.batch_a, size.m, size.k) + bytes(size.batch_b, size.k, size.n)) / 3.3e6;
 }
 
 // Tells whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once
