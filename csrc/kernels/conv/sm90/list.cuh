@@ -27,15 +27,6 @@ __device__ inline Box box_at(const ConvParams& p, int index) {
   return {image << p.box.images, row << p.box.rows, column << p.box.columns};
 }
 
-// The factor from the norm of a pixel block to its skip norm.
-__device__ inline float skip_norm_scale(const ConvParams& p, const Box& first) {
-  const int images = min(1 << p.block.images, p.shape.output.images - first.image);
-  const int rows = min(1 << p.block.rows, p.shape.output.rows - first.row);
-  const int columns = min(1 << p.block.columns, p.shape.output.columns - first.column);
-  const int n = 1 << p.block.volume(), c = images * rows * columns;
-  return c == n ? 1 : partial_block_scale(static_cast<float>(n), static_cast<float>(c));
-}
-
 // The norms of one box's im2col blocks. There are fewer than 2^31, so their numbers fit an int.
 class BoxNorms {
  public:
@@ -43,8 +34,14 @@ class BoxNorms {
   __device__ BoxNorms(const ConvParams& p, const Box& box) {
     const Box block = {box.image >> p.block.images, box.row >> p.block.rows,
                        box.column >> p.block.columns};
-    scale_ = skip_norm_scale(p, {block.image << p.block.images, block.row << p.block.rows,
-                                 block.column << p.block.columns});
+    const auto existing = [](int number, int log2, int size) {
+      return min(1 << log2, size - (number << log2));
+    };
+    const int n = 1 << p.block.volume();
+    const int c = existing(block.image, p.block.images, p.shape.output.images) *
+                  existing(block.row, p.block.rows, p.shape.output.rows) *
+                  existing(block.column, p.block.columns, p.shape.output.columns);
+    scale_ = c == n ? 1 : partial_block_scale(static_cast<float>(n), static_cast<float>(c));
     row_ = box.row * p.shape.stride.rows - p.shape.padding.rows;
     column_ = box.column * p.shape.stride.columns - p.shape.padding.columns;
     if (p.norm_input.norms == nullptr) return;
@@ -87,12 +84,6 @@ class BoxNorms {
   float scale_;
 };
 
-// A norm of the weight, `index` norms after p.norm_weight. If none is given, it is as if infinite,
-// because an infinite weight must meet the zeros of the padding, too.
-__device__ inline float weight_norm(const ConvParams& p, int64_t index) {
-  return p.norm_weight == nullptr ? INFINITY : p.norm_weight[index];
-}
-
 // Computes the masks of a tile's steps from the norms.
 template <class Config>
 class TileNorms {
@@ -125,8 +116,10 @@ class TileNorms {
     const int group = step.group >> max(p.log2_block_k - 6, 0);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) {
-      norms.weights[row] =
-          weight_norm(p, weights_[row] + step.kernel_position * p.norm_groups + group);
+      // If no norms are given, they are as if infinite, because an infinite weight must meet the
+      // zeros of the padding, too.
+      const int64_t index = weights_[row] + step.kernel_position * p.norm_groups + group;
+      norms.weights[row] = p.norm_weight == nullptr ? INFINITY : p.norm_weight[index];
     }
 #pragma unroll
     for (int i = 0; i < Config::kBoxes; ++i) norms.boxes[i] = boxes_[i].at(p, step, group);
@@ -175,10 +168,6 @@ __device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
     cutlass::arch::NamedBarrier::arrive(64, kListBarrier);
   }
   cutlass::arch::NamedBarrier::sync(Config::kThreads - 32, kOthersBarrier);
-}
-
-__device__ __forceinline__ void wait_for_barriers() {
-  cutlass::arch::NamedBarrier::sync(64, kListBarrier);
 }
 
 // The tile after number `tile`: the claimed one, or without a counter the next at a stride of the
@@ -265,13 +254,14 @@ __device__ void list_steps(const ConvParams& p, RingOf<Config>& ring) {
   ListWriter<Config> writer(ring);
 
   bool waited = false;
-  for (int number = first_tile<Config>(p); number < p.tiles; number = claim_tile(p, number)) {
+  for (int number = blockIdx.x >> log2_segments<Config>(p); number < p.tiles;
+       number = claim_tile(p, number)) {
     const Tile<Config> tile = Tiles::at(p, number);
     const TileNorms<Config> norms(p, tile);
     // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
     if (!waited) {
       wait_for_previous_kernel();
-      wait_for_barriers();
+      cutlass::arch::NamedBarrier::sync(64, kListBarrier);
       tau = p.tau.value();
       waited = true;
     }

@@ -30,11 +30,6 @@ __device__ __forceinline__ int segment_of_block(const ConvParams& p) {
   return blockIdx.x & ((1 << log2_segments<Config>(p)) - 1);
 }
 
-template <class Config>
-__device__ __forceinline__ int first_tile(const ConvParams& p) {
-  return blockIdx.x >> log2_segments<Config>(p);
-}
-
 // The number of step `index` of the thread block, among all of a tile. From the number of its steps
 // on, an index gives a number past the end.
 template <class Config>
@@ -91,16 +86,6 @@ __device__ __forceinline__ void store_quad(uint32_t to, const float* from) {
                : "memory");
 }
 
-// Writes a thread's sums of a box to `own` place in the shared memory of another thread block.
-__device__ __forceinline__ void send(const float* sums, BoxSums& own, int block) {
-  const uint32_t to =
-      cute::set_block_rank(cute::cast_smem_ptr_to_uint(&own.quads[0][threadIdx.x % 128]), block);
-#pragma unroll
-  for (int i = 0; i < BoxSums::kOfThread / 4; ++i) {
-    store_quad(to + i * sizeof(own.quads[0]), sums + i * 4);
-  }
-}
-
 // `acc`: the segment's sums of a warpgroup's boxes. `warpgroup` counts the multiplying warpgroups.
 template <class Config, class Shared>
 __device__ __forceinline__ void join_segments(const ConvParams& p, int warpgroup, int channel,
@@ -121,7 +106,13 @@ __device__ __forceinline__ void join_segments(const ConvParams& p, int warpgroup
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int box = warpgroup * 2 + i;
-    send(acc + i * BoxSums::kOfThread, sums[place(box) + segment], box & (segments - 1));
+    BoxSums& own = sums[place(box) + segment];
+    const uint32_t to = cute::set_block_rank(
+        cute::cast_smem_ptr_to_uint(&own.quads[0][threadIdx.x % 128]), box & (segments - 1));
+#pragma unroll
+    for (int j = 0; j < BoxSums::kOfThread / 4; ++j) {
+      store_quad(to + j * sizeof(own.quads[0]), acc + i * BoxSums::kOfThread + j * 4);
+    }
   }
   share_with_cluster();
 
