@@ -45,6 +45,12 @@ __device__ __forceinline__ int step_number(const TiledProduct<Norm>& p, const Ti
   return (index << log2) + (tile.batch & ((1 << log2) - 1));
 }
 
+// The number of indices of a segment. The last one may lie past the end of all `steps`.
+template <class Config, class Norm>
+__device__ __forceinline__ int steps_of_segment(const TiledProduct<Norm>& p, int steps) {
+  return ((steps - 1) >> log2_segments<Config>(p)) + 1;
+}
+
 // The norms of one step of a tile, one for each granule.
 template <class Config>
 struct StepNorms {
@@ -190,6 +196,15 @@ __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   return {batch, place.row * Config::kRows, place.column * Config::kColumns};
 }
 
+// The tile and segment with this number. The segments of a tile follow each other.
+template <class Config, class Norm>
+__device__ Tile segment_at(const TiledProduct<Norm>& p, int number) {
+  const int log2 = log2_segments<Config>(p);
+  Tile tile = tile_at<Config>(p, number >> log2);
+  tile.batch = (tile.batch << log2) + (number & ((1 << log2) - 1));
+  return tile;
+}
+
 // Tells whether nothing of a tile is asked for.
 template <class Config, class Norm>
 __device__ bool is_below(const TiledProduct<Norm>& p, Tile tile) {
@@ -207,15 +222,13 @@ template <class Config, class Params>
 __device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) {
   constexpr int kUnroll = 2 / Config::kGranules;  // loads the norms of up to 64 steps at a time
   const int lane = threadIdx.x % 32;
-  const int log2 = log2_segments<Config>(p), steps = (p.product.k - 1) / kBlock + 1;
-  const int own_steps = ((steps - 1) >> log2) + 1;  // the last one may lie past the end
+  const int steps = (p.product.k - 1) / kBlock + 1, own_steps = steps_of_segment<Config>(p, steps);
   ListWriter<typename Storage<Config>::Ring, 1> writer(storage.ring, warp);
 
   bool waited = false;
   typename Config::Norm tau{};
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p)) {
-    Tile tile = tile_at<Config>(p, number >> log2);  // whose segments follow each other
-    tile.batch = (tile.batch << log2) + (number & ((1 << log2) - 1));
+    const Tile tile = segment_at<Config>(p, number);
     const TileNorms<Config> norms(p.product, batch_of<Config>(p, tile), tile);
     if (!waited) {
       // As late as possible: dividing takes as long as reading norms. Nothing is loaded or stored

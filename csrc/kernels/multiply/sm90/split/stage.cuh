@@ -195,10 +195,21 @@ __device__ __forceinline__ bool needs_exact(const GranulePair<Header>&, PlainTer
   return false;
 }
 
+// A pair of blocks in the original operands.
+__device__ __forceinline__ OperandPair operand_pair(const SplitHeader& a, const SplitHeader& b) {
+  return {a.source, b.source, a.extent, b.extent, a.depth};
+}
+
 template <class Params>
 __device__ __forceinline__ OperandStrides operand_strides(const Params& params) {
   return {static_cast<int>(params.a.extent_stride), static_cast<int>(params.a.k_stride),
           static_cast<int>(params.b.extent_stride), static_cast<int>(params.b.k_stride)};
+}
+
+template <class Params>
+__device__ __forceinline__ bool strides_are_short(const Params& params) {
+  return max(max(params.a.extent_stride, params.a.k_stride),
+             max(params.b.extent_stride, params.b.k_stride)) <= kLongestSplitStride;
 }
 
 // Keeps a pair that needs_exact() for later, if three bfloat16 parts can represent it: they hold
@@ -213,11 +224,8 @@ __device__ __forceinline__ bool keep_for_later(const Params& params,
   } else {
     constexpr int kMostExponent = 127 - 2 * (kSplitBits + 1) - 6;  // 64 products below 2^127
     if (((pair.kinds_a() | pair.kinds_b()) & (kSplitSpecial | kSplitTiny)) != 0) return false;
-    const SplitHeader &a = pair.a, &b = pair.b;
-    const int64_t longest_stride = max(max(params.a.extent_stride, params.a.k_stride),
-                                       max(params.b.extent_stride, params.b.k_stride));
-    if (pair.exponent() > kMostExponent || longest_stride > kLongestSplitStride) return false;
-    later.keep(pair.column, {a.source, b.source, a.extent, b.extent, a.depth});
+    if (pair.exponent() > kMostExponent || !strides_are_short(params)) return false;
+    later.keep(pair.column, operand_pair(pair.a, pair.b));
     return true;
   }
 }
