@@ -27,6 +27,15 @@ __device__ inline Box box_at(const ConvParams& p, int index) {
   return {image << p.box.images, row << p.box.rows, column << p.box.columns};
 }
 
+// The factor from the norm of a pixel block to its skip norm.
+__device__ inline float skip_norm_scale(const ConvParams& p, const Box& first) {
+  const int images = min(1 << p.block.images, p.shape.output.images - first.image);
+  const int rows = min(1 << p.block.rows, p.shape.output.rows - first.row);
+  const int columns = min(1 << p.block.columns, p.shape.output.columns - first.column);
+  const int n = 1 << p.block.volume(), c = images * rows * columns;
+  return c == n ? 1 : partial_block_scale(static_cast<float>(n), static_cast<float>(c));
+}
+
 // The norms of one box's im2col blocks. There are fewer than 2^31, so their numbers fit an int.
 class BoxNorms {
  public:
@@ -34,14 +43,8 @@ class BoxNorms {
   __device__ BoxNorms(const ConvParams& p, const Box& box) {
     const Box block = {box.image >> p.block.images, box.row >> p.block.rows,
                        box.column >> p.block.columns};
-    const auto existing = [](int number, int log2, int size) {
-      return min(1 << log2, size - (number << log2));
-    };
-    const int n = 1 << p.block.volume();
-    const int c = existing(block.image, p.block.images, p.shape.output.images) *
-                  existing(block.row, p.block.rows, p.shape.output.rows) *
-                  existing(block.column, p.block.columns, p.shape.output.columns);
-    scale_ = c == n ? 1 : partial_block_scale(static_cast<float>(n), static_cast<float>(c));
+    scale_ = skip_norm_scale(p, {block.image << p.block.images, block.row << p.block.rows,
+                                 block.column << p.block.columns});
     row_ = box.row * p.shape.stride.rows - p.shape.padding.rows;
     column_ = box.column * p.shape.stride.columns - p.shape.padding.columns;
     if (p.norm_input.norms == nullptr) return;
