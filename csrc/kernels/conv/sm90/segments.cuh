@@ -86,6 +86,16 @@ __device__ __forceinline__ void store_quad(uint32_t to, const float* from) {
                : "memory");
 }
 
+// Writes a thread's sums of a box to `own` place in the shared memory of another thread block.
+__device__ __forceinline__ void send(const float* sums, BoxSums& own, int block) {
+  const uint32_t to =
+      cute::set_block_rank(cute::cast_smem_ptr_to_uint(&own.quads[0][threadIdx.x % 128]), block);
+#pragma unroll
+  for (int i = 0; i < BoxSums::kOfThread / 4; ++i) {
+    store_quad(to + i * sizeof(own.quads[0]), sums + i * 4);
+  }
+}
+
 // `acc`: the segment's sums of a warpgroup's boxes. `warpgroup` counts the multiplying warpgroups.
 template <class Config, class Shared>
 __device__ __forceinline__ void join_segments(const ConvParams& p, int warpgroup, int channel,
@@ -106,13 +116,7 @@ __device__ __forceinline__ void join_segments(const ConvParams& p, int warpgroup
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int box = warpgroup * 2 + i;
-    BoxSums& own = sums[place(box) + segment];
-    const uint32_t to = cute::set_block_rank(
-        cute::cast_smem_ptr_to_uint(&own.quads[0][threadIdx.x % 128]), box & (segments - 1));
-#pragma unroll
-    for (int j = 0; j < BoxSums::kOfThread / 4; ++j) {
-      store_quad(to + j * sizeof(own.quads[0]), acc + i * BoxSums::kOfThread + j * 4);
-    }
+    send(acc + i * BoxSums::kOfThread, sums[place(box) + segment], box & (segments - 1));
   }
   share_with_cluster();
 
