@@ -32,11 +32,6 @@ inline void check_block_pair(at::IntArrayRef block) {
                     "block must be 32, 64 or 128, or a pair (rows, columns) of these; got ", block);
 }
 
-inline bool is_operand_dtype(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
-         dtype == at::kDouble;
-}
-
 // A dtype's name in Python: "float16" where ScalarType prints "Half".
 inline std::string name_of(at::ScalarType dtype) {
   return std::string(c10::getDtypeNames(dtype).first);
@@ -44,8 +39,9 @@ inline std::string name_of(at::ScalarType dtype) {
 inline std::string dtype_of(const at::Tensor& x) { return name_of(x.scalar_type()); }
 
 inline void check_operand_dtype(at::ScalarType dtype, const char* name) {
-  TORCH_CHECK_TYPE(is_operand_dtype(dtype), name,
-                   " must be float16, bfloat16, float32 or float64; got ", name_of(dtype));
+  TORCH_CHECK_TYPE(
+      dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat || dtype == at::kDouble,
+      name, " must be float16, bfloat16, float32 or float64; got ", name_of(dtype));
 }
 
 // The type of an operand's norms: float64 for float64, else float32.

@@ -205,7 +205,9 @@ class MatrixConvolution {
     OptTensor threshold = knob.tau;
     OptTensor norms;  // of all pieces, if the threshold depends on them
     if (!threshold && pieces_.size() > 1) {
-      norms = norms_of_all_pieces();
+      std::vector<Tensor> maps;
+      for (const Piece& piece : pieces_) maps.push_back(norms_of(im2col_.transposed(piece)));
+      norms = at::cat(maps, -1);
       threshold = threshold_for(*norms);
     }
     int64_t first = 0;  // the piece's first pixel block
@@ -229,13 +231,6 @@ class MatrixConvolution {
   }
 
   // (groups, KB, NB), in the order of the pixel blocks.
-  Tensor norms_of_all_pieces() const {
-    std::vector<Tensor> norms;
-    norms.reserve(pieces_.size());
-    for (const Piece& piece : pieces_) norms.push_back(norms_of(im2col_.transposed(piece)));
-    return at::cat(norms, -1);
-  }
-
   Tensor norms_of(const Tensor& pixels) const {
     return norm_map(pixels.mT(), {conv_.block.k, conv_.block.n});
   }

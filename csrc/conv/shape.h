@@ -212,10 +212,6 @@ struct PixelBlocks {
     for (int d = 0; d < 3; ++d) blocks[d] = blocks_of(grid[d], edge[d]);
     return blocks;
   }
-
-  bool all_full() const {
-    return grid[0] % edge[0] == 0 && grid[1] % edge[1] == 0 && grid[2] % edge[2] == 0;
-  }
 };
 
 // ---- Blocks that stick out of the output grid ---------------------------------------------------
@@ -226,8 +222,8 @@ class PartialBlockScale {
  public:
   // Division and square root round once each in the norms' type. c is exact in it.
   PartialBlockScale(const PixelBlocks& blocks, at::TensorOptions norm_options) {
-    if (blocks.all_full()) return;
     const Box count = blocks.count();
+    if (volume(count) * volume(blocks.edge) == volume(blocks.grid)) return;  // all are full
     const auto inside = [&](int d) {
       const at::Tensor start =
           at::arange(count[d], norm_options.dtype(at::kLong)).mul(blocks.edge[d]);

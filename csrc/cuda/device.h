@@ -55,20 +55,14 @@ inline bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
+inline bool has_hopper_kernels([[maybe_unused]] const cudaDeviceProp& chip) {
 #ifdef SPAMM_WITH_SM90A
-constexpr bool kHasHopperKernels = true;
-#else
-constexpr bool kHasHopperKernels = false;
-#endif
-
-inline bool force_sm80() {
-  static const bool forced = is_set("SPAMM_TORCH_FORCE_SM80");
-  return forced;
-}
-
-inline bool has_hopper_kernels(const cudaDeviceProp& chip) {
-  return kHasHopperKernels && !force_sm80() &&
+  static const bool forces_sm80 = is_set("SPAMM_TORCH_FORCE_SM80");
+  return !forces_sm80 &&
          runs_hopper_kernels(10 * chip.major + chip.minor, chip.sharedMemPerBlockOptin);
+#else
+  return false;
+#endif
 }
 
 // ---- Forced choices ----------------------------------------------------------------------------

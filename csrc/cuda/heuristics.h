@@ -114,22 +114,6 @@ inline double product_time(const TileRow& row, const ProductSize& size, int mult
                            bool upper_only = false, int segments = 1) {
   constexpr double kLight = 0.5;
   constexpr double kStart = 3.5;  // launch, the first norms and loads
-  // Times of a step of 64, and of the end of a tile: the result, and what loads wait for.
-  const auto [step, end] = [&]() -> std::pair<double, double> {
-    const bool is_large = row.size == TileSize::kLarge;
-    if (row.kernel == Kernel::kSm90F32x3) return {is_large ? 1.27 : 1.06, 1.5};
-    if (row.kernel == Kernel::kSm90F64) return {1.2, 0};
-    switch (row.size) {
-      case TileSize::kLarge:
-        return {0.658, 2.5};
-      case TileSize::kMedium:
-        return {0.4, 1.3};
-      case TileSize::kSquare:
-        return {0.74, 2.7};
-      default:
-        return {0.294, 0.9};
-    }
-  }();
   const auto inner = [](int64_t extent, int edge) {
     const int64_t tiles = blocks_of(extent, edge), rest = extent % edge;
     return tiles - (tiles > 1 && rest > 0 && 2 * rest <= edge ? 1 : 0);
@@ -150,7 +134,7 @@ inline double product_time(const TileRow& row, const ProductSize& size, int mult
   const bool is_double = row.kernel == Kernel::kSm90F64;
   const double sums = static_cast<double>(size.batch * size.m * size.n) * segments;
   const double join = segments == 1                ? 0
-                      : is_double && segments == 2 ? 3.5 * step
+                      : is_double && segments == 2 ? 3.5 * row.step
                                                    : 2.5 + sums * (is_double ? 16 : 8) / 3e6;
   if (is_double) {
     // Two tiles on a multiprocessor take nearly twice as long as one alone. The two of a first turn
@@ -162,14 +146,14 @@ inline double product_time(const TileRow& row, const ProductSize& size, int mult
     const double of_one = 2.0 * static_cast<double>(turns) + (rest == 0  ? 0
                                                               : is_alone ? kAlone
                                                                          : 2);
-    return kStart + of_one * steps * step + join;
+    return kStart + of_one * steps * row.step + join;
   }
   const int64_t turns = blocks_of(whole, multiprocessors);
   const int64_t light = all - whole - 2 * (turns * multiprocessors - whole);
   const double all_turns =
       static_cast<double>(turns) +
       kLight * static_cast<double>(blocks_of(std::max<int64_t>(light, 0), multiprocessors));
-  return kStart + all_turns * (steps * step + end) + join;
+  return kStart + all_turns * (steps * row.step + row.end) + join;
 }
 
 // Tells whether product_time() speaks of all tiles of a kernel.

@@ -30,8 +30,11 @@ struct TileRow {
   Kernel kernel;
   TileSize size;
   TileConfig config;
-  double
-      pays_from;  // per multiprocessor; the choose_...tile() functions of heuristics.h say of what
+  // Per multiprocessor; the choose_...tile() functions of heuristics.h say of what.
+  double pays_from;
+  // Times for product_time(), in us: of a step of 64, and of the end of a tile, which is the result
+  // and what loads wait for.
+  double step = 0, end = 0;
 };
 
 // The kernel whose tiles the table has for another, of entries as large.
@@ -50,19 +53,19 @@ constexpr Kernel with_tiles(Kernel kernel) {
 // A tile's rows and columns are those of C. `bench.py mm`, run once for each tile, says from where
 // one pays.
 inline constexpr TileRow kTiles[] = {
-    {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
-    {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
-    {Kernel::kSm90F16, TileSize::kMedium, {128, 128, 64, 128, 6, 1}, 0},
-    {Kernel::kSm90F16, TileSize::kSquare, {192, 192, 64, 192, 4, 1}, 0},
-    {Kernel::kSm90F32x1, TileSize::kSmall, {128, 64, 64, 64, 6, 1}, 0},
-    {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
+    {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0, 0.294, 0.9},
+    {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5, 0.658, 2.5},
+    {Kernel::kSm90F16, TileSize::kMedium, {128, 128, 64, 128, 6, 1}, 0, 0.4, 1.3},
+    {Kernel::kSm90F16, TileSize::kSquare, {192, 192, 64, 192, 4, 1}, 0, 0.74, 2.7},
+    {Kernel::kSm90F32x1, TileSize::kSmall, {128, 64, 64, 64, 6, 1}, 0, 0.294, 0.9},
+    {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5, 0.658, 2.5},
     // Smaller tiles suffice, because each loaded operand block is used in three products. Below
     // 1.25, cublasSgemm may split K, and only the small tile is as accurate.
-    {Kernel::kSm90F32x3, TileSize::kSmall, {64, 128, 64, 64, 4, 1}, 0},
-    {Kernel::kSm90F32x3, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.25},
+    {Kernel::kSm90F32x3, TileSize::kSmall, {64, 128, 64, 64, 4, 1}, 0, 1.06, 1.5},
+    {Kernel::kSm90F32x3, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.25, 1.27, 1.5},
     // Between 1 and 1.5, most of a second wave of large tiles would be idle.
-    {Kernel::kSm90F64, TileSize::kSmall, {64, 64, 64, 64, 3, 2}, 0},
-    {Kernel::kSm90F64, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.5},
+    {Kernel::kSm90F64, TileSize::kSmall, {64, 64, 64, 64, 3, 2}, 0, 1.2, 0},
+    {Kernel::kSm90F64, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.5, 1.2, 0},
     {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
     {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
     {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},

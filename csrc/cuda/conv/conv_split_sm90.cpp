@@ -29,24 +29,18 @@ SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool comp
   return {x, /*k_dim=*/2, split_parts, /*granules=*/1, norms};
 }
 
-// Channels covered by one norm of the input.
-int64_t input_group(const Convolution& conv) {
-  return std::max<int64_t>(conv.block.k, kernels::kSplitBlock);
-}
-
-// Tells whether an im2col matrix, whose blocks may be of several pixels, takes less time where
-// nothing is skipped. Blocks of 64 images cost the same however few there are.
-bool matrix_pays(const Convolution& conv) {
-  const UnskippedConvTimes times = unskipped_f32_times(unskipped_size(conv));
-  return times.matrix < times.split &&
-         im2col_matrix_pays(Kernel::kSm90F32x3, conv.block, conv.shape.in_channels);
-}
-
 bool supports_split(const Convolution& conv, const Knob& knob) {
+  // An im2col matrix, whose blocks may be of several pixels, may take less time where nothing is
+  // skipped. Blocks of 64 images cost the same however few there are.
+  const auto matrix_pays = [&] {
+    const UnskippedConvTimes times = unskipped_f32_times(unskipped_size(conv));
+    return times.matrix < times.split &&
+           im2col_matrix_pays(Kernel::kSm90F32x3, conv.block, conv.shape.in_channels);
+  };
   return conv.input.scalar_type() == at::kFloat && !conv.allow_tf32 &&
          conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
          split_conv_pays(conv.shape.in_channels) && fits_hopper(conv) &&
-         !(skips_nothing(knob) && matrix_pays(conv));
+         !(skips_nothing(knob) && matrix_pays());
 }
 
 ConvolutionResult run_split(const Convolution& conv, const Knob& knob) {
@@ -60,7 +54,8 @@ ConvolutionResult run_split(const Convolution& conv, const Knob& knob) {
   // The maps are (blocks of images, pixels, channel groups) and (blocks of output channels, kernel
   // positions, channel groups). If the split computes a map, it is only allocated here.
   constexpr int64_t kEdge = kernels::kSplitBlock;
-  const int64_t group = input_group(conv), images = conv.blocks.edge[0];
+  const int64_t images = conv.blocks.edge[0];
+  const int64_t group = std::max(conv.block.k, kEdge);  // channels covered by one norm
   const NormUse use = norm_use(conv, knob);
   const bool split_norms_input = !use.input && images == kEdge && group == kEdge;
   const bool split_norms_weight =

@@ -64,38 +64,35 @@ bool computes_norms(const Convolution& conv, const kernels::conv::sm90::ConvShap
 
 ConvolutionResult run_few_channels(const Convolution& conv, const Knob&) {
   const OnDevice device(conv.input);
-  const spamm::ConvShape& shape = conv.shape;
-  const Tensor input = conv.input.contiguous(at::MemoryFormat::ChannelsLast);
-  const Tensor weight = conv.weight.contiguous(at::MemoryFormat::ChannelsLast);
-  const Tensor output =
-      at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
-                input.options(), at::MemoryFormat::ChannelsLast);
-  Tensor bias, residual, norms;
-  if (conv.bias) bias = conv.bias->contiguous();
-  if (conv.residual) residual = readable_pixels(*conv.residual);
-  const kernels::conv::sm90::ConvShape sizes = kernel_shape(shape, shape.in_channels);
-  const bool along_images = computes_norms(conv, sizes);
+  Arguments arguments(conv, conv.input.contiguous(at::MemoryFormat::ChannelsLast),
+                      conv.weight.contiguous(at::MemoryFormat::ChannelsLast));
+  arguments.set_output(conv.output_sizes());
+  const ConvParams& all = arguments.params;
+  const Tensor& input = arguments.input;
+  Tensor norms;
+  const bool along_images = computes_norms(conv, all.shape);
   if (along_images) {
-    norms = at::empty(layer_norms_shape(shape.images, shape.output, shape.out_channels),
-                      input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+    norms =
+        at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
+                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
   const FewChannelsParams p = {
       .input = input.const_data_ptr(),
-      .weight = weight.const_data_ptr(),
-      .bias = conv.bias ? bias.const_data_ptr() : nullptr,
-      .residual = conv.residual ? residual.const_data_ptr() : nullptr,
-      .output = output.mutable_data_ptr(),
+      .weight = arguments.weight.const_data_ptr(),
+      .bias = all.bias,
+      .residual = all.residual,
+      .output = all.output,
       .norms = along_images ? norms.mutable_data_ptr<float>() : nullptr,
-      .shape = sizes,
-      .activation = conv.activation,
-      .slopes = slopes_of(conv),
+      .shape = all.shape,
+      .activation = all.activation,
+      .slopes = all.slopes,
       .together = entries_together(input),
-      .plan = *plan_few_channels(sizes, along_images, device.multiprocessors()),
+      .plan = *plan_few_channels(all.shape, along_images, device.multiprocessors()),
   };
   const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
                                                        : launch_few_channels<__nv_bfloat16>;
   C10_CUDA_CHECK(launch(p, device.multiprocessors(), device.stream()));
-  return {output, norms};
+  return {arguments.output, norms};
 }
 
 // ---- Where nothing is skipped -------------------------------------------------------------------

@@ -47,8 +47,10 @@ class SplitTensor {
     const int extent = blocks_along(extent_dim), depth = blocks_along(k_dim);
     const int64_t blocks = source.size(0) * extent * depth;
     const int64_t block_bytes = split_parts * sizeof(kernels::SplitBlock<1>);
-    const int64_t header_bytes = kernels::split_header_bytes(granules);
-    const int64_t profile_bytes = kernels::split_profile_bytes(granules);
+    const int64_t header_bytes =
+        granules == 1 ? sizeof(kernels::SplitHeaderOf<1>) : sizeof(kernels::SplitHeaderOf<2>);
+    const int64_t profile_bytes =
+        granules == 1 ? sizeof(kernels::SplitProfile<1>) : sizeof(kernels::SplitProfile<2>);
     memory_ = allocate(blocks * (block_bytes + header_bytes + profile_bytes));
     auto* const data = static_cast<std::byte*>(memory_.get());
     std::byte* const headers = data + blocks * block_bytes;

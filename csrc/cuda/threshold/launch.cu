@@ -24,11 +24,6 @@ unsigned grid_of(const NormMaps<Norm>& maps) {
   return static_cast<unsigned>(kernels::patches(maps));
 }
 
-// The thread blocks that have work, at most `most`.
-int64_t blocks_for(int64_t staircases, int64_t most) {
-  return std::min((staircases - 1) / kernels::kSelectRun + 1, most);
-}
-
 }  // namespace
 
 template <class Norm>
@@ -107,8 +102,9 @@ void ThresholdKernels<Norm>::find_tau(const Maps& maps, double valid_ratio, void
            device, stream);
   };
   const bool are_few = staircases <= kFewBlocks * kernels::kSelectWarps<Norm>;
-  const int64_t blocks =
-      blocks_for(staircases, are_few ? std::min(kFewBlocks, multiprocessors) : multiprocessors);
+  const int64_t blocks =  // that have work
+      std::min({(staircases - 1) / kernels::kSelectRun + 1, multiprocessors,
+                are_few ? kFewBlocks : multiprocessors});
   if (products <= kernels::kMostHeld) {
     launch(launch_select_held<Norm>, 1);
   } else if (staircases <= kernels::kSelectWarps<Norm>) {

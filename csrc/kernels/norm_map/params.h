@@ -115,13 +115,4 @@ struct SplitSource {
   int64_t extent_stride, k_stride;
 };
 
-// The memory of an operand's headers and profiles, for each block. `granules`: 1 or 2 along an
-// edge.
-constexpr int64_t split_header_bytes(int granules) {
-  return granules == 1 ? sizeof(SplitHeaderOf<1>) : sizeof(SplitHeaderOf<2>);
-}
-constexpr int64_t split_profile_bytes(int granules) {
-  return granules == 1 ? sizeof(SplitProfile<1>) : sizeof(SplitProfile<2>);
-}
-
 }  // namespace spamm::kernels

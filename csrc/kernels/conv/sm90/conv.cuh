@@ -182,16 +182,6 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Storage<Conf
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
 }
 
-// Called before the barriers are initialised.
-template <class Config>
-__device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
-  if (warp != 1 || threadIdx.x % 32 != 0) return;
-  cute::prefetch_tma_descriptor(&p.map_input);
-  if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
-  cute::prefetch_tma_descriptor(&p.map_weight);
-  cute::prefetch_tma_descriptor(&p.map_output);
-}
-
 // The parts of a kernel. Others replace some of them.
 template <class Config_>
 struct BoxKernel {
@@ -224,7 +214,12 @@ struct ConvRoles {
   Storage& storage;
 
   __device__ __forceinline__ void set_up(int warp) const {
-    prefetch_maps<Config>(p, warp);
+    if (warp == 1 && threadIdx.x % 32 == 0) {
+      cute::prefetch_tma_descriptor(&p.map_input);
+      if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
+      cute::prefetch_tma_descriptor(&p.map_weight);
+      cute::prefetch_tma_descriptor(&p.map_output);
+    }
     set_up_barriers<Config>(storage, warp);
   }
   __device__ __forceinline__ void load_a() const {

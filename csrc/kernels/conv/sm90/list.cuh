@@ -87,12 +87,6 @@ class BoxNorms {
   float scale_;
 };
 
-// A norm of the weight, `index` norms after p.norm_weight. If none is given, it is as if infinite,
-// because an infinite weight must meet the zeros of the padding, too.
-__device__ inline float weight_norm(const ConvParams& p, int64_t index) {
-  return p.norm_weight == nullptr ? INFINITY : p.norm_weight[index];
-}
-
 // Computes the masks of a tile's steps from the norms.
 template <class Config>
 class TileNorms {
@@ -125,8 +119,10 @@ class TileNorms {
     const int group = step.group >> max(p.log2_block_k - 6, 0);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) {
-      norms.weights[row] =
-          weight_norm(p, weights_[row] + step.kernel_position * p.norm_groups + group);
+      // If no norms are given, they are as if infinite, because an infinite weight must meet the
+      // zeros of the padding, too.
+      const int64_t index = weights_[row] + step.kernel_position * p.norm_groups + group;
+      norms.weights[row] = p.norm_weight == nullptr ? INFINITY : p.norm_weight[index];
     }
 #pragma unroll
     for (int i = 0; i < Config::kBoxes; ++i) norms.boxes[i] = boxes_[i].at(p, step, group);
@@ -175,10 +171,6 @@ __device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
     cutlass::arch::NamedBarrier::arrive(64, kListBarrier);
   }
   cutlass::arch::NamedBarrier::sync(Config::kThreads - 32, kOthersBarrier);
-}
-
-__device__ __forceinline__ void wait_for_barriers() {
-  cutlass::arch::NamedBarrier::sync(64, kListBarrier);
 }
 
 // The tile after number `tile`: the claimed one, or without a counter the next at a stride of the
@@ -265,13 +257,14 @@ __device__ void list_steps(const ConvParams& p, RingOf<Config>& ring) {
   ListWriter<Config> writer(ring);
 
   bool waited = false;
-  for (int number = first_tile<Config>(p); number < p.tiles; number = claim_tile(p, number)) {
+  for (int number = blockIdx.x >> log2_segments<Config>(p); number < p.tiles;
+       number = claim_tile(p, number)) {
     const Tile<Config> tile = Tiles::at(p, number);
     const TileNorms<Config> norms(p, tile);
     // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
     if (!waited) {
       wait_for_previous_kernel();
-      wait_for_barriers();
+      cutlass::arch::NamedBarrier::sync(64, kListBarrier);
       tau = p.tau.value();
       waited = true;
     }

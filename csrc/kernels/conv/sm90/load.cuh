@@ -11,11 +11,6 @@ namespace spamm::kernels::conv::sm90 {
 
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
-// The map that loads box `i` of a tile.
-template <class Config>
-__device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
-  return Config::is_narrow(i) ? p.map_last : p.map_input;
-}
 // The bytes of all boxes whose bit is set.
 template <class Config>
 __device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
@@ -113,8 +108,8 @@ class Loader : public StageWriter<Config, kWeights> {
       for (int i = 0; i < Config::kBoxes; ++i) {
         if ((needed >> i & 1) == 0) continue;
         const Box& box = tile.boxes[i];
-        cute::SM90_TMA_LOAD_4D::copy(&map_of_box<Config>(p_, i), barrier, kCacheHint,
-                                     &stage.pixels[i], channel,
+        const CUtensorMap& map = Config::is_narrow(i) ? p_.map_last : p_.map_input;
+        cute::SM90_TMA_LOAD_4D::copy(&map, barrier, kCacheHint, &stage.pixels[i], channel,
                                      box.column * p_.shape.stride.columns + column,
                                      box.row * p_.shape.stride.rows + row, box.image);
       }

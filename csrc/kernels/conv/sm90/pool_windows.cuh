@@ -48,12 +48,6 @@ __device__ __forceinline__ uint32_t larger_pair(uint32_t one, uint32_t other) {
       __hmax2_nan(reinterpret_cast<const Pair&>(one), reinterpret_cast<const Pair&>(other));
   return reinterpret_cast<const uint32_t&>(result);
 }
-template <class Element, int kPairs>
-__device__ __forceinline__ void keep_larger(uint32_t (&kept)[kPairs],
-                                            const uint32_t (&other)[kPairs]) {
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) kept[i] = larger_pair<Element>(kept[i], other[i]);
-}
 
 // Stages the pooled values of up to kPairs * 4 images and stores those of the output map's box.
 // `staging`: neither read nor written by other threads.
@@ -114,7 +108,8 @@ __device__ __forceinline__ void pool_tile(const ConvParams& p, int warpgroup, in
   uint32_t row[kPairs], right[kPairs];
   finish_pairs<Element, 0>(acc, bias, /*relu=*/true, row);
   finish_pairs<Element, kBlock / 2>(acc, bias, /*relu=*/true, right);
-  keep_larger<Element>(row, right);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) row[i] = larger_pair<Element>(row[i], right[i]);
   const bool is_second = warpgroup % 2 != 0;
   uint32_t kept[kPairs / 2], given[kPairs / 2];
 #pragma unroll
@@ -221,10 +216,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   run<ConvRoles<PoolKernel<Config>>>(p);
 }
 
-inline Extent pooled(const Extent& output) {
-  return {output.images, output.rows / 2, output.columns / 2};
-}
-
 template <class Config>
 cudaError_t convolve_and_pool_staged(ConvParams p, const void* input, const void* weight,
                                      const Launch& how) {
@@ -241,9 +232,10 @@ cudaError_t convolve_and_pool_staged(ConvParams p, const void* input, const void
   if (blocks == p.tiles) p.next_tile = nullptr;
   cudaError_t error = encode_operands<Config>(p, input, weight);
   if (error == cudaSuccess) {  // a warpgroup stores its images of pooled values at a time
-    error = encode_pixels<typename Config::Element>(p.map_output, p.output, pooled(p.shape.output),
-                                                    p.shape.out_channels, p.box, {1, 1},
-                                                    kBlock / 2 / segments);
+    const auto& [images, height, width] = p.shape.output;
+    error = encode_pixels<typename Config::Element>(
+        p.map_output, p.output, {images, height / 2, width / 2}, p.shape.out_channels, p.box,
+        {1, 1}, kBlock / 2 / segments);
   }
   if (error != cudaSuccess) return error;
   return start<ConvRoles<PoolKernel<Config>>>(conv_pool_sm90<Config>, p, blocks * segments, cluster,

@@ -30,11 +30,6 @@ __device__ __forceinline__ int segment_of_block(const ConvParams& p) {
   return blockIdx.x & ((1 << log2_segments<Config>(p)) - 1);
 }
 
-template <class Config>
-__device__ __forceinline__ int first_tile(const ConvParams& p) {
-  return blockIdx.x >> log2_segments<Config>(p);
-}
-
 // The number of step `index` of the thread block, among all of a tile. From the number of its steps
 // on, an index gives a number past the end.
 template <class Config>
