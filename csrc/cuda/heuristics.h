@@ -647,26 +647,39 @@ inline bool own_f64_conv_pays(const UnskippedConv& x) {
   return own < cudnn + bytes / 1e6;
 }
 
-// The same of TF32, which reads channels in units of 16 bytes: unless the long steps of few tiles
-// would be cut into segments, which it does not have, or most of the products are padding.
-inline bool own_tf32_conv_pays(const UnskippedConv& x, int multiprocessors) {
-  const int64_t in = blocks_of(x.in_channels, 32) * 32, out = blocks_of(x.out_channels, 64) * 64;
-  return x.in_channels % 4 == 0 && x.out_channels % 4 == 0 &&
-         2 * x.in_channels * x.out_channels >= in * out &&
-         choose_conv_segments(x.out_channels, x.images * x.out_pixels,
-                              x.positions * blocks_of(x.in_channels, 64), multiprocessors) == 1;
+// The same of half types and TF32 on Hopper, which read channels in units of 16 bytes, or few in
+// half types. Ours multiplies the padding of tiles of 64 output channels and steps of 128 bytes,
+// cuDNN less of it, but its smaller layers take longer. So do ours of TF32 where the long steps of
+// few tiles would be cut into segments, which it does not have. `bytes`: of an entry. Fitted to an
+// H200.
+inline bool own_tensor_core_conv_pays(int64_t bytes, const UnskippedConv& x, int multiprocessors) {
+  const bool is_tf32 = bytes == 4;
+  const int64_t unit = 16 / bytes, depth = 128 / bytes;
+  const bool has_few = !is_tf32 && x.in_channels < unit;
+  if ((x.in_channels % unit != 0 && !has_few) || x.out_channels % unit != 0) return false;
+  if (has_few) return true;
+  const int64_t pixels = x.images * x.out_pixels;
+  if (is_tf32 &&
+      choose_conv_segments(x.out_channels, pixels, x.positions * blocks_of(x.in_channels, 64),
+                           multiprocessors) > 1) {
+    return false;
+  }
+  const auto products = [&](int64_t in, int64_t out) {  // scaled to half types
+    return static_cast<double>(pixels * x.positions * in * out) * (is_tf32 ? 2 : 1);
+  };
+  const double own = 2.3 + products(blocks_of(x.in_channels, depth) * depth,
+                                    blocks_of(x.out_channels, 64) * 64) / 183e6;
+  return own < 7.6 + products(x.in_channels, x.out_channels) / 125e6;
 }
 
-// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels
-// of half types read channels in units of 16 bytes, or few.
+// Tells whether our convolution is faster than cuDNN's where nothing is skipped.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                                     int multiprocessors, const UnskippedConv& x) {
   if (dtype == c10::ScalarType::Double) return own_f64_conv_pays(x);
   if (!hopper) return false;
-  if (dtype != c10::ScalarType::Float) {
-    return x.out_channels % 8 == 0 && (x.in_channels % 8 == 0 || x.in_channels < 8);
+  if (dtype != c10::ScalarType::Float || allow_tf32) {
+    return own_tensor_core_conv_pays(dtype == c10::ScalarType::Float ? 4 : 2, x, multiprocessors);
   }
-  if (allow_tf32) return own_tf32_conv_pays(x, multiprocessors);
   constexpr double kMargin = 1.1;
   const UnskippedConvTimes times = unskipped_f32_times(x);
   return split_conv_pays(x.in_channels) &&

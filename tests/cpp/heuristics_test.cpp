@@ -206,13 +206,26 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
          {large, {100, 64, 128, 9, 256, 256}, {2, 640, 640, 9, 1024, 1024}},  // by a matrix
          {stem, one, {2, 64, 64, 9, 512 * 512, 512 * 512}, {32, 24, 144, 1, 56 * 56, 56 * 56}});
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {
-    expect(dtype, true, {stem, {1, 512, 512, 9, 196, 196}}, {odd, {3, 33, 64, 9, 3500, 3500}});
+    // Padding counts where there is much to compute.
+    expect(dtype, true,
+           {stem,
+            {1, 512, 512, 9, 196, 196},
+            {8, 128, 32, 9, 3136, 3136},
+            {32, 24, 144, 1, 3136, 3136}},
+           {odd,
+            {3, 33, 64, 9, 3500, 3500},
+            {8, 32, 32, 9, 149 * 149, 147 * 147},
+            {32, 128, 32, 9, 3136, 3136},
+            {32, 16, 96, 1, 112 * 112, 112 * 112}});
   }
   expect(at::kFloat, false, {}, {large});
   expect(at::kHalf, false, {}, {large});
   // In TF32: few tiles, padding, and channels that are not aligned.
   expect(at::kFloat, true, {large, {8, 512, 128, 1, 784, 784}},
-         {{8, 256, 256, 9, 196, 196}, {32, 36, 72, 9, 2500, 2500}, {128, 258, 256, 9, 3136, 3136}},
+         {{8, 256, 256, 9, 196, 196},
+          {32, 36, 72, 9, 2500, 2500},
+          {32, 128, 32, 9, 3136, 3136},
+          {128, 258, 256, 9, 3136, 3136}},
          /*tf32=*/true);
 }
 
