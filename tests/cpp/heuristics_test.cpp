@@ -255,7 +255,9 @@ TEST(Heuristics, EntriesAloneWhereBlocksAreMostlyEmpty) {
       EXPECT_EQ(way(held(64, 56, 9, 32, 32, 32), false), HeldWay::kFilled);
       EXPECT_EQ(way(held(64, 56, 1, 128, 128), false), HeldWay::kFilled);
       // A first layer; in TF32 the precision of a call follows the channels, not the images.
-      EXPECT_EQ(way(held(8, 112, 49, 3, 64), true) == HeldWay::kThin, dtype != at::kHalf);
+      EXPECT_EQ(way(held(8, 112, 49, 3, 64), true), HeldWay::kThin);
+      EXPECT_EQ(way(held(64, 112, 49, 3, 64), false) == HeldWay::kThin, dtype != at::kHalf);
+      EXPECT_EQ(way(held(64, 112, 49, 3, 64), false, true) == HeldWay::kThin, dtype != at::kHalf);
       EXPECT_NE(way(held(1, 56, 1, 128, 128), true, true),
                 dtype == at::kFloat ? HeldWay::kThin : HeldWay::kPacked);
     }
@@ -270,7 +272,7 @@ TEST(Heuristics, PackedRowsOfFewImages) {
     const HeldWay packed = tf32 ? HeldWay::kFilled : HeldWay::kPacked;
     EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32), packed);
     EXPECT_EQ(way(held(8, 149, 9, 32, 32), tf32), packed);
-    EXPECT_EQ(way(held(1, 112, 49, 3, 64), tf32) == HeldWay::kThin, !tf32);
+    EXPECT_EQ(way(held(1, 112, 49, 3, 64), tf32), HeldWay::kThin);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32), HeldWay::kFilled);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32, false), HeldWay::kPacked);
     // The portable kernel packs by itself.
