@@ -649,23 +649,23 @@ inline bool own_f64_conv_pays(const UnskippedConv& x) {
 
 // The same of half types and TF32 on Hopper, which read channels in units of 16 bytes, or few in
 // half types. Ours multiplies the padding of tiles of 64 output channels and steps of 128 bytes,
-// cuDNN less of it, but its smaller layers take longer. So do ours of TF32 where the long steps of
-// few tiles would be cut into segments, which it does not have. `bytes`: of an entry. Fitted to an
-// H200.
+// cuDNN less of it, but it takes longer to start. In TF32 ours has no segments for few tiles.
+// `bytes`: of an entry. Fitted to an H200.
 inline bool own_tensor_core_conv_pays(int64_t bytes, const UnskippedConv& x, int multiprocessors) {
   const bool is_tf32 = bytes == 4;
   const int64_t unit = 16 / bytes, depth = 128 / bytes, pixels = x.images * x.out_pixels;
   if (x.out_channels % unit != 0) return false;
   if (x.in_channels < unit && !is_tf32) return true;
-  const int segments = choose_conv_segments(
-      x.out_channels, pixels, x.positions * blocks_of(x.in_channels, 64), multiprocessors);
-  if (x.in_channels % unit != 0 || (is_tf32 && segments > 1)) return false;
-  const auto products = [&](int64_t in, int64_t out) {  // scaled to half types
-    return static_cast<double>(pixels * x.positions * in * out) * (is_tf32 ? 2 : 1);
+  const int64_t steps = x.positions * blocks_of(x.in_channels, 64);
+  if (x.in_channels % unit != 0 ||
+      (is_tf32 && choose_conv_segments(x.out_channels, pixels, steps, multiprocessors) > 1)) {
+    return false;
+  }
+  const auto products = [&](int64_t in, int64_t out) {  // as many of half types
+    return static_cast<double>(pixels * x.positions * in * out * (is_tf32 ? 2 : 1));
   };
-  const double own =
-      2.3 +
-      products(blocks_of(x.in_channels, depth) * depth, blocks_of(x.out_channels, 64) * 64) / 183e6;
+  const int64_t in = blocks_of(x.in_channels, depth) * depth;
+  const double own = 2.3 + products(in, blocks_of(x.out_channels, 64) * 64) / 183e6;
   return own < 7.6 + products(x.in_channels, x.out_channels) / 125e6;
 }
 
@@ -690,11 +690,6 @@ struct HeldConv {
   int64_t in_pixels, positions;
   int64_t groups, in_channels, out_channels;
   int64_t block_m, block_k;
-
-  double millions(int64_t all_pixels, int64_t in, int64_t out) const {  // of products
-    return 1e-6 * static_cast<double>(all_pixels * positions * groups) *
-           static_cast<double>(in * out);
-  }
 };
 
 struct PackedChoice {
@@ -736,13 +731,13 @@ inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int mul
 // The time of the kernel that computes existing entries alone (conv/sm80/thin.cuh), norms included,
 // in us. Both walk along their entries, each of which waits for memory; or products decide.
 inline double thin_conv_time(c10::ScalarType dtype, const HeldConv& x) {
-  const double rate = dtype == c10::ScalarType::Double  ? 3  // millions
-                      : dtype == c10::ScalarType::Float ? 10
-                                                        : 8;
+  const bool is_double = dtype == c10::ScalarType::Double, is_float = dtype == at::kFloat;
+  const double rate = is_double ? 3e6 : is_float ? 10e6 : 8e6;  // of products
   const int64_t of_norm = std::min<int64_t>(x.images, 64) * std::min(x.in_channels, x.block_k);
+  const int64_t of_output = x.in_channels * x.positions;
+  const auto outputs = static_cast<double>(x.images * x.pixels * x.groups * x.out_channels);
   return 4 + 0.02 * static_cast<double>(of_norm) +
-         std::max(0.07 * static_cast<double>(x.in_channels * x.positions),
-                  x.millions(x.images * x.pixels, x.in_channels, x.out_channels) / rate);
+         static_cast<double>(of_output) * std::max(0.07, outputs / rate);
 }
 
 // The same of Hopper's split parts in tiles of 128 output channels and two pixels of 64 images.
