@@ -633,26 +633,36 @@ inline bool own_f64_conv_pays(const UnskippedConv& x) {
   return own < cudnn + bytes / 1e6;
 }
 
-// The same of TF32, which reads channels in units of 16 bytes: unless the long steps of few tiles
-// would be cut into segments, which it does not have, or most of the products are padding.
-inline bool own_tf32_conv_pays(const UnskippedConv& x, int multiprocessors) {
-  const int64_t in = blocks_of(x.in_channels, 32) * 32, out = blocks_of(x.out_channels, 64) * 64;
-  return x.in_channels % 4 == 0 && x.out_channels % 4 == 0 &&
-         2 * x.in_channels * x.out_channels >= in * out &&
-         choose_conv_segments(x.out_channels, x.images * x.out_pixels,
-                              x.positions * blocks_of(x.in_channels, 64), multiprocessors) == 1;
+// The same of half types and TF32 on Hopper, which read channels in units of 16 bytes, or few in
+// half types. Ours multiplies the padding of tiles of 64 output channels and steps of 128 bytes,
+// cuDNN less of it, but it takes longer to start. In TF32 ours has no segments for few tiles.
+// `bytes`: of an entry. Fitted to an H200.
+inline bool own_tensor_core_conv_pays(int64_t bytes, const UnskippedConv& x, int multiprocessors) {
+  const bool is_tf32 = bytes == 4;
+  const int64_t unit = 16 / bytes, depth = 128 / bytes, pixels = x.images * x.out_pixels;
+  if (x.out_channels % unit != 0) return false;
+  if (x.in_channels < unit && !is_tf32) return true;
+  const int64_t steps = x.positions * blocks_of(x.in_channels, 64);
+  if (x.in_channels % unit != 0 ||
+      (is_tf32 && choose_conv_segments(x.out_channels, pixels, steps, multiprocessors) > 1)) {
+    return false;
+  }
+  const auto products = [&](int64_t in, int64_t out) {  // as many of half types
+    return static_cast<double>(pixels * x.positions * in * out * (is_tf32 ? 2 : 1));
+  };
+  const int64_t in = blocks_of(x.in_channels, depth) * depth;
+  const double own = 2.3 + products(in, blocks_of(x.out_channels, 64) * 64) / 183e6;
+  return own < 7.6 + products(x.in_channels, x.out_channels) / 125e6;
 }
 
-// Tells whether our convolution is faster than cuDNN's where nothing is skipped. Hopper's kernels
-// of half types read channels in units of 16 bytes, or few.
+// Tells whether our convolution is faster than cuDNN's where nothing is skipped.
 inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                                     int multiprocessors, const UnskippedConv& x) {
   if (dtype == c10::ScalarType::Double) return own_f64_conv_pays(x);
   if (!hopper) return false;
-  if (dtype != c10::ScalarType::Float) {
-    return x.out_channels % 8 == 0 && (x.in_channels % 8 == 0 || x.in_channels < 8);
+  if (dtype != c10::ScalarType::Float || allow_tf32) {
+    return own_tensor_core_conv_pays(dtype == c10::ScalarType::Float ? 4 : 2, x, multiprocessors);
   }
-  if (allow_tf32) return own_tf32_conv_pays(x, multiprocessors);
   constexpr double kMargin = 1.1;
   const UnskippedConvTimes times = unskipped_f32_times(x);
   return split_conv_pays(x.in_channels) &&
@@ -666,11 +676,6 @@ struct HeldConv {
   int64_t in_pixels, positions;
   int64_t groups, in_channels, out_channels;
   int64_t block_m, block_k;
-
-  double millions(int64_t all_pixels, int64_t in, int64_t out) const {  // of products
-    return 1e-6 * static_cast<double>(all_pixels * positions * groups) *
-           static_cast<double>(in * out);
-  }
 };
 
 struct PackedChoice {
@@ -711,16 +716,14 @@ inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int mul
 
 // The time of the kernel that computes existing entries alone (conv/sm80/thin.cuh), norms included,
 // in us. Both walk along their entries, each of which waits for memory; or products decide.
-inline double thin_conv_time(c10::ScalarType dtype, bool allow_tf32, const HeldConv& x) {
-  const bool is_double = dtype == c10::ScalarType::Double;
-  const double step = is_double ? 0.2 : 0.1;
-  const double rate = is_double                                        ? 2.2
-                      : dtype == c10::ScalarType::Float && !allow_tf32 ? 6
-                                                                       : 2.5;  // millions
+inline double thin_conv_time(c10::ScalarType dtype, const HeldConv& x) {
+  const bool is_double = dtype == c10::ScalarType::Double, is_float = dtype == at::kFloat;
+  const double rate = is_double ? 3e6 : is_float ? 10e6 : 8e6;  // of products
   const int64_t of_norm = std::min<int64_t>(x.images, 64) * std::min(x.in_channels, x.block_k);
-  return 4 + 0.035 * static_cast<double>(of_norm) +
-         std::max(step * static_cast<double>(x.in_channels * x.positions),
-                  x.millions(x.images * x.pixels, x.in_channels, x.out_channels) / rate);
+  const int64_t of_output = x.in_channels * x.positions;
+  const auto outputs = static_cast<double>(x.images * x.pixels * x.groups * x.out_channels);
+  return 4 + 0.02 * static_cast<double>(of_norm) +
+         static_cast<double>(of_output) * std::max(0.07, outputs / rate);
 }
 
 // The same of Hopper's split parts in tiles of 128 output channels and two pixels of 64 images.
@@ -743,8 +746,8 @@ enum class HeldWay { kFilled, kThin, kPacked };
 
 // The way of least time. `packs`: rows can be packed; the portable kernel then does so by itself.
 // Tensor cores round what they multiply in TF32, so there the number of images does not choose
-// thin; and Hopper's kernel of half types and TF32 takes pixels one by one. `hopper`: the chip's
-// kernels take it; absent on other chips.
+// thin, but few channels of one group do; and Hopper's kernel of half types and TF32 takes pixels
+// one by one. `hopper`: the chip's kernels take it; absent on other chips.
 inline HeldWay choose_held_conv(c10::ScalarType dtype, bool allow_tf32, std::optional<bool> hopper,
                                 bool packs, const HeldConv& x, int multiprocessors) {
   const bool is_half = at::isReducedFloatingType(dtype);
@@ -752,14 +755,17 @@ inline HeldWay choose_held_conv(c10::ScalarType dtype, bool allow_tf32, std::opt
   const Kernel kernel =
       choose_kernel(dtype, {x.block_m, x.block_k, 64}, allow_tf32, /*hopper=*/false);
   const bool is_boxed = (is_half || is_tf32) && hopper.value_or(false);
+  const bool is_few = x.groups == 1 && x.in_channels < 8, has_few_images = packs;
   packs = packs && !is_boxed;
   HeldConv rows = x;  // of tiles
   if (!packs) rows.images = 64, rows.pixels = blocks_of(x.pixels_of_blocks, 64);
   const double norms =
       3.5 + 4e-6 * static_cast<double>(x.images * x.in_pixels * x.in_channels * x.groups) / 2.5;
   const double packed = norms + choose_packed_tile(kernel, rows, multiprocessors).time;
-  const bool may_be_thin = x.groups > 1 || (is_tf32 ? x.in_channels < 8 && !is_boxed : !is_half);
-  if (may_be_thin && thin_conv_time(dtype, allow_tf32, x) < packed) return HeldWay::kThin;
+  const bool may_be_thin = x.groups > 1 || (is_half ? is_few && has_few_images : !is_tf32);
+  if ((is_tf32 && is_few) || (may_be_thin && thin_conv_time(dtype, x) < packed)) {
+    return HeldWay::kThin;
+  }
   const bool pays = hopper && dtype == c10::ScalarType::Float &&
                     (!*hopper || packed < split_conv_time(x, multiprocessors));
   return packs && pays ? HeldWay::kPacked : HeldWay::kFilled;

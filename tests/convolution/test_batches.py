@@ -120,6 +120,22 @@ def test_rows_of_many_blocks_lie_side_by_side(dtype, images, block, groups):
     assert got[:, 5].isnan().cpu().equal(expected[:, 5].isnan())
 
 
+@pytest.mark.parametrize("images", [5, 8, 68])
+@pytest.mark.parametrize(
+    ("channels", "out", "groups"),
+    [(3, 16, 1), (5, 9, 1), (12, 12, 12), (9, 24, 3)],
+)
+def test_few_channels_of_a_group(device, dtype, images, channels, out, groups):
+    """Blocks that are mostly empty, with outputs one by one and eight at a time."""
+    input = uneven(images, channels, 7, 6, seed=1, dtype=torch.bfloat16).double()
+    weight = uneven(out, channels // groups, 3, 2, seed=2, dtype=torch.bfloat16).double()
+    setting = {"stride": (1, 2), "padding": (1, 2), "dilation": (2, 1), "groups": groups}
+    reference = Im2col(input, weight, **setting)
+    tau, valid = reference.decide(0.5)
+    got = spamm_torch.conv2d(*(x.to(device, dtype) for x in (input, weight)), **setting, tau=tau)
+    assert_near(got, reference.product(valid))
+
+
 @pytest.mark.parametrize("images", [1, 3, 33, 70])
 @pytest.mark.parametrize("segments", [None, 2, 4])
 def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segments, force):

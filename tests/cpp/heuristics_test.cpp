@@ -206,13 +206,26 @@ TEST(Heuristics, CudnnWhereNothingIsSkippedAndItIsFaster) {
          {large, {100, 64, 128, 9, 256, 256}, {2, 640, 640, 9, 1024, 1024}},  // by a matrix
          {stem, one, {2, 64, 64, 9, 512 * 512, 512 * 512}, {32, 24, 144, 1, 56 * 56, 56 * 56}});
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {
-    expect(dtype, true, {stem, {1, 512, 512, 9, 196, 196}}, {odd, {3, 33, 64, 9, 3500, 3500}});
+    // Padding counts where there is much to compute.
+    expect(dtype, true,
+           {stem,
+            {1, 512, 512, 9, 196, 196},
+            {8, 128, 32, 9, 3136, 3136},
+            {32, 24, 144, 1, 3136, 3136}},
+           {odd,
+            {3, 33, 64, 9, 3500, 3500},
+            {8, 32, 32, 9, 149 * 149, 147 * 147},
+            {32, 128, 32, 9, 3136, 3136},
+            {32, 16, 96, 1, 112 * 112, 112 * 112}});
   }
   expect(at::kFloat, false, {}, {large});
   expect(at::kHalf, false, {}, {large});
   // In TF32: few tiles, padding, and channels that are not aligned.
   expect(at::kFloat, true, {large, {8, 512, 128, 1, 784, 784}},
-         {{8, 256, 256, 9, 196, 196}, {32, 36, 72, 9, 2500, 2500}, {128, 258, 256, 9, 3136, 3136}},
+         {{8, 256, 256, 9, 196, 196},
+          {32, 36, 72, 9, 2500, 2500},
+          {32, 128, 32, 9, 3136, 3136},
+          {128, 258, 256, 9, 3136, 3136}},
          /*tf32=*/true);
 }
 
@@ -242,7 +255,9 @@ TEST(Heuristics, EntriesAloneWhereBlocksAreMostlyEmpty) {
       EXPECT_EQ(way(held(64, 56, 9, 32, 32, 32), false), HeldWay::kFilled);
       EXPECT_EQ(way(held(64, 56, 1, 128, 128), false), HeldWay::kFilled);
       // A first layer; in TF32 the precision of a call follows the channels, not the images.
-      EXPECT_EQ(way(held(8, 112, 49, 3, 64), true) == HeldWay::kThin, dtype != at::kHalf);
+      EXPECT_EQ(way(held(8, 112, 49, 3, 64), true), HeldWay::kThin);
+      EXPECT_EQ(way(held(64, 112, 49, 3, 64), false) == HeldWay::kThin, dtype != at::kHalf);
+      EXPECT_EQ(way(held(64, 112, 49, 3, 64), false, true) == HeldWay::kThin, dtype != at::kHalf);
       EXPECT_NE(way(held(1, 56, 1, 128, 128), true, true),
                 dtype == at::kFloat ? HeldWay::kThin : HeldWay::kPacked);
     }
@@ -257,7 +272,7 @@ TEST(Heuristics, PackedRowsOfFewImages) {
     const HeldWay packed = tf32 ? HeldWay::kFilled : HeldWay::kPacked;
     EXPECT_EQ(way(held(8, 56, 9, 64, 64), tf32), packed);
     EXPECT_EQ(way(held(8, 149, 9, 32, 32), tf32), packed);
-    EXPECT_EQ(way(held(1, 112, 49, 3, 64), tf32) == HeldWay::kThin, !tf32);
+    EXPECT_EQ(way(held(1, 112, 49, 3, 64), tf32), HeldWay::kThin);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32), HeldWay::kFilled);
     EXPECT_EQ(way(held(32, 28, 9, 256, 256), tf32, false), HeldWay::kPacked);
     // The portable kernel packs by itself.

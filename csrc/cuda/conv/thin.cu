@@ -8,30 +8,51 @@ namespace {
 
 using kernels::conv_thin, kernels::kThinThreads, kernels::NormOf, kernels::ThinParams;
 
-// `kWidth`: channels read at a time; the most of which a group and a block have a multiple.
+// `kWidth`: channels read at a time.
+template <class Element, int kWidth, bool kOnce>
+cudaError_t launch_width(const ThinParams<NormOf<Element>>& p, ThinStage stage,
+                         cudaStream_t stream) {
+  const kernels::Im2colMatrix& m = p.conv.pixels;
+  const uint32_t blocks = m.block_count();
+  const auto start = [&](auto kernel, dim3 grid, auto... lanes) {
+    return kernels::launch(kernel, grid, kThinThreads, 0, /*overlap_previous=*/false, stream, p,
+                           lanes...);
+  };
+  const bool are_images = m.log2_rows + m.log2_columns == 0;
+  if (stage == ThinStage::kNorms) {
+    const uint32_t norms = blocks * m.positions * p.groups * p.depth_blocks;
+    const dim3 grid((norms - 1) / kThinThreads + 1);
+    return are_images ? start(kernels::thin_norms<Element, kWidth, kOnce, true>, grid)
+                      : start(kernels::thin_norms<Element, kWidth, kOnce, false>, grid);
+  }
+  // The output channels of a thread share what it reads of the input.
+  constexpr int kOut = sizeof(Element) == 8 ? 4 : 8;
+  const bool has_several = p.conv.out_channels % kOut == 0;
+  const int images = kernels::thin_images(has_several ? kOut : 1);
+  const bool shares = are_images && p.pixels % images == 0;
+  const uint32_t chunks = p.groups * p.conv.out_channels / (has_several ? kOut : 1);
+  const uint32_t tiles = (chunks - 1) / 32 + 1, lanes = (chunks - 1) / tiles + 1;
+  const uint32_t places = shares ? blocks : blocks * p.pixels;
+  const dim3 grid((places - 1) / (kThinThreads / lanes) + 1, tiles, shares ? p.pixels / images : 1);
+  return kernels::with_constants(
+      [&](auto several, auto shared) {
+        constexpr int kShare = several ? kOut : 1;
+        constexpr int kImages = shared ? kernels::thin_images(kShare) : 1;
+        return start(conv_thin<Element, kWidth, kOnce, kShare, kImages>, grid, lanes);
+      },
+      has_several, shares);
+}
+
+// The widest loads that the channels of a group and of a block are a multiple of.
 template <class Element, int kWidth = 16 / sizeof(Element)>
 cudaError_t launch_widest(const ThinParams<NormOf<Element>>& p, ThinStage stage,
                           cudaStream_t stream) {
+  if (p.channels == 3) return launch_width<Element, 3, true>(p, stage, stream);
+  if (p.channels == 1) return launch_width<Element, 1, true>(p, stage, stream);
   if constexpr (kWidth > 1) {
     if (p.channels % kWidth != 0) return launch_widest<Element, kWidth / 2>(p, stage, stream);
   }
-  const bool is_norms = stage == ThinStage::kNorms;
-  const int64_t blocks = p.conv.pixels.block_count();
-  const int64_t places = (blocks * p.pixels - 1) / kernels::kThinPixels + 1;
-  // The output channels of a thread share what it reads of the input.
-  constexpr int kOut = sizeof(Element) == 8 ? 2 : 4;
-  const bool shares = p.conv.out_channels % kOut == 0;
-  const int64_t outputs = places * p.groups * p.conv.out_channels / (shares ? kOut : 1);
-  const int64_t threads =
-      is_norms ? blocks * p.conv.pixels.positions * p.groups * p.depth_blocks : outputs;
-  const bool once = p.channels == kWidth;
-  const auto kernel = is_norms && once ? kernels::thin_norms<Element, kWidth, true>
-                      : is_norms       ? kernels::thin_norms<Element, kWidth, false>
-                      : shares         ? conv_thin<Element, kWidth, false, kOut>
-                      : once           ? conv_thin<Element, kWidth, true, 1>
-                                       : conv_thin<Element, kWidth, false, 1>;
-  return kernels::launch(kernel, static_cast<unsigned>((threads - 1) / kThinThreads + 1),
-                         kThinThreads, 0, /*overlap_previous=*/false, stream, p);
+  return launch_width<Element, kWidth, false>(p, stage, stream);
 }
 
 }  // namespace
