@@ -718,7 +718,8 @@ inline PackedChoice choose_packed_tile(Kernel kernel, const HeldConv& x, int mul
 // in us. Both walk along their entries, each of which waits for memory; or products decide.
 inline double thin_conv_time(c10::ScalarType dtype, const HeldConv& x) {
   const bool is_double = dtype == c10::ScalarType::Double, is_float = dtype == at::kFloat;
-  const double rate = is_double ? 3e6 : is_float ? 10e6 : 8e6;  // of products
+  // Products a us. Windows of many channels do not stay in the caches.
+  const double rate = is_double ? 3e6 : x.in_channels > 32 ? 3.5e6 : is_float ? 10e6 : 8e6;
   const int64_t of_norm = std::min<int64_t>(x.images, 64) * std::min(x.in_channels, x.block_k);
   const int64_t of_output = x.in_channels * x.positions;
   const auto outputs = static_cast<double>(x.images * x.pixels * x.groups * x.out_channels);

@@ -91,7 +91,8 @@ bool pools(const Convolution& conv, const Knob&) {
   return is_half(conv.input.scalar_type()) && conv.activation == Activation::kRelu &&
          !conv.residual && shape.images >= kLayerNormBlock && shape.output.height % 2 == 0 &&
          shape.output.width % 2 == 0 && shape.in_channels >= unit &&
-         shape.out_channels % unit == 0 && sizes_fit_hopper(conv);
+         shape.out_channels % unit == 0 && sizes_fit_hopper(conv) &&
+         Backends<UnskippedBackend>::find(at::kCUDA)->own_pays(conv);
 }
 
 Tensor run_and_pool(const Convolution& conv, const Knob& knob) {
