@@ -99,7 +99,7 @@ def test_groups_strides_and_norms_of_the_weight(device):
 LAYERS = [
     ((128, 64, 8, 8), (64, 3), "four boxes"),
     ((200, 24, 6, 10), (56, 3), "four boxes"),
-    ((128, 16, 34, 36), (64, 3), "four boxes"),  # more windows than thread blocks
+    ((128, 64, 34, 36), (64, 3), "four boxes"),  # more windows than thread blocks
     ((77, 128, 4, 2), (8, 3), "four boxes"),
     ((64, 64, 6, 4), (64, 3), "four boxes"),
     ((150, 72, 4, 4), (40, 1), "four boxes"),
