@@ -213,7 +213,6 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   // The steps of a segment, and of tiles that two or more share.
   constexpr int64_t kLeastSteps = 2, kLeastOfTwo = 8, kLeastOfMore = 12;
   const int parts = split_parts_of(kernel);
-  const double clearly_less = parts > 0 ? 0.95 : 0.85;  // of the time
   // Operands are read from memory, by however many thread blocks.
   const double bytes = is_double ? 8 : parts == 2 ? 4 : 2;
   const double rate = is_double ? 2.6e6 : parts > 0 ? 4e6 : 1.9e6;
@@ -222,7 +221,7 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   const double least_possible = 6 + entries * bytes / rate;
   const int64_t steps = blocks_of(size.k, 64);
   double least = product_time(of_one, size, multiprocessors);
-  const double clearly = clearly_less * least;
+  const double clearly = (parts > 0 ? 0.95 : 0.85) * least;
   int best = 1;
   for (int segments = 2; segments <= kMostProductSegments; segments *= 2) {
     const double time = product_time(small, size, multiprocessors, false, segments);

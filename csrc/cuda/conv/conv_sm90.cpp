@@ -84,7 +84,8 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
 
 // The kernel has boxes of 64 images: fewer would leave them empty. Behind ReLU no zero has a sign,
 // so that the largest value has the bits of torch's, the first of equal ones. few_channels.cuh is
-// faster for less than 8 channels.
+// faster for less than 8 channels. Where cuDNN's convolution is the faster one, a pool follows it:
+// the result has the bits of both calls.
 bool pools(const Convolution& conv, const Knob&) {
   const spamm::ConvShape& shape = conv.shape;
   const int64_t unit = kAlignment / conv.input.element_size();
