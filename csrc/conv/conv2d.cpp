@@ -206,6 +206,7 @@ class MatrixConvolution {
     OptTensor norms;  // of all pieces, if the threshold depends on them
     if (!threshold && pieces_.size() > 1) {
       std::vector<Tensor> maps;
+      maps.reserve(pieces_.size());
       for (const Piece& piece : pieces_) maps.push_back(norms_of(im2col_.transposed(piece)));
       norms = at::cat(maps, -1);
       threshold = threshold_for(*norms);
