@@ -181,7 +181,7 @@ class ImplicitProduct {
   static constexpr int64_t kTilesPerThread = 32;  // at least, if there are enough blocks
   static constexpr int64_t kMostPanels = 2;       // of a block of output channels
   static constexpr int64_t kStep = kVectorBytes / sizeof(P);  // of the columns of our own kernel
-  static constexpr int64_t kRowsOfCall = 64;      // of matrix instructions, of several positions
+  static constexpr int64_t kRowsOfCall = 64;  // of matrix instructions, of several positions
   // Bytes of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
   // channels, and there the panels need the rest of the cache.
   static constexpr int64_t kWindowBytes = 1280 << 10, kPointWindowBytes = 256 << 10;
