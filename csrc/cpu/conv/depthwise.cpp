@@ -183,22 +183,17 @@ class Depthwise {
         parts_(blocks_of(shape_.in_channels, kLanes)),
         pixel_((1 + images_) * kLanes),
         line_((shape_.input.width + 1) * pixel_),
+        held_rows_(std::min(shape_.window().height, shape_.input.height)),
         input_(conv.input.contiguous(at::MemoryFormat::ChannelsLast)),
         weights_(by_position(conv.weight)),
-        norm_weights_(conv.norm_weight ? by_position(*conv.norm_weight) : weights_),
-        bias_(parts_ * kLanes),
+        norm_weights_(by_position(conv.norm_weight ? *conv.norm_weight : conv.weight.abs())),
+        bias_(conv.bias ? by_position(*conv.bias) : std::vector<float>(parts_ * kLanes)),
+        finite_(all_finite(weights_.data(), std::ssize(weights_)) &&
+                all_finite(norm_weights_.data(), std::ssize(norm_weights_))),
         relu_(conv.activation == Activation::kRelu),
         tau_(static_cast<float>(host_scalar(*knob.tau))),
         output_(with_large_pages(
             at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast))) {
-    if (!conv.norm_weight)
-      for (float& x : norm_weights_) x = std::abs(x);
-    finite_ = all_finite(weights_.data(), std::ssize(weights_)) &&
-              all_finite(norm_weights_.data(), std::ssize(norm_weights_));
-    if (conv.bias) {
-      const Tensor bias = conv.bias->to(at::kFloat).contiguous();
-      std::copy_n(bias.const_data_ptr<float>(), shape_.in_channels, bias_.data());
-    }
     for (int64_t column = 0; column < shape_.output.width; ++column) {
       for (int64_t position = 0; position < shape_.kernel.width; ++position) {
         const int64_t x =
@@ -211,7 +206,7 @@ class Depthwise {
 
   Tensor run() const {
     const int64_t blocks = blocks_of(shape_.images, edge_), height = shape_.output.height;
-    const int64_t lines = shape_.window().height + 1;
+    const int64_t lines = held_rows_ + 1;
     const int64_t most = kPackedBytes / (lines * line_ * static_cast<int64_t>(sizeof(float)));
     const int64_t together = std::clamp<int64_t>(most, 1, std::min(kMostParts, parts_));
     const int64_t groups = blocks_of(parts_, together);
@@ -232,7 +227,7 @@ class Depthwise {
  private:
   // (channels, positions) to (parts, positions, kLanes), with zeros.
   std::vector<float> by_position(const Tensor& x) const {
-    const int64_t positions = shape_.kernel_positions();
+    const int64_t positions = x.numel() / shape_.in_channels;
     const Tensor source = x.to(at::kFloat).contiguous();
     const float* const from = source.const_data_ptr<float>();
     std::vector<float> result(parts_ * positions * kLanes);
@@ -243,14 +238,14 @@ class Depthwise {
     return result;
   }
 
-  // `memory`: for each part a line for each row of a window, and one of zeros.
+  // `memory`: for each part a line for each held row, and one of zeros.
   void convolve_rows(int64_t block, Range parts, Range rows, float* memory) const {
     const auto [height, width] = shape_.input;
     const auto& [out_height, out_width] = shape_.output;
     const int64_t channels = shape_.in_channels, positions = shape_.kernel_positions();
     const int64_t images = std::min(edge_, shape_.images - block * edge_);
     const float scale = std::sqrt(static_cast<float>(edge_) / static_cast<float>(images));
-    const int64_t window = shape_.window().height, size = (window + 1) * line_;
+    const int64_t window = held_rows_, size = (window + 1) * line_;
     const T* const input = input_.template const_data_ptr<T>();
     T* const output = output_.template mutable_data_ptr<T>();
     for (int64_t i = 0; i < parts.size * (window + 1); ++i) {
@@ -297,10 +292,10 @@ class Depthwise {
   int64_t edge_, images_;  // images of a block, and at most of the batch
   int64_t parts_;          // kLanes channels each
   int64_t pixel_, line_;   // floats of a packed pixel, and of a line with a pixel of padding
+  int64_t held_rows_;      // of the input at a time
   Tensor input_;
-  std::vector<float> weights_, norm_weights_;  // by_position()
-  std::vector<float> bias_;
-  bool relu_, finite_ = false;
+  std::vector<float> weights_, norm_weights_, bias_;  // by_position()
+  bool finite_, relu_;
   float tau_;
   Tensor output_;
   std::vector<int64_t> places_;  // in a line, of what an output column reads
