@@ -180,7 +180,8 @@ class ImplicitProduct {
   static constexpr int64_t kImagesTogether = 4;   // share the search for valid blocks
   static constexpr int64_t kTilesPerThread = 32;  // at least, if there are enough blocks
   static constexpr int64_t kMostPanels = 2;       // of a block of output channels
-  static constexpr int64_t kRowsOfCall = 64;      // of matrix instructions, of several positions
+  static constexpr int64_t kStep = kVectorBytes / sizeof(P);  // of the columns of our own kernel
+  static constexpr int64_t kRowsOfCall = 64;  // of matrix instructions, of several positions
   // Bytes of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
   // channels, and there the panels need the rest of the cache.
   static constexpr int64_t kWindowBytes = 1280 << 10, kPointWindowBytes = 256 << 10;
@@ -523,8 +524,7 @@ class ImplicitProduct {
                                    i * width,
                                    finish ? &*finish : nullptr,
                                    i == 0 && step.j == step.tile.channels.begin ? rows : 0};
-        constexpr int64_t kStep = 128 / sizeof(P);  // of its columns
-        const int64_t columns = blocks_of(channels - i * width, kStep) * kStep;
+        const int64_t columns = round_up(channels - i * width, kStep);
         gemm_rows(listed, rows, std::min(width, columns), depth, panels[i].first, width);
       }
     }
@@ -564,7 +564,7 @@ class ImplicitProduct {
 
   // Tells whether the kernel computes the epilogue of rows whose last products it adds.
   bool finishes_in_kernel(int64_t channels) const {
-    return channels % panels_.width() == 0 &&
+    return channels % kStep == 0 &&
            (activation_ == Activation::kNone || activation_ == Activation::kRelu);
   }
 

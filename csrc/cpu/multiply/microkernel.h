@@ -213,7 +213,10 @@ template <class T, class Rows>
   if (!Rows::kAnyColumns && N % (256 / static_cast<int64_t>(sizeof(T))) == 0) {
     multiply_tiles<T, 64, 6, 4>(of, M, N, K, B, ldb);
   } else {
-    multiply_tiles<T, 64, 12, 2>(of, M, N, K, B, ldb);
+    constexpr int64_t lanes = 64 / sizeof(T);
+    const int64_t odd = Rows::kAnyColumns ? 0 : N % (2 * lanes);
+    multiply_tiles<T, 64, 12, 2>(of, M, N - odd, K, B, ldb);
+    if (odd > 0) multiply_rows<T, 64, 12, 1>(of, 0, M, N - odd, 0, K, B, ldb);
   }
 }
 
@@ -230,7 +233,7 @@ void gemm_rows_baseline(const Rows& of, int64_t M, int64_t N, int64_t K, const T
 }
 
 // M rows of K elements times B, whose rows of N elements are contiguous. N: 64 bytes at least; for
-// ListedRows a multiple of 128 bytes.
+// ListedRows a multiple of 64 bytes.
 template <class T, class Rows>
 void gemm_rows(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int64_t ldb) {
 #if defined(__x86_64__)
