@@ -394,7 +394,10 @@ def mm(
     if (  # the usual call, without the cost of the others
         symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
     ):
-        given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
+        values = as_knobs(tau, valid_ratio, max_error).values()
+        if devices is None and type(block) is int and block == 64:
+            return _spamm(a, b, *values)
+        given = *values, check_block(block)
         if devices is None:
             return _spamm(a, b, *given)
         return _spamm(a, b, *given, None, None, None, 1, 1, as_devices(devices))
@@ -748,34 +751,38 @@ def conv2d(
         >>> torch.equal(again, c)  # a tau belongs to its pixel block
         True
     """
-    if return_norms is not False or return_info is not False:
-        check_bool(return_norms, "return_norms")
-        check_bool(return_info, "return_info")
-    more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
-    for argument, value in more.items():
-        check_optional_tensor(value, argument)
-    number, slopes = (0.01, slope) if slope is None or isinstance(slope, Tensor) else (slope, None)
-    check_number(number, "slope", "a number or a tensor")
+    check_tensor(input, "input")
+    check_tensor(weight, "weight")
+    for argument, value in (("bias", bias), ("norm_weight", norm_weight)):
+        if value is not None:
+            check_tensor(value, argument)
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
+    if isinstance(padding, str):
+        input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
+    else:
+        check_integers(padding, "padding")
     knobs = as_knobs(tau, valid_ratio, max_error)
+    given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values())
+    if (  # the usual call, without the cost of the others
+        block is pixel_block is norm_input is residual is activation is slope is None
+        and relu is return_norms is return_info is False
+    ):
+        return _conv2d(*given, None, None, norm_weight)
+    check_bool(return_norms, "return_norms")
+    check_bool(return_info, "return_info")
+    check_optional_tensor(norm_input, "norm_input")
+    check_optional_tensor(residual, "residual")
+    number, slopes = (0.01, slope) if slope is None or isinstance(slope, Tensor) else (slope, None)
+    check_number(number, "slope", "a number or a tensor")
     blocks = (
         None if block is None else check_block(block),
         None if pixel_block is None else check_pixel_block(pixel_block, block),
     )
     name = as_activation(activation, relu)
-    check_tensor(input, "input")
-    check_tensor(weight, "weight")
-    if bias is not None:
-        check_tensor(bias, "bias")
-    if isinstance(padding, str):
-        input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
-    else:
-        check_integers(padding, "padding")
-    given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
-    epilogue = (*more.values(), name, number, slopes)
-    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *epilogue)
+    epilogue = (norm_weight, norm_input, residual, name, number, slopes)
+    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *blocks, *epilogue)
     if not return_info:
         return result
     x, w = (as_multiplied(operand) for operand in (input, weight))
