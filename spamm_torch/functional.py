@@ -394,7 +394,10 @@ def mm(
     if (  # the usual call, without the cost of the others
         symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
     ):
-        given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
+        values = as_knobs(tau, valid_ratio, max_error).values()
+        if devices is None and type(block) is int and block == 64:
+            return _spamm(a, b, *values)
+        given = *values, check_block(block)
         if devices is None:
             return _spamm(a, b, *given)
         return _spamm(a, b, *given, None, None, None, 1, 1, as_devices(devices))

@@ -38,6 +38,7 @@ constexpr int64_t kTilesPerThread = 4;  // at least, if C has enough blocks
 constexpr double kGrain = 1 << 19;      // operations that are worth another thread
 // With so few rows of A, each element of B is used so few times that a copy of it would not pay.
 constexpr int64_t kFewRows = 8;
+constexpr int64_t kLeastRows = 8;  // of a tile, where rows are cut
 
 // The larger norm. NaN counts as the largest, because it makes every product valid.
 template <class N>
@@ -48,10 +49,10 @@ N larger(N x, N y) {
 // ---- The product -------------------------------------------------------------------------------
 
 struct Arguments {
-  Tensor a, b;            // (batches, M, K) and (batches, K, N), of any strides
+  Tensor a, b;            // (M, K) and (K, N), or batches of them, of any strides
   Tensor norm_a, norm_b;  // their norm maps, contiguous; undefined if nothing is skipped
-  Tensor input;           // (batches, M, N), of any strides; undefined if not added
-  Tensor result;          // (batches, M, N), rows contiguous
+  Tensor input;           // (M, N) or a batch, of any strides; undefined if not added
+  Tensor result;          // the same, rows contiguous
   Tensor norms;           // norm map of the result, to be computed; undefined if not wanted
   Block block;
   double tau;
@@ -75,10 +76,10 @@ class Product {
       : arguments_(arguments),
         block_(arguments.block),
         kernel_{block_},
-        batches_(arguments.a.size(0)),
-        rows_(arguments.a.size(1)),
-        depth_(arguments.a.size(2)),
-        columns_(arguments.b.size(2)),
+        batches_(arguments.a.dim() == 3 ? arguments.a.size(0) : 1),
+        rows_(arguments.a.size(-2)),
+        depth_(arguments.a.size(-1)),
+        columns_(arguments.b.size(-1)),
         mb_(blocks_of(rows_, block_.m)),
         kb_(blocks_of(depth_, block_.k)),
         nb_(blocks_of(columns_, block_.n)),
@@ -91,12 +92,12 @@ class Product {
     choose_tiles();
     place_a();
     reads_b_ = std::is_same_v<T, P> && !kVnni && !is_packed_ && rows_ <= kFewRows &&
-               (arguments.b.stride(2) == 1 || columns_ == 1);
+               (arguments.b.stride(-1) == 1 || columns_ == 1);
   }
 
   // Threads claim the tiles of all batches, down a column first.
   void run() const {
-    const int64_t row_tiles = blocks_of(mb_, tile_rows_),
+    const int64_t row_tiles = blocks_of(rows_, tile_height_),
                   column_tiles = blocks_of(nb_, tile_columns_);
     const int64_t tiles = batches_ * column_tiles * row_tiles;
     std::atomic<int64_t> next{0};
@@ -105,10 +106,13 @@ class Product {
       while (true) {
         const int64_t number = next++;
         if (number >= tiles) break;
-        const int64_t i = number % row_tiles * tile_rows_;
+        const int64_t first = number % row_tiles * tile_height_;
+        const Range rows{first, std::min(tile_height_, rows_ - first)};
+        const int64_t i = first / block_.m;
         const int64_t j = number / row_tiles % column_tiles * tile_columns_;
         const Tile tile{number / row_tiles / column_tiles,
-                        {i, std::min(tile_rows_, mb_ - i)},
+                        rows,
+                        {i, blocks_of(rows.end(), block_.m) - i},
                         {j, std::min(tile_columns_, nb_ - j)}};
         const bool is_below_diagonal = tile.i.begin >= tile.j.end();
         if (!(arguments_.symmetric && is_below_diagonal)) multiply_tile(tile, workspace);
@@ -118,20 +122,26 @@ class Product {
   }
 
  private:
-  // Blocks of C in one batch.
+  // Rows of C in one batch, and the blocks that they lie in.
   struct Tile {
     int64_t batch;
-    Range i, j;
+    Range rows, i, j;
   };
+
+  // The rows of block row i that a tile has.
+  Range rows_of(const Tile& tile, int64_t i) const {
+    const int64_t first = std::max(tile.rows.begin, i * block_.m);
+    return {first, std::min(tile.rows.end(), (i + 1) * block_.m) - first};
+  }
 
   // A thread's memory for one tile, small enough to stay in its cache.
   struct Workspace {
     explicit Workspace(const Product& p)
         : masks(p.tile_rows_ * p.tile_columns_),
           started(masks.size()),
-          buffer(at::empty({p.sums_size() * static_cast<int64_t>(sizeof(Sum)) +
-                            p.kernel_.panel_size() * static_cast<int64_t>(sizeof(P))},
-                           at::kByte)),
+          buffer(at::detail::empty_cpu({p.sums_size() * static_cast<int64_t>(sizeof(Sum)) +
+                                        p.kernel_.panel_size() * static_cast<int64_t>(sizeof(P))},
+                                       at::kByte)),
           sums(static_cast<Sum*>(buffer.mutable_data_ptr())),
           panel(reinterpret_cast<P*>(sums + p.sums_size())) {}
 
@@ -152,10 +162,13 @@ class Product {
             static_cast<N>(arguments_.tau)};
   }
 
+  // From one matrix of a batch to the next.
+  static int64_t batch_stride(const Tensor& t) { return t.dim() == 3 ? t.stride(0) : 0; }
+
   template <class U>
   static View<U> view(const Tensor& matrices, int64_t batch) {
-    return {matrices.const_data_ptr<U>() + batch * matrices.stride(0), matrices.stride(1),
-            matrices.stride(2), matrices.size(1), matrices.size(2)};
+    return {matrices.const_data_ptr<U>() + batch * batch_stride(matrices), matrices.stride(-2),
+            matrices.stride(-1), matrices.size(-2), matrices.size(-1)};
   }
 
   void choose_tiles() {
@@ -175,6 +188,19 @@ class Product {
       int64_t& halved = tile_columns_ > 1 ? tile_columns_ : tile_rows_;
       halved = blocks_of(halved, 2);
     }
+    tile_height_ = tile_rows_ * block_.m;
+    if (tiles() < wanted && !kVnni && !arguments_.symmetric && !arguments_.norms.defined())
+      cut_rows();
+  }
+
+  // Few blocks do not share out evenly: rows are cut into equal parts, whatever block they are in,
+  // no more than threads need, since each part packs B. The bits of C do not depend on it.
+  void cut_rows() {
+    const int64_t columns = batches_ * columns_;
+    int64_t parts = blocks_of(threads_ * std::min(block_.n, columns_), columns);
+    if (batches_ * nb_ * parts % threads_ != 0) parts *= 2;
+    tile_height_ = blocks_of(rows_, std::min(parts, blocks_of(rows_, kLeastRows)));
+    tile_rows_ = std::min(blocks_of(tile_height_, block_.m) + 1, mb_);
   }
 
   // For each k of each batch, the largest norm in row k of B's map. A block of A that is not valid
@@ -211,7 +237,7 @@ class Product {
         a_ = whole.data;
         slice_stride_a_ = kSliceDepth * (by_columns_ ? lda_ : 1);
         row_stride_a_ = block_.m * (by_columns_ ? 1 : lda_);
-        batch_stride_a_ = arguments_.a.stride(0);
+        batch_stride_a_ = batch_stride(arguments_.a);
         return;
       }
     }
@@ -243,7 +269,7 @@ class Product {
             if (std::abs(maps.a[i * kb_ + k]) * largest_b[batch * kb_ + k] < maps.tau) continue;
           }
           const View<T> block = source.block(i * block_.m, k * block_.k, block_.m, block_.k);
-          P* target = packed + (a(batch, i, k * block_.k).data - a_);
+          P* target = packed + (a(batch, i * block_.m, k * block_.k).data - a_);
           copy_rows(block, target, lda_, block_.k);
           for (int64_t r = block.rows; kVnni && r < rounded_rows(block.rows); ++r)
             std::fill_n(target + r * lda_, block_.k, P(0));
@@ -252,10 +278,10 @@ class Product {
     });
   }
 
-  // Block row i of A, from column `first` on.
-  RowsOfA<P> a(int64_t batch, int64_t i, int64_t first) const {
-    return {a_ + batch * batch_stride_a_ + i * row_stride_a_ +
-                first / kSliceDepth * slice_stride_a_ +
+  // A from (row, first) on, as far as the row's block.
+  RowsOfA<P> a(int64_t batch, int64_t row, int64_t first) const {
+    return {a_ + batch * batch_stride_a_ + row / block_.m * row_stride_a_ +
+                row % block_.m * (by_columns_ ? 1 : lda_) + first / kSliceDepth * slice_stride_a_ +
                 first % kSliceDepth * (by_columns_ ? lda_ : 1),
             lda_, by_columns_};
   }
@@ -279,7 +305,8 @@ class Product {
         const int64_t i = tile.i.begin + row, j = tile.j.begin + column;
         if (arguments_.symmetric && i > j) continue;
         const bool started = workspace.started[row * tile.j.size + column];
-        finish(tile.batch, i, j, started ? sums(tile, row, column, workspace) : Sums{});
+        finish(tile.batch, rows_of(tile, i), j,
+               started ? sums(tile, row, column, workspace) : Sums{});
       }
   }
 
@@ -291,7 +318,8 @@ class Product {
   Sums sums(const Tile& tile, int64_t row, int64_t column, const Workspace& workspace) const {
     if constexpr (std::is_same_v<T, Sum>) {
       if (sums_in_c_) {
-        const BlockOfC c = block_of_c(tile.batch, tile.i.begin + row, tile.j.begin + column);
+        const BlockOfC c =
+            block_of_c(tile.batch, rows_of(tile, tile.i.begin + row), tile.j.begin + column);
         return {c.data, c.leading};
       }
     }
@@ -312,8 +340,8 @@ class Product {
     for (int64_t row = 0; row < tile.i.size; ++row) {
       const int64_t c = row * tile.j.size + column;
       each_run(workspace.masks[c], [&](Range run) {
-        multiply_run(tile.batch, tile.i.begin + row, k, run, tile.j.begin + column, workspace.panel,
-                     sums(tile, row, column, workspace), workspace.started[c]);
+        multiply_run(tile.batch, rows_of(tile, tile.i.begin + row), k, run, tile.j.begin + column,
+                     workspace.panel, sums(tile, row, column, workspace), workspace.started[c]);
         workspace.started[c] = 1;
       });
     }
@@ -329,10 +357,10 @@ class Product {
     }
   }
 
-  // Block row i of A times the blocks `run` of the panel. The panel starts at block k of K.
-  void multiply_run(int64_t batch, int64_t i, int64_t k, Range run, int64_t j, const P* panel,
+  // Rows of a block of A times the blocks `run` of the panel. The panel starts at block k of K.
+  void multiply_run(int64_t batch, Range a_range, int64_t k, Range run, int64_t j, const P* panel,
                     const Sums& sums, bool add) const {
-    int64_t rows = std::min(block_.m, rows_ - i * block_.m);
+    int64_t rows = a_range.size;
     const int64_t columns = std::min(block_.n, columns_ - j * block_.n);
     const int64_t first = (k + run.begin) * block_.k;
     int64_t depth = std::min(run.size * block_.k, depth_ - first);
@@ -340,7 +368,7 @@ class Product {
       rows = rounded_rows(rows);
       depth = round_up(depth, kDepthStep);
     }
-    const RowsOfA<P> a_rows = a(batch, i, first);
+    const RowsOfA<P> a_rows = a(batch, a_range.begin, first);
     if constexpr (std::is_same_v<T, P>) {
       if (reads_b(j)) {
         const View<T> b = view<T>(arguments_.b, batch).block(first, j * block_.n, depth, columns);
@@ -352,11 +380,12 @@ class Product {
                            add);
   }
 
-  // Writes block (i, j) of C and, of a symmetric C, its mirror image. `sums` are null if no product
-  // was valid.
-  void finish(int64_t batch, int64_t i, int64_t j, const Sums& sums) const {
+  // Writes rows of a block in block column j of C and, of a symmetric C, its mirror image. `sums`
+  // are null if no product was valid.
+  void finish(int64_t batch, Range rows, int64_t j, const Sums& sums) const {
     const bool is_zero = sums.data == nullptr && !arguments_.input.defined();
-    write(batch, i, j, sums);
+    const int64_t i = rows.begin / block_.m;  // symmetric and with norms: the whole block
+    write(batch, rows, j, sums);
     if (arguments_.symmetric) mirror(batch, i, j, is_zero);
     if (!arguments_.norms.defined()) return;
     write_norm(batch, i, j, is_zero);
@@ -367,20 +396,27 @@ class Product {
     T* data;
     int64_t leading, rows, columns;
   };
-  BlockOfC block_of_c(int64_t batch, int64_t i, int64_t j) const {
-    const int64_t row = i * block_.m, column = j * block_.n;
+  BlockOfC block_of_c(int64_t batch, Range rows, int64_t j) const {
+    const int64_t column = j * block_.n;
     const Tensor& result = arguments_.result;
-    const int64_t leading = result.stride(1);
-    T* data = result.mutable_data_ptr<T>() + batch * result.stride(0) + row * leading + column;
-    return {data, leading, std::min(block_.m, rows_ - row), std::min(block_.n, columns_ - column)};
+    const int64_t leading = result.stride(-2);
+    T* data =
+        result.mutable_data_ptr<T>() + batch * batch_stride(result) + rows.begin * leading + column;
+    return {data, leading, rows.size, std::min(block_.n, columns_ - column)};
+  }
+  BlockOfC block_of_c(int64_t batch, int64_t i, int64_t j) const {
+    return block_of_c(batch, rows_of_block(i), j);
+  }
+  Range rows_of_block(int64_t i) const {
+    return {i * block_.m, std::min(block_.m, rows_ - i * block_.m)};
   }
 
-  void write(int64_t batch, int64_t i, int64_t j, const Sums& sums) const {
+  void write(int64_t batch, Range range, int64_t j, const Sums& sums) const {
     if (sums.data && sums_in_c_ && alpha_ == 1 && !arguments_.input.defined()) return;
-    const auto [out, leading, rows, columns] = block_of_c(batch, i, j);
+    const auto [out, leading, rows, columns] = block_of_c(batch, range, j);
     if (arguments_.input.defined()) {
       const View<T> input =
-          view<T>(arguments_.input, batch).block(i * block_.m, j * block_.n, rows, columns);
+          view<T>(arguments_.input, batch).block(range.begin, j * block_.n, rows, columns);
       write_rows(sums.data, sums.leading, alpha_, &input, beta_, out, leading, rows, columns);
     } else {
       write_rows<T, Sum>(sums.data, sums.leading, alpha_, nullptr, beta_, out, leading, rows,
@@ -390,7 +426,7 @@ class Product {
 
   // Writes what block (i, j), on or above the diagonal, has as its mirror image.
   void mirror(int64_t batch, int64_t i, int64_t j, bool is_zero) const {
-    if (i != j && is_zero) return write(batch, j, i, {});
+    if (i != j && is_zero) return write(batch, rows_of_block(j), i, {});
     const auto [upper, leading, rows, columns] = block_of_c(batch, i, j);
     if (i == j) {
       for (int64_t r = 0; r < rows; ++r)
@@ -407,8 +443,8 @@ class Product {
 
   void write_norm(int64_t batch, int64_t i, int64_t j, bool is_zero) const {
     const Tensor& norms = arguments_.norms;
-    N* norm = norms.mutable_data_ptr<N>() + batch * norms.stride(0) + i * norms.stride(1) +
-              j * norms.stride(2);
+    N* norm = norms.mutable_data_ptr<N>() + batch * batch_stride(norms) + i * norms.stride(-2) +
+              j * norms.stride(-1);
     *norm = 0;
     if (is_zero) return;
     const auto [data, leading, rows, columns] = block_of_c(batch, i, j);
@@ -421,7 +457,7 @@ class Product {
   int64_t batches_, rows_, depth_, columns_, mb_, kb_, nb_;
   Sum alpha_, beta_;
   bool skips_, sums_in_c_;
-  int64_t threads_, tile_rows_, tile_columns_;
+  int64_t threads_, tile_height_, tile_rows_, tile_columns_;  // tile_height_: in rows
   const P* a_;
   int64_t lda_, slice_stride_a_, row_stride_a_, batch_stride_a_;  // row_stride_a_: of block rows
   bool is_packed_ = false, by_columns_ = false, reads_b_;
@@ -438,20 +474,15 @@ Tensor expanded_input(const OptTensor& input, IntArrayRef shape, const Scalar& b
 void write_product(const Tensor& result, const MultiplyArguments& x, const Block& block,
                    bool symmetric = false, const Tensor& norms = {}) {
   if (result.numel() == 0) return;
-  const auto as_batch = [](const Tensor& t) {
-    return t.defined() && t.dim() == 2 ? t.unsqueeze(0) : t;
-  };
   const bool skips = x.norm_a.defined();  // without norms, the caller knows that nothing is
-  const auto maps_of = [&](const Tensor& norms) {
-    return skips ? as_batch(norms.contiguous()) : Tensor();
-  };
-  const Arguments arguments{as_batch(x.a),
-                            as_batch(x.b),
+  const auto maps_of = [&](const Tensor& norms) { return skips ? norms.contiguous() : Tensor(); };
+  const Arguments arguments{x.a,
+                            x.b,
                             maps_of(x.norm_a),
                             maps_of(x.norm_b),
-                            as_batch(expanded_input(x.input, result.sizes(), x.beta)),
-                            as_batch(result),
-                            as_batch(norms),
+                            expanded_input(x.input, result.sizes(), x.beta),
+                            result,
+                            norms,
                             block,
                             skips ? x.tau.item<double>() : 0,
                             x.alpha,

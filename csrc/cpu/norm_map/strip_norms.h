@@ -115,8 +115,10 @@ SPAMM_INLINE void add_squares_of_rows(const Strip<T>& strip, int64_t first, doub
       [&](int64_t r, int64_t c, SquareLanes<T>& x) {
         const T* from = data + r * strip.row_stride + column + c;
         if (c + kLanes <= rest) return load_lanes(from, x);
-        T padded[kLanes] = {};
-        for (int64_t lane = 0; lane < rest - c; ++lane) padded[lane] = from[lane];
+        T padded[kLanes];
+#pragma GCC unroll 1  // unrolled, it would be eight branches
+        for (int64_t lane = 0; lane < kLanes; ++lane)
+          padded[lane] = lane < rest - c ? from[lane] : T(0);  // a masked load
         load_lanes(padded, x);
       },
       rest, sums);
