@@ -298,13 +298,14 @@ Convolution in_full_blocks(Convolution conv) {
   return conv;
 }
 
-ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+ConvolutionResult convolve(const Convolution& conv, const Knob& given) {
   ConvolutionResult result;
   if (c10::multiply_integers(conv.output_sizes()) == 0) {
     result.output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
-  } else if (runs_dense(conv, knob)) {
+  } else if (runs_dense(conv, given)) {
     result.output = dense_convolution(conv);
-  } else if (const ConvBackend* const backend = Backends<ConvBackend>::find(
+  } else if (const Knob knob = checked_knob(given);
+             const ConvBackend* const backend = Backends<ConvBackend>::find(
                  conv.input.device().type(), &ConvBackend::convolve, conv, knob)) {
     result = run_backend(*backend, conv, knob);
   } else {
@@ -325,8 +326,9 @@ Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms) {
   const PixelBlocks blocks = {
       .grid = {shape.images, shape.output.height, shape.output.width},
       .edge = x.pixel_block ? check_pixel_block(*x.pixel_block)
-                            : default_pixel_block(x.knob.tau.has_value(), shape.images, edges.n)};
-  const Convolution conv = {dense_arguments(x, shape, allow_tf32()),
+                            : default_pixel_block(x.knob.tau || x.knob.threshold, shape.images,
+                                                  edges.n)};
+  const Convolution conv = {dense_arguments(x, shape, input.is_cuda() && allow_tf32()),
                             edges,
                             blocks,
                             x.norm_weight,
@@ -344,7 +346,7 @@ Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms) {
 namespace {
 
 ConvolutionResult check_and_convolve(ConvArguments& x, bool wants_output_norms) {
-  x.knob = checked_knob(x.knob);
+  check_knob(x.knob);
   auto [output, norms] = convolve(check_conv2d(x, wants_output_norms), x.knob);
   return {x.input.dim() == 4 ? output : output.squeeze(0), norms};
 }

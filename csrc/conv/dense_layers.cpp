@@ -81,8 +81,8 @@ at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight) {
 
 Tensor dense_conv2d_op(DenseConvArguments& x) {
   const ConvShape shape = check_convolution(x);
-  DenseConvolution conv =
-      dense_arguments(x, shape, at::globalContext().allowTF32CuDNN(at::Float32Op::CONV));
+  DenseConvolution conv = dense_arguments(
+      x, shape, x.input.is_cuda() && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV));
   conv.output_format = conv_output_format(conv.input, x.weight);  // a picture alone has none
   const Tensor output = dense_convolution(conv);
   return x.input.dim() == 4 ? output : output.squeeze(0);
