@@ -325,9 +325,9 @@ Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms) {
       conv_block(x.block, x.pixel_block, shape.group_out_channels(), shape.group_in_channels());
   const PixelBlocks blocks = {
       .grid = {shape.images, shape.output.height, shape.output.width},
-      .edge = x.pixel_block ? check_pixel_block(*x.pixel_block)
-                            : default_pixel_block(x.knob.tau || x.knob.threshold, shape.images,
-                                                  edges.n)};
+      .edge = x.pixel_block
+                  ? check_pixel_block(*x.pixel_block)
+                  : default_pixel_block(x.knob.tau || x.knob.threshold, shape.images, edges.n)};
   const Convolution conv = {dense_arguments(x, shape, input.is_cuda() && allow_tf32()),
                             edges,
                             blocks,

@@ -23,24 +23,6 @@ Tensor leaky_relu(Tensor output, const Slope& slope) {
                            : at::prelu(output.unsqueeze(0), slopes).squeeze(0);
 }
 
-Tensor activated(Tensor output, Activation activation, const Slope& slope) {
-  switch (activation) {
-    case Activation::kNone:
-      break;
-    case Activation::kRelu:
-      return output.relu_();
-    case Activation::kRelu6:
-      return at::hardtanh_(output, 0, 6);
-    case Activation::kHardswish:
-      return at::hardswish_(output);
-    case Activation::kSilu:
-      return at::silu_(output);
-    case Activation::kLeakyRelu:
-      return leaky_relu(output, slope);
-  }
-  return output;
-}
-
 // Tells whether oneDNN's kernels of half types compute it, of which two answers are wrong in
 // torch 2.11.
 bool is_half_on_cpu(const DenseConvolution& conv) {
@@ -92,8 +74,22 @@ Tensor dense_conv2d_op(DenseConvArguments& x) {
 
 Tensor apply_epilogue(const Tensor& output, const OptTensor& residual, Activation activation,
                       const Slope& slope) {
-  if (residual) output.add_(*residual);
-  return activated(output, activation, slope);
+  Tensor result = residual ? output.add_(*residual) : output;
+  switch (activation) {
+    case Activation::kNone:
+      break;
+    case Activation::kRelu:
+      return result.relu_();
+    case Activation::kRelu6:
+      return at::hardtanh_(result, 0, 6);
+    case Activation::kHardswish:
+      return at::hardswish_(result);
+    case Activation::kSilu:
+      return at::silu_(result);
+    case Activation::kLeakyRelu:
+      return leaky_relu(result, slope);
+  }
+  return result;
 }
 
 Tensor dense_convolution(const DenseConvolution& conv) {
