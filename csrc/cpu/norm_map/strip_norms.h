@@ -69,15 +69,9 @@ using SquareLanes = LanesOf<Square<T>>;
 
 template <class T>
 SPAMM_INLINE void load_lanes(const T* data, SquareLanes<T>& lanes) {
-  if constexpr (sizeof(T) == 2) {
-    float wide[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) wide[lane] = widen(data[lane]);
-    std::memcpy(&lanes, wide, sizeof(lanes));
-  } else {
-    LanesOf<T> own;
-    std::memcpy(&own, data, sizeof(own));
-    lanes = __builtin_convertvector(own, SquareLanes<T>);
-  }
+  Square<T> wide[kLanes];
+  for (int64_t lane = 0; lane < kLanes; ++lane) wide[lane] = widen(data[lane]);
+  std::memcpy(&lanes, wide, sizeof(lanes));
 }
 
 // sums[lane] += the squares of the lane's columns in a group of `columns`, over `rows` rows.
