@@ -39,14 +39,19 @@ class Knobs(TypedDict):
 # ---- Knobs --------------------------------------------------------------------------------------
 
 
-def as_knobs(tau: Any, valid_ratio: float | None, max_error: float | None) -> Knobs:
-    """The op's keyword arguments for the one knob given; raises as :func:`check_knobs`."""
-    if (  # the usual case, without the cost of the others
+def is_threshold(tau: Any, valid_ratio: Any, max_error: Any) -> bool:
+    """Tells whether the one knob is a valid float ``tau`` that is a ``threshold``, as usual."""
+    return (
         type(tau) is float
         and valid_ratio is max_error is None
         and tau == tau
         and not torch.compiler.is_compiling()
-    ):
+    )
+
+
+def as_knobs(tau: Any, valid_ratio: float | None, max_error: float | None) -> Knobs:
+    """The op's keyword arguments for the one knob given; raises as :func:`check_knobs`."""
+    if is_threshold(tau, valid_ratio, max_error):
         return {"tau": None, "threshold": tau, "valid_ratio": None, "max_error": None}
     check_knobs(tau, valid_ratio, max_error)
     threshold = None

@@ -74,6 +74,7 @@ from ._arguments import (
     check_tensors,
     has_tau,
     holds_dtensor,
+    is_threshold,
     norm_dtype,
 )
 from ._info import (
@@ -394,10 +395,14 @@ def mm(
     if (  # the usual call, without the cost of the others
         symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
     ):
-        values = as_knobs(tau, valid_ratio, max_error).values()
-        if devices is None and type(block) is int and block == 64:
-            return _spamm(a, b, *values)
-        given = *values, check_block(block)
+        if (
+            devices is None
+            and type(block) is int
+            and block == 64
+            and is_threshold(tau, valid_ratio, max_error)
+        ):
+            return _spamm(a, b, None, tau)
+        given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
         if devices is None:
             return _spamm(a, b, *given)
         return _spamm(a, b, *given, None, None, None, 1, 1, as_devices(devices))
@@ -753,9 +758,10 @@ def conv2d(
     """
     check_tensor(input, "input")
     check_tensor(weight, "weight")
-    for argument, value in (("bias", bias), ("norm_weight", norm_weight)):
-        if value is not None:
-            check_tensor(value, argument)
+    if bias is not None:
+        check_tensor(bias, "bias")
+    if norm_weight is not None:
+        check_tensor(norm_weight, "norm_weight")
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
@@ -763,13 +769,16 @@ def conv2d(
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     else:
         check_integers(padding, "padding")
-    knobs = as_knobs(tau, valid_ratio, max_error)
-    given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values())
+    given = (input, weight, bias, stride, padding, dilation, groups)
     if (  # the usual call, without the cost of the others
         block is pixel_block is norm_input is residual is activation is slope is None
         and relu is return_norms is return_info is False
+        and is_threshold(tau, valid_ratio, max_error)
     ):
-        return _conv2d(*given, None, None, norm_weight)
+        if norm_weight is None:
+            return _conv2d(*given, None, tau)
+        return _conv2d(*given, None, tau, None, None, None, None, norm_weight)
+    knobs = as_knobs(tau, valid_ratio, max_error)
     check_bool(return_norms, "return_norms")
     check_bool(return_info, "return_info")
     check_optional_tensor(norm_input, "norm_input")
@@ -781,8 +790,8 @@ def conv2d(
         None if pixel_block is None else check_pixel_block(pixel_block, block),
     )
     name = as_activation(activation, relu)
-    epilogue = (norm_weight, norm_input, residual, name, number, slopes)
-    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *blocks, *epilogue)
+    options = (*knobs.values(), *blocks, norm_weight, norm_input, residual, name, number, slopes)
+    result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *options)
     if not return_info:
         return result
     x, w = (as_multiplied(operand) for operand in (input, weight))
