@@ -393,19 +393,13 @@ def mm(
     if out is not None:
         _check_out(out)
     if (  # the usual call, without the cost of the others
-        symmetric is return_norms is return_info is False and norm_a is norm_b is out is None
+        symmetric is return_norms is return_info is False
+        and norm_a is norm_b is out is devices is None
+        and type(block) is int
+        and block == 64
+        and is_threshold(tau, valid_ratio, max_error)
     ):
-        if (
-            devices is None
-            and type(block) is int
-            and block == 64
-            and is_threshold(tau, valid_ratio, max_error)
-        ):
-            return _spamm(a, b, None, tau)
-        given = *as_knobs(tau, valid_ratio, max_error).values(), check_block(block)
-        if devices is None:
-            return _spamm(a, b, *given)
-        return _spamm(a, b, *given, None, None, None, 1, 1, as_devices(devices))
+        return _spamm(a, b, None, tau)
     numbers = None if devices is None else as_devices(devices)
     knobs = (tau, valid_ratio, max_error)
     results = (return_norms, return_info, out)

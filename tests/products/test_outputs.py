@@ -30,8 +30,9 @@ def operands(device, dtype=torch.float32, shape=(150, 100, 210)):
 def norm_maps_taken(function):
     with profile(acc_events=True) as recorded:
         function()
-    counts = {"spamm_torch::norm_map": 1, "spamm_torch::norm_maps": 2}
-    return sum(counts.get(event.name, 0) for event in recorded.events())
+    # Two maps at once have the op's range and that of the stage.
+    names = ("spamm_torch::norm_map", "spamm_torch::norm_maps")
+    return sum(event.name in names for event in recorded.events())
 
 
 KNOBS = [{"tau": 30.0}, {"valid_ratio": 0.4}, {"max_error": 0.3}]

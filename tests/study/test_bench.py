@@ -94,10 +94,11 @@ GIVEN = {
 @pytest.mark.inductor
 @pytest.mark.parametrize("case", GIVEN)
 def test_a_small_run(case, training, tmp_path):
-    """The golden file has the numbers of rows."""
+    """The golden file has the numbers of rows, but for those that depend on a time."""
     tables = run_bench(case, tmp_path, *GIVEN[case].format(training).split())
     assert_rows(tables)
-    assert_kept(f"rows of {case}", {kind: len(rows) for kind, rows in tables.items()})
+    counts = {kind: len(rows) for kind, rows in tables.items() if kind != "shapes, slowest"}
+    assert_kept(f"rows of {case}", counts)
     [of_run] = json.loads((tmp_path / "small.json").read_text())["runs"]
     begin = f"python scripts/bench.py {case} --device cpu --out {tmp_path.name} "
     assert of_run["header"]["command"].startswith(begin)  # no path of this machine

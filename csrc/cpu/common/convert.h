@@ -5,6 +5,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <type_traits>
@@ -19,15 +20,17 @@ SPAMM_INLINE float widen(c10::BFloat16 value) {
 
 // A subnormal float16 is first added to 2^-14 in the bits of a normal float32, then 2^-14 is
 // subtracted. Both steps are exact. Neither uses a subnormal float32, which the processor may be
-// set to flush to zero.
+// set to flush to zero. Of other numbers, zero is subtracted. Masks in place of choices: gcc would
+// make these branches, and loops with branches do not vectorise.
 SPAMM_INLINE float widen(c10::Half value) {
   constexpr uint32_t kOne = 1u << 23;  // one step of a float32's exponent
   const uint32_t sign = (value.x & 0x8000u) << 16;
   const uint32_t magnitude = (value.x & 0x7fffu) << 13;
-  const uint32_t normal = magnitude + (magnitude >= 31 * kOne ? 224 * kOne : 112 * kOne);
-  const uint32_t subnormal =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude + 113 * kOne) - 0x1p-14f);
-  return std::bit_cast<float>(sign | (magnitude < kOne ? subnormal : normal));
+  const uint32_t special = -static_cast<uint32_t>(magnitude >= 31 * kOne) & (112 * kOne);
+  const uint32_t excess = -static_cast<uint32_t>(magnitude < kOne) & (113 * kOne);  // 2^-14
+  const uint32_t bits = magnitude + std::max(excess, 112 * kOne) + special;
+  const float wide = std::bit_cast<float>(bits) - std::bit_cast<float>(excess);
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(wide));
 }
 
 SPAMM_INLINE float widen(float value) { return value; }

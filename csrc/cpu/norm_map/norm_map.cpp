@@ -5,6 +5,7 @@
 
 #include "checks.h"
 #include "cpu/norm_map/strip_norms.h"
+#include "stage_range.h"
 
 namespace spamm::cpu {
 namespace {
@@ -90,6 +91,7 @@ Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
 std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
   const Block edges = check_block(block);
   check_matrix_pair(a, b);
+  const StageRange stage(kNormMapStage);
   const Matrices matrices[] = {{a, edges.m, edges.k}, {b, edges.k, edges.n}};
   compute(matrices);
   return {matrices[0].result, matrices[1].result};

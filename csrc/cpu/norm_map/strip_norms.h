@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <type_traits>
 
 #include "cpu/common/convert.h"
@@ -69,15 +68,9 @@ using SquareLanes = LanesOf<Square<T>>;
 
 template <class T>
 SPAMM_INLINE void load_lanes(const T* data, SquareLanes<T>& lanes) {
-  if constexpr (sizeof(T) == 2) {
-    float wide[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) wide[lane] = widen(data[lane]);
-    std::memcpy(&lanes, wide, sizeof(lanes));
-  } else {
-    LanesOf<T> own;
-    std::memcpy(&own, data, sizeof(own));
-    lanes = __builtin_convertvector(own, SquareLanes<T>);
-  }
+  Square<T> wide[kLanes];
+  for (int64_t lane = 0; lane < kLanes; ++lane) wide[lane] = widen(data[lane]);
+  std::memcpy(&lanes, wide, sizeof(lanes));
 }
 
 // sums[lane] += the squares of the lane's columns in a group of `columns`, over `rows` rows.
@@ -125,7 +118,7 @@ SPAMM_INLINE void add_squares_of_rows(const Strip<T>& strip, int64_t first, doub
 }
 
 template <class T>
-SPAMM_CPU_CLONES static void sum_squares(const Strip<T>& strip, double* sums) {
+SPAMM_INLINE void sum_squares(const Strip<T>& strip, double* sums) {
   int64_t r = 0;
   for (; r + kRowsAtOnce <= strip.rows; r += kRowsAtOnce)
     add_squares_of_rows<T, kRowsAtOnce>(strip, r, sums);
@@ -171,14 +164,19 @@ double norm_of(double sum, const Strip<T>& block) {
 
 // The norms of a strip's blocks, each `edge` columns wide. Writes norm b to norms[b * norm_stride].
 template <class T, class N>
-void strip_norms(const Strip<T>& strip, int64_t edge, N* norms, int64_t norm_stride) {
+SPAMM_CPU_CLONES static void strip_norms(const Strip<T>& strip, int64_t edge, N* norms,
+                                         int64_t norm_stride) {
   alignas(64) double sums[kStrip / kGroup * kLanes];
   std::fill_n(sums, blocks_of(strip.columns, edge) * edge / kGroup * kLanes, 0.0);
   sum_squares(strip, sums);
   constexpr int64_t kColumnsPerSum = kGroup / kLanes;
   for (int64_t first = 0; first < strip.columns; first += edge) {
     const double* own = sums + first / kColumnsPerSum;
-    const double sum = std::accumulate(own, own + edge / kColumnsPerSum, 0.0);
+    double lanes[kLanes] = {};
+    for (int64_t g = 0; g < edge / kColumnsPerSum; g += kLanes)
+      for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += own[g + lane];
+    const double sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+                       ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
     const int64_t columns = std::min(edge, strip.columns - first);
     const Strip<T> block{strip.data + first, strip.row_stride, strip.rows, columns};
     *norms = static_cast<N>(norm_of(sum, block));
