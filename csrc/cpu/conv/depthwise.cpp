@@ -11,7 +11,6 @@
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/slice_kernel.h"
-#include "stage_range.h"
 #include "threshold.h"
 
 namespace spamm::cpu {
