@@ -122,7 +122,7 @@ SPAMM_INLINE void convolve_pixels(const Row<T>& row, int64_t image, int64_t colu
         const float* const first = pixel + (1 + image) * kLanes;
 #pragma GCC unroll 8
         for (int i = 0; i < images; ++i) {
-          load(first + i * kLanes, x);
+          load(first + int64_t{i} * kLanes, x);
           sums[c][i] += kept * x;
         }
       }
