@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstdint>
 #include <type_traits>
 
 namespace spamm::kernels {
@@ -33,6 +34,18 @@ __device__ Element narrow(NormOf<Element> x) {
     return x;
   }
 }
+
+// The bits of magnitudes, which have the order of the numbers. Infinity is above them, and NaN
+// above infinity.
+template <class Norm>
+struct Bits {
+  using Type = std::conditional_t<sizeof(Norm) == 4, uint32_t, unsigned long long>;
+  static constexpr Type kInfinity = sizeof(Norm) == 4 ? 0x7f800000 : 0x7ff0000000000000;
+  __device__ static Type of_magnitude(Norm x) {
+    return __builtin_bit_cast(Type, x) & ~Type{0} >> 1;
+  }
+  __device__ static Norm to(Type bits) { return __builtin_bit_cast(Norm, bits); }
+};
 
 // Clamps an exponent to those of normal float32 numbers.
 __device__ inline int normal_exponent(int exponent) { return min(max(exponent, -126), 127); }

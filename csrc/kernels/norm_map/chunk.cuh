@@ -10,21 +10,12 @@
 
 namespace spamm::kernels {
 
-// A sum of up to 2^14 squares between these bounds has suffered neither overflow nor underflow.
-template <class Norm>
-struct SafeSum;
-template <>
-struct SafeSum<float> {
-  static constexpr float kLeast = 0x1p-90f, kMost = 0x1p127f;
-};
-template <>
-struct SafeSum<double> {
-  static constexpr double kLeast = 0x1p-960, kMost = 0x1p1023;
-};
-
+// Tells whether a sum of up to 2^14 squares has suffered neither overflow nor underflow.
 template <class Norm>
 __device__ bool is_safe(Norm sum) {
-  return sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
+  constexpr bool kWide = sizeof(Norm) == 8;
+  constexpr Norm kLeast = kWide ? 0x1p-960 : 0x1p-90, kMost = kWide ? 0x1p1023 : 0x1p127;
+  return sum >= kLeast && sum <= kMost;
 }
 
 // The scaled sum and its norm. `largest` is the largest magnitude, or NaN if an entry is NaN.
@@ -56,61 +47,28 @@ class ScaledNorm {
 
 constexpr int kChain = 4;  // chunks whose squares are summed before they are added to a lane's sum
 
-// The magnitude of x as an integer of the same order. NaN is above infinity.
-__device__ inline unsigned long long magnitude_bits(float x) {
-  return __float_as_uint(x) & 0x7fffffff;
-}
-__device__ inline unsigned long long magnitude_bits(double x) {
-  return __double_as_longlong(x) & 0x7fffffffffffffff;
-}
-template <class Norm>
-__device__ Norm from_magnitude_bits(unsigned long long bits) {
-  if constexpr (sizeof(Norm) == 4) {
-    return __uint_as_float(static_cast<uint32_t>(bits));
-  } else {
-    return __longlong_as_double(bits);
-  }
-}
-
-template <class Element>
-struct BitsOf;
-template <>
-struct BitsOf<__half> {
-  using Type = uint16_t;
-};
-template <>
-struct BitsOf<__nv_bfloat16> {
-  using Type = uint16_t;
-};
-template <>
-struct BitsOf<float> {
-  using Type = uint32_t;
-};
-template <>
-struct BitsOf<double> {
-  using Type = uint64_t;
-};
-
 // One chunk of a line. Entries are extracted from whole words, so that it stays in registers.
 template <class Element>
 struct alignas(16) Chunk {
-  using Bits = typename BitsOf<Element>::Type;
+  using EntryBits =
+      std::conditional_t<sizeof(Element) == 2, uint16_t,
+                         std::conditional_t<sizeof(Element) == 4, uint32_t, uint64_t>>;
   static constexpr int kEntries = 16 / sizeof(Element), kPerWord = 4 / sizeof(Element);
   uint32_t words[4];
 
   __device__ Element entry(int i) const {
-    Bits bits;
+    EntryBits bits;
     if constexpr (sizeof(Element) == 8) {
       bits = static_cast<uint64_t>(words[2 * i + 1]) << 32 | words[2 * i];
     } else {
-      bits = static_cast<Bits>(words[i / kPerWord] >> i % kPerWord * 16);
+      bits = static_cast<EntryBits>(words[i / kPerWord] >> i % kPerWord * 16);
     }
     return __builtin_bit_cast(Element, bits);
   }
 
   // Sets an entry that is zero.
   __device__ void set(int i, Element x) {
-    const auto bits = __builtin_bit_cast(Bits, x);
+    const auto bits = __builtin_bit_cast(EntryBits, x);
     if constexpr (sizeof(Element) == 8) {
       words[2 * i] = static_cast<uint32_t>(bits);
       words[2 * i + 1] = static_cast<uint32_t>(bits >> 32);

@@ -265,10 +265,11 @@ __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, con
   };
 
   unsigned long long bits = 0;
-  for_each_entry(needed, [&](Norm x) { bits = max(bits, magnitude_bits(x)); });
+  for_each_entry(needed, [&](Norm x) {
+    bits = max(bits, static_cast<unsigned long long>(Bits<Norm>::of_magnitude(x)));
+  });
   bits = group.reduce(bits, shared_bits, [](auto x, auto y) { return max(x, y); });
-  const Norm largest = from_magnitude_bits<Norm>(bits);
-  const ScaledNorm<Norm> scaled(largest);
+  const ScaledNorm<Norm> scaled(Bits<Norm>::to(static_cast<typename Bits<Norm>::Type>(bits)));
   Norm sum = 0;
   for_each_entry(needed && scaled.is_number(), [&](Norm x) { sum = scaled.add(sum, x); });
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });

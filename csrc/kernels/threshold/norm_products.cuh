@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/common/numeric.cuh"
 #include "kernels/common/skip_test.cuh"
 #include "kernels/threshold/map_pair.h"
 
@@ -91,30 +92,6 @@ __device__ inline bool is_last_block(unsigned* arrived) {
   __threadfence();
   return last;
 }
-
-// Non-negative floating-point numbers have the same order as their bit patterns.
-template <class Norm>
-struct Bits;
-
-template <>
-struct Bits<float> {
-  using Type = uint32_t;
-  static constexpr int kCount = 31;  // without the sign
-  static constexpr Type kInfinity = 0x7f800000;
-  __device__ static Type of_magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
-  __device__ static float to(Type bits) { return __uint_as_float(bits); }
-};
-
-template <>
-struct Bits<double> {
-  using Type = unsigned long long;
-  static constexpr int kCount = 63;
-  static constexpr Type kInfinity = 0x7ff0000000000000;
-  __device__ static Type of_magnitude(double x) {
-    return __double_as_longlong(x) & 0x7fffffffffffffff;
-  }
-  __device__ static double to(Type bits) { return __longlong_as_double(bits); }
-};
 
 // The key of a product. NaN and infinity, which no threshold skips, both have the largest key.
 template <class Norm>

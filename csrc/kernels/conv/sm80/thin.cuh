@@ -105,10 +105,10 @@ __device__ __noinline__ Norm scaled_norm(const ThinParams<Norm>& p, int number, 
   const Block block(p, number, kernel_position, depth_block);
   unsigned long long largest = 0;
   block.sum([&](Norm sum, Norm x) {
-    largest = max(largest, magnitude_bits(x));
+    largest = max(largest, static_cast<unsigned long long>(Bits<Norm>::of_magnitude(x)));
     return sum;
   });
-  const ScaledNorm<Norm> scaled(from_magnitude_bits<Norm>(largest));
+  const ScaledNorm<Norm> scaled(Bits<Norm>::to(static_cast<typename Bits<Norm>::Type>(largest)));
   if (!scaled.is_number()) return scaled.norm(0);
   return scaled.norm(block.sum([&](Norm sum, Norm x) { return scaled.add(sum, x); }));
 }
