@@ -78,10 +78,7 @@ void launch_maps(c10::ArrayRef<MapJob> jobs, int* zeroed, int multiprocessors,
   const auto kernel = copies ? kernels::norm_map<Element, true> : kernels::norm_map<Element, false>;
   const bool early =
       blocks <= most_early_blocks(reinterpret_cast<const void*>(kernel), threads, multiprocessors);
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  C10_CUDA_CHECK(kernels::launch_with(early ? &overlap : nullptr, kernel, blocks, threads, 0,
+  C10_CUDA_CHECK(kernels::launch_with(kernels::overlapping(early), kernel, blocks, threads, 0,
                                       /*overlap_previous=*/false, stream, pair, zeroed));
 }
 

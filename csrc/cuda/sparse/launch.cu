@@ -58,12 +58,9 @@ void launch_search(void (*kernel)(Params...), int64_t blocks, int together, int 
                                       static_cast<int>(most_bytes)));
   const int64_t most =
       std::min<int64_t>(together * device.multiProcessorCount, kernels::kMostSearchBlocks);
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
   C10_CUDA_CHECK(kernels::launch_with(
-      &cooperative, kernel, static_cast<unsigned>(std::clamp<int64_t>(blocks, 1, most)), threads,
-      bytes, /*overlap_previous=*/false, stream, params...));
+      kernels::meeting(), kernel, static_cast<unsigned>(std::clamp<int64_t>(blocks, 1, most)),
+      threads, bytes, /*overlap_previous=*/false, stream, params...));
 }
 
 constexpr int kTogether = 16;  // blocks of a row that are copied at a time
@@ -109,10 +106,9 @@ void launch_drop(const DropParams<Norm>& params, int multiprocessors, cudaStream
   const int64_t blocks = std::max<int64_t>(params.pattern.rows / kernels::kDropWarps,
                                            params.stored / (2 * kernels::kDropThreads));
   const int64_t most = std::min<int64_t>(multiprocessors, kernels::kMostSearchBlocks);
-  C10_CUDA_CHECK(kernels::launch_meeting(kernels::drop_blocks<Norm>,
-                                         std::clamp<int64_t>(blocks, 1, most),
-                                         kernels::kDropThreads, /*shared_bytes=*/0,
-                                         /*meets=*/true, stream, params));
+  C10_CUDA_CHECK(kernels::launch_with(
+      kernels::meeting(), kernels::drop_blocks<Norm>, std::clamp<int64_t>(blocks, 1, most),
+      kernels::kDropThreads, /*shared_bytes=*/0, /*overlap_previous=*/true, stream, params));
 }
 
 size_t sparse_search_workspace() {

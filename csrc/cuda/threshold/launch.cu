@@ -67,8 +67,9 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
 
   const auto rank = rank_of<Count>(target);
   const double share = std::min(1.0, static_cast<double>(rank) / products);
-  C10_CUDA_CHECK(kernels::launch_meeting(
-      kernel, blocks, kernels::kSelectThreads<Norm>, bytes, kGrid, stream, maps,
+  C10_CUDA_CHECK(kernels::launch_with(
+      kernels::meeting(kGrid), kernel, blocks, kernels::kSelectThreads<Norm>, bytes,
+      /*overlap_previous=*/true, stream, maps,
       static_cast<kernels::Selection<Norm, Count>*>(workspace), rank, target,
       kernels::SampleRanks::of(share, kernels::kSelectThreads<Norm>), kept, tau));
 }
@@ -141,9 +142,10 @@ void launch_error_search(const NormMaps<Norm>& maps, double max_error, void* wor
   const auto kernel = kernels::find_tau_for_error<kGrid, Norm>;
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(most_bytes)));
-  C10_CUDA_CHECK(kernels::launch_meeting(
-      kernel, blocks, threads, kernels::error_search_bytes<Norm>(threads), kGrid, stream, maps,
-      max_error, parts, static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau));
+  C10_CUDA_CHECK(kernels::launch_with(kernels::meeting(kGrid), kernel, blocks, threads,
+                                      kernels::error_search_bytes<Norm>(threads),
+                                      /*overlap_previous=*/true, stream, maps, max_error, parts,
+                                      static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau));
 }
 
 }  // namespace

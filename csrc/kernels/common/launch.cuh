@@ -5,6 +5,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <type_traits>
 #include <utility>
@@ -70,12 +71,33 @@ inline cudaError_t find_waits(const void* kernel, bool& waits) {
   });
 }
 
+// An attribute of a launch, or none.
+using Attribute = std::optional<cudaLaunchAttribute>;
+
+inline Attribute overlapping(bool overlaps) {
+  if (!overlaps) return {};
+  return {{.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+           .val = {.programmaticStreamSerializationAllowed = 1}}};
+}
+
+// Of thread blocks that meet (Meeting): all of them have to run at the same time. The launch fails
+// if the device has no room for that.
+inline Attribute meeting(bool meets = true) {
+  return {{.id = cudaLaunchAttributeCooperative, .val = {.cooperative = meets}}};
+}
+
+// Of clusters of so many thread blocks; 0: of none.
+inline Attribute in_clusters(unsigned size) {
+  if (size == 0) return {};
+  return {{.id = cudaLaunchAttributeClusterDimension, .val = {.clusterDim = {size, 1, 1}}}};
+}
+
 // Launches on `stream`. With `overlap_previous` the kernel may start before the previous kernel of
-// the stream ends, provided that its code contains the wait. `more`: one more attribute, or null.
+// the stream ends, provided that its code contains the wait.
 template <class... Params>
-cudaError_t launch_with(const cudaLaunchAttribute* more, void (*kernel)(Params...), dim3 grid,
-                        int threads, size_t shared_bytes, bool overlap_previous,
-                        cudaStream_t stream, const std::type_identity_t<Params>&... params) {
+cudaError_t launch_with(const Attribute& more, void (*kernel)(Params...), dim3 grid, int threads,
+                        size_t shared_bytes, bool overlap_previous, cudaStream_t stream,
+                        const std::type_identity_t<Params>&... params) {
   bool overlaps = false;
   if (overlap_previous) {
     const cudaError_t error = find_waits(reinterpret_cast<const void*>(kernel), overlaps);
@@ -83,10 +105,8 @@ cudaError_t launch_with(const cudaLaunchAttribute* more, void (*kernel)(Params..
   }
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (more != nullptr) attributes[count++] = *more;
-  if (overlaps) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  for (const Attribute& attribute : {more, overlapping(overlaps)}) {
+    if (attribute) attributes[count++] = *attribute;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
@@ -102,33 +122,7 @@ template <class... Params>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
                    bool overlap_previous, cudaStream_t stream,
                    const std::type_identity_t<Params>&... params) {
-  return launch_with(nullptr, kernel, grid, threads, shared_bytes, overlap_previous, stream,
-                     params...);
-}
-
-// The same, overlapping, for thread blocks that meet (Meeting): all of them have to run at the
-// same time. The launch fails if the device has no room for that.
-template <class... Params>
-cudaError_t launch_meeting(void (*kernel)(Params...), unsigned blocks, int threads,
-                           size_t shared_bytes, bool meets, cudaStream_t stream,
-                           const std::type_identity_t<Params>&... params) {
-  cudaLaunchAttribute meeting{};
-  meeting.id = cudaLaunchAttributeCooperative;
-  meeting.val.cooperative = meets;
-  return launch_with(&meeting, kernel, blocks, threads, shared_bytes, /*overlap_previous=*/true,
-                     stream, params...);
-}
-
-// The same in clusters of `cluster` thread blocks each.
-template <class... Params>
-cudaError_t launch_clusters(void (*kernel)(Params...), unsigned blocks, unsigned cluster,
-                            int threads, int shared_bytes, cudaStream_t stream,
-                            const std::type_identity_t<Params>&... params) {
-  cudaLaunchAttribute clusters{};
-  clusters.id = cudaLaunchAttributeClusterDimension;
-  clusters.val.clusterDim = {cluster, 1, 1};
-  return launch_with(&clusters, kernel, blocks, threads, shared_bytes, /*overlap_previous=*/true,
-                     stream, params...);
+  return launch_with({}, kernel, grid, threads, shared_bytes, overlap_previous, stream, params...);
 }
 
 // Calls `call` with each value as a std::bool_constant: run-time values as template arguments.

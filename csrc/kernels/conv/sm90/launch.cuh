@@ -95,11 +95,8 @@ cudaError_t start(void (*kernel)(typename Roles::Params), const typename Roles::
   const cudaError_t error =
       allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
   if (error != cudaSuccess) return error;
-  if (cluster > 0) {
-    return launch_clusters(kernel, blocks, cluster, Config::kThreads, kSharedBytes, stream, p);
-  }
-  return launch(kernel, blocks, Config::kThreads, kSharedBytes, /*overlap_previous=*/true, stream,
-                p);
+  return launch_with(in_clusters(cluster), kernel, blocks, Config::kThreads, kSharedBytes,
+                     /*overlap_previous=*/true, stream, p);
 }
 
 template <class Config>
