@@ -10,9 +10,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <cute/arch/mma_sm90_desc.hpp>
-#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90.hpp>
 #include <cute/arch/util.hpp>
+#include <type_traits>
 #include <utility>
 
 namespace spamm::kernels::sm90 {
@@ -26,24 +26,6 @@ constexpr int kLineBytes = 128;
 struct alignas(1024) OperandBlock {
   uint8_t bytes[kBlock * kLineBytes];
 };
-
-// The atom that computes 64 x kN of C from kSliceDepth of K.
-template <class Element, int kN, Major kMajorA, Major kMajorB>
-struct Atom;
-#define SPAMM_ATOM(Element, kN, Name)                                              \
-  template <Major kMajorA, Major kMajorB>                                          \
-  struct Atom<Element, kN, kMajorA, kMajorB> {                                     \
-    using Type = cute::SM90::GMMA::MMA_64x##kN##x16_##Name##_SS<kMajorA, kMajorB>; \
-  };
-SPAMM_ATOM(__half, 32, F32F16F16)
-SPAMM_ATOM(__half, 64, F32F16F16)
-SPAMM_ATOM(__half, 128, F32F16F16)
-SPAMM_ATOM(__half, 192, F32F16F16)
-SPAMM_ATOM(__nv_bfloat16, 32, F32BF16BF16)
-SPAMM_ATOM(__nv_bfloat16, 64, F32BF16BF16)
-SPAMM_ATOM(__nv_bfloat16, 128, F32BF16BF16)
-SPAMM_ATOM(__nv_bfloat16, 192, F32BF16BF16)
-#undef SPAMM_ATOM
 
 // Descriptors count addresses and distances in units of 16 bytes.
 constexpr uint32_t kDescriptorUnit = 16;
@@ -75,6 +57,23 @@ constexpr int kSliceDepth = 32 / sizeof(Element);
 template <Major kMajor>
 constexpr uint32_t kSliceStep = (kMajor == Major::K ? 32 : 16 * kLineBytes) / kDescriptorUnit;
 
+// CUTLASS's element, and its atoms that compute 64 x kN of C from kSliceDepth of K: with A from
+// shared memory, and from registers.
+template <class Element>
+using AtomElement = std::conditional_t<
+    std::is_same_v<Element, __half>, cute::half_t,
+    std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, cute::bfloat16_t, cute::tfloat32_t>>;
+template <class Element, int kN>
+using AtomShape = cute::Shape<cute::_64, cute::Int<kN>, cute::Int<kSliceDepth<Element>>>;
+template <class Element, int kN, Major kMajorA, Major kMajorB>
+using Atom =
+    decltype(cute::SM90::GMMA::ss_op_selector<AtomElement<Element>, AtomElement<Element>, float,
+                                              AtomShape<Element, kN>, kMajorA, kMajorB>());
+template <class Element>
+using RegisterAtom =
+    decltype(cute::SM90::GMMA::rs_op_selector<AtomElement<Element>, AtomElement<Element>, float,
+                                              AtomShape<Element, kBlock>>());
+
 constexpr int kThreadValues = 32;  // sums of a 64 x 64 block of C in each thread of a warpgroup
 
 template <class AtomType, int kFirst, int kSize, int... kIndex>
@@ -96,7 +95,7 @@ template <class Element, Major kMajorA, Major kMajorB, int kColumn, int kWidth, 
           int kDepths, int kSize>
 __device__ __forceinline__ void multiply_columns(uint64_t a, uint64_t b, float (&acc)[kSize],
                                                  ScaleOut start = ScaleOut::One) {
-  using AtomType = typename Atom<Element, kWidth, kMajorA, kMajorB>::Type;
+  using AtomType = Atom<Element, kWidth, kMajorA, kMajorB>;
   constexpr int kColumnValues = kBlock / kThreadValues;  // columns for each sum of a thread
   constexpr uint32_t kOffset = column_offset<kMajorB>(kColumn);
   constexpr int kDeep = kSliceDepth<Element>;
@@ -118,27 +117,16 @@ __device__ __forceinline__ void hand_over(const float* from, float* to) {
   for (int i = 0; i < kCount; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(from[i]));
 }
 
-// With A from registers: 64 x 64 of C from 16 of K, half types, float32 sums.
-template <class Element>
-struct RegisterAtom;
-template <>
-struct RegisterAtom<__half> {
-  using Type = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<Major::K, Major::K>;
-};
-template <>
-struct RegisterAtom<__nv_bfloat16> {
-  using Type = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<Major::K, Major::K>;
-};
-
 template <class Element, int... kIndex>
 __device__ __forceinline__ void fma_registers(const uint32_t (&a)[4], uint64_t b,
                                               float (&acc)[kThreadValues], ScaleOut scale,
                                               std::integer_sequence<int, kIndex...>) {
-  RegisterAtom<Element>::Type::fma(a[0], a[1], a[2], a[3], b, acc[kIndex]..., scale);
+  RegisterAtom<Element>::fma(a[0], a[1], a[2], a[3], b, acc[kIndex]..., scale);
 }
 
-// acc += a b, or acc = a b if `scale` is Zero. `b` is the descriptor of 64 columns. Asynchronous:
-// the caller fences before, and commits and waits after; until then it keeps `a` (keep_operands).
+// With A from registers, half types: acc += a b, or acc = a b if `scale` is Zero. `b` is the
+// descriptor of 64 columns. Asynchronous: the caller fences before, and commits and waits after;
+// until then it keeps `a` (keep_operands).
 template <class Element>
 __device__ __forceinline__ void multiply_registers(const uint32_t (&a)[4], uint64_t b,
                                                    float (&acc)[kThreadValues], ScaleOut scale) {
