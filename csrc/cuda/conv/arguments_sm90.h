@@ -55,15 +55,6 @@ inline kernels::conv::sm90::Log2Block log2_block(const Box& edge) {
 // Channels covered by one norm. A block of 32 holds all channels and is padded to 64.
 inline int log2_group(const Block& block) { return std::max(log2_of(block.k), 6); }
 
-// pixel_norms_job() for sizes below kMost.
-template <class... Rest>
-kernels::conv::sm90::PixelNormsJob norms_job(const void* data, int64_t images, int64_t pixels,
-                                             int64_t channels, Rest... rest) {
-  return kernels::conv::sm90::pixel_norms_job(data, static_cast<int>(images),
-                                              static_cast<int>(pixels), static_cast<int>(channels),
-                                              rest...);
-}
-
 // Tells whether the kernels support a block's m and k: 64 or 128, or 32 if one block holds all
 // channels.
 inline bool supports_channels(const Block& block, int64_t out_channels, int64_t in_channels) {

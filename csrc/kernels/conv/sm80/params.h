@@ -65,6 +65,7 @@ struct Im2colNormsParams {
 //   per pixel   (groups, image blocks, input rows, input columns, channel blocks). For pixel blocks
 //               of one pixel of several images: the norm at a kernel position is a shifted look-up.
 //   per block   (groups, pixel blocks, K / block k)
+// Hopper's kernels have one group.
 template <class Norm>
 struct Im2colNorms {
   const Norm* norms;

@@ -12,6 +12,7 @@
 
 #include "activation.h"
 #include "kernels/common/parameters.h"
+#include "kernels/conv/sm80/params.h"
 #include "kernels/norm_map/params.h"
 
 namespace spamm::kernels::conv::sm90 {
@@ -38,16 +39,6 @@ struct Log2Block {
   __host__ __device__ int volume() const { return images + rows + columns; }
 };
 
-// Norms of im2col blocks, in one of two forms:
-//   per pixel   (image blocks, input rows, input columns, channel groups). For pixel blocks of one
-//               pixel of several images: the norm at a kernel position is a shifted look-up.
-//   per block   (pixel blocks, kernel positions x channel groups)
-// Null: no norms were taken, because nothing is skipped but padding.
-struct InputNorms {
-  const float* norms;
-  bool per_pixel;
-};
-
 // Norms of contiguous channels-last images, whose channels are a multiple of 16 bytes. A thread
 // reads one chunk of channels of several images of a block.
 struct PixelNormsJob {
@@ -56,7 +47,7 @@ struct PixelNormsJob {
   int log2_images;  // of a block of images, at most 7
   int log2_group;   // of a group of channels: 6 or 7
   float* norms;     // (blocks of images, pixels, groups of channels)
-  // Set by pixel_norms_job().
+  // Set by norms_job().
   int log2_held = -1;
   int groups = 0, line_blocks = 0, thread_blocks = 0;
   Divisor by_groups{}, by_line_blocks{};
@@ -81,16 +72,22 @@ inline int log2_held(int images, int log2_images) {
   return static_cast<int>(std::bit_width(static_cast<unsigned>(most - 1)));
 }
 
-// `sliced`: in slices, however few images there are.
-inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, int channels,
-                                     int log2_images, int log2_group, float* norms,
-                                     int entry_bytes = 2, bool sliced = false) {
-  PixelNormsJob job{data, images, pixels, channels, log2_images, log2_group, norms};
-  if (!sliced) job.log2_held = log2_held(images, log2_images);
-  job.groups = ((channels - 1) >> log2_group) + 1;
+// `sliced`: in slices, however few images there are. Sizes are below 2^31.
+inline PixelNormsJob norms_job(const void* data, int64_t images, int64_t pixels, int64_t channels,
+                               int log2_images, int log2_group, float* norms, int entry_bytes = 2,
+                               bool sliced = false) {
+  PixelNormsJob job{data,
+                    static_cast<int>(images),
+                    static_cast<int>(pixels),
+                    static_cast<int>(channels),
+                    log2_images,
+                    log2_group,
+                    norms};
+  if (!sliced) job.log2_held = log2_held(job.images, log2_images);
+  job.groups = ((job.channels - 1) >> log2_group) + 1;
   const int log2_of_block = log2_norms(job.log2_held, log2_group - (entry_bytes == 4 ? 2 : 3));
-  job.line_blocks = ((pixels * job.groups - 1) >> log2_of_block) + 1;
-  job.thread_blocks = job.line_blocks * (((images - 1) >> log2_images) + 1);
+  job.line_blocks = ((job.pixels * job.groups - 1) >> log2_of_block) + 1;
+  job.thread_blocks = job.line_blocks * (((job.images - 1) >> log2_images) + 1);
   job.by_groups = Divisor(job.groups);
   job.by_line_blocks = Divisor(job.line_blocks);
   return job;
@@ -208,7 +205,7 @@ struct ConvParams : ConvOperands {
   int norm_groups;  // groups of max(block k, 64) channels
   // (blocks of out_channels, kernel positions x norm_groups). May be null if norm_input is.
   const float* norm_weight;
-  InputNorms norm_input;
+  Im2colNorms<float> norm_input;  // null: none were taken, as nothing is skipped but padding
   Tau<float> tau;
   // Output norms, for pixel blocks of 64 images at one pixel: (image blocks, rows, columns, channel
   // groups). May be null. Boxes have 64 images, or by_pixel and takes_norms_of_pixels().
