@@ -80,13 +80,13 @@ inline Attribute overlapping(bool overlaps) {
            .val = {.programmaticStreamSerializationAllowed = 1}}};
 }
 
-// Of thread blocks that meet (Meeting): all of them have to run at the same time. The launch fails
+// For thread blocks that meet (Meeting): all of them have to run at the same time. The launch fails
 // if the device has no room for that.
 inline Attribute meeting(bool meets = true) {
   return {{.id = cudaLaunchAttributeCooperative, .val = {.cooperative = meets}}};
 }
 
-// Of clusters of so many thread blocks; 0: of none.
+// In clusters of so many thread blocks; 0: in none.
 inline Attribute in_clusters(unsigned size) {
   if (size == 0) return {};
   return {{.id = cudaLaunchAttributeClusterDimension, .val = {.clusterDim = {size, 1, 1}}}};

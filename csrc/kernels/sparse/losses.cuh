@@ -41,10 +41,6 @@ __device__ double loss_of(Norm a, Norm b) {
 __device__ inline int log2_units(const CsrFindings& findings) {
   return 58 - (64 - __clzll(static_cast<long long>(findings.longest)));
 }
-// The bound, if each product of stored blocks loses 1, is at most this.
-__device__ inline double spread_of(const CsrFindings& findings) {
-  return sqrt(static_cast<double>(findings.products) * static_cast<double>(findings.longest));
-}
 
 // Numbers the columns that are not 0, from 1 on. Returns how many there are.
 __device__ inline int number_columns(uint16_t* columns, int width) {
@@ -161,7 +157,9 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
     found = all ? Bits<Norm>::kInfinity : 0;
   } else {
     const int log2_unit = log2_units(*findings);
-    const double spread = spread_of(*findings);
+    // The bound, if each product of stored blocks loses 1, is at most this.
+    const double spread =
+        sqrt(static_cast<double>(findings->products) * static_cast<double>(findings->longest));
     // Sums of losses and of squares are rounded up, here and in the bound itself.
     const double slack =
         scalbn(spread, 1 - log2_unit) + (static_cast<double>(findings->products) + 128) * 0x1p-53;

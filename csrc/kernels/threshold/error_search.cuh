@@ -95,18 +95,6 @@ struct SearchInterval {
   }
 };
 
-// The sum over a thread block of each thread's share. All threads get it.
-template <class Norm>
-__device__ SumOfSquares<Norm> sum_block(SumOfSquares<Norm> own,
-                                        SumOfSquares<Norm> (&shared)[kMostSearchWarps]) {
-  own = sum_warp(own);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
-  __syncthreads();
-  SumOfSquares<Norm> total{};
-  for (int warp = 0; warp < blockDim.x / 32; ++warp) total.add(shared[warp]);
-  return total;
-}
-
 // The norms of both matrices, from the norms of their blocks.
 template <bool kGrid, class Norm>
 __device__ void sum_norms(const Norm* const (&data)[2], const int64_t (&sizes)[2],
@@ -120,7 +108,12 @@ __device__ void sum_norms(const Norm* const (&data)[2], const int64_t (&sizes)[2
          i += threads) {
       own.add(at_least(data[map][i]));
     }
-    sums[map] = sum_block(own, shared.norms[map]);
+    own = sum_warp(own);
+    if (threadIdx.x % 32 == 0) shared.norms[map][threadIdx.x / 32] = own;
+    __syncthreads();
+    SumOfSquares<Norm> total{};
+    for (int warp = 0; warp < blockDim.x / 32; ++warp) total.add(shared.norms[map][warp]);
+    sums[map] = total;
     if (kGrid && threadIdx.x == 0) global->norms[map][blockIdx.x] = sums[map];
   }
   if constexpr (kGrid) {

@@ -140,24 +140,6 @@ class Staircases {
   }
 
  private:
-  // The place of a staircase in the maps.
-  struct Corner {
-    int64_t batch;
-    int row, column, k, rows, columns;
-
-    __device__ Corner(const NormMaps<Norm>& maps, unsigned number) {
-      const unsigned row_tiles = (maps.mb - 1) / kSelectRows + 1;
-      const unsigned column_tiles = (maps.nb - 1) / kSelectEdge + 1;
-      const unsigned tile = number / maps.kb, tile_row = tile / column_tiles;
-      k = static_cast<int>(number - tile * maps.kb);
-      column = static_cast<int>(tile - tile_row * column_tiles) * kSelectEdge;
-      batch = tile_row / row_tiles;
-      row = static_cast<int>(tile_row % row_tiles) * kSelectRows;
-      rows = min(kSelectRows, maps.mb - row);
-      columns = min(kSelectEdge, maps.nb - column);
-    }
-  };
-
   // Neighbouring staircases along K share memory sectors of A, so a thread block gets kSelectRun of
   // them. With more, few thread blocks would have all the work of a small map.
   __device__ unsigned number(int turn) const {
@@ -170,22 +152,30 @@ class Staircases {
   }
 
   __device__ void load(int turn, int at) const {
-    const Corner corner(maps_, number(turn));
+    const unsigned row_tiles = (maps_.mb - 1) / kSelectRows + 1;
+    const unsigned column_tiles = (maps_.nb - 1) / kSelectEdge + 1;
+    const unsigned tile = number(turn) / maps_.kb, tile_row = tile / column_tiles;
+    const int k = static_cast<int>(number(turn) - tile * maps_.kb);
+    const int column = static_cast<int>(tile - tile_row * column_tiles) * kSelectEdge;
+    const int64_t batch = tile_row / row_tiles;
+    const int row = static_cast<int>(tile_row % row_tiles) * kSelectRows;
+    const int rows = min(kSelectRows, maps_.mb - row);
+    const int columns = min(kSelectEdge, maps_.nb - column);
     const int lane = threadIdx.x % 32;
     Staircase<Norm>& stairs = place(at);
-    const Norm* const a = maps_.a + (corner.batch * maps_.mb + corner.row) * maps_.kb + corner.k;
-    const Norm* const b = maps_.b + (corner.batch * maps_.kb + corner.k) * maps_.nb + corner.column;
+    const Norm* const a = maps_.a + (batch * maps_.mb + row) * maps_.kb + k;
+    const Norm* const b = maps_.b + (batch * maps_.kb + k) * maps_.nb + column;
     Key keys[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int index = lane + 32 * i;
-      keys[i] = index < corner.columns ? Bits<Norm>::of_magnitude(b[index]) : ~Key{0};
+      keys[i] = index < columns ? Bits<Norm>::of_magnitude(b[index]) : ~Key{0};
     }
     stairs.a[lane] =
-        Bits<Norm>::of_magnitude(a[static_cast<int64_t>(min(lane, corner.rows - 1)) * maps_.kb]);
+        Bits<Norm>::of_magnitude(a[static_cast<int64_t>(min(lane, rows - 1)) * maps_.kb]);
     sort_warp(keys);
     stairs.b[2 * lane] = keys[0], stairs.b[2 * lane + 1] = keys[1];
-    if (lane == 0) stairs.rows = corner.rows, stairs.columns = corner.columns;
+    if (lane == 0) stairs.rows = rows, stairs.columns = columns;
   }
 
   const NormMaps<Norm>& maps_;
