@@ -96,12 +96,13 @@ void CsrKernels<Norm>::plan(PlanStep step, PlanParams<Norm> params, const cudaDe
 }
 
 template <class Norm>
-size_t drop_workspace() {
+size_t CsrKernels<Norm>::drop_workspace() {
   return sizeof(kernels::DropWork<Norm>);
 }
 
 template <class Norm>
-void launch_drop(const DropParams<Norm>& params, int multiprocessors, cudaStream_t stream) {
+void CsrKernels<Norm>::drop(const DropParams<Norm>& params, int multiprocessors,
+                            cudaStream_t stream) {
   // Enough for a few rows in each warp and a few norms in each thread.
   const int64_t blocks = std::max<int64_t>(params.pattern.rows / kernels::kDropWarps,
                                            params.stored / (2 * kernels::kDropThreads));
@@ -171,9 +172,5 @@ void launch_mirror_blocks(const kernels::Pattern& pattern, void* values, ScalarT
 
 template struct CsrKernels<float>;
 template struct CsrKernels<double>;
-template size_t drop_workspace<float>();
-template size_t drop_workspace<double>();
-template void launch_drop(const DropParams<float>&, int, cudaStream_t);
-template void launch_drop(const DropParams<double>&, int, cudaStream_t);
 
 }  // namespace spamm::cuda

@@ -36,14 +36,12 @@ struct CsrKernels {
                           const kernels::CsrFindings* findings, void* workspace,
                           unsigned long long* largest, unsigned long long* products, Norm* bound,
                           const cudaDeviceProp& device, cudaStream_t stream);
+  // params.work takes drop_workspace() bytes.
+  static size_t drop_workspace();
+  static void drop(const kernels::DropParams<Norm>& params, int multiprocessors,
+                   cudaStream_t stream);
 };
 size_t sparse_search_workspace();
-
-// The bytes of params.work.
-template <class Norm>
-size_t drop_workspace();
-template <class Norm>
-void launch_drop(const kernels::DropParams<Norm>& params, int multiprocessors, cudaStream_t stream);
 
 // Lists the tiles of C for a kernel with this tile. `counts` are zeros.
 void launch_find_tiles(const kernels::ProductLists& lists, const kernels::TileConfig& tile,

@@ -177,7 +177,7 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
   const Tensor values = x.values ? x.values->contiguous() : Tensor();
   const HostResult<kernels::DropTotals> totals;
   const auto run = [&]<class Norm>(Norm) {
-    const auto room = static_cast<int64_t>(drop_workspace<Norm>());
+    const auto room = static_cast<int64_t>(CsrKernels<Norm>::drop_workspace());
     const Tensor work = at::empty({room + stored}, norms.options().dtype(at::kByte));
     kernels::DropParams<Norm> params{};
     params.pattern = pattern_of(crow, col);
@@ -200,7 +200,7 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
     params.kept_norms = kept_norms.mutable_data_ptr<Norm>();
     params.bound = bound.mutable_data_ptr<Norm>();
     params.totals = totals.on_device();
-    launch_drop(params, device.multiprocessors(), device.stream());
+    CsrKernels<Norm>::drop(params, device.multiprocessors(), device.stream());
   };
   norms.scalar_type() == at::kDouble ? run(double{}) : run(float{});
   const auto [stay, trace, norm] = totals.wait(device.stream());
