@@ -71,8 +71,10 @@ variable_list run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   return results;
 }
 
-void push(Stack* stack, const variable_list& results) {
-  for (const Tensor& result : results) stack->emplace_back(result);
+// Registers `kernel` for these ops.
+template <auto kernel>
+void impl(torch::Library& m, std::initializer_list<const char*> names) {
+  for (const char* name : names) m.impl(name, torch::CppFunction::makeFromBoxedFunction<kernel>());
 }
 
 // C = alpha * A @ B + beta * input; `op` computes C, or C and its norms, which have no gradient.
@@ -121,10 +123,12 @@ template <class Arguments>
 void product_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (is_plain(op, *stack)) return below_autograd(op, keys, stack);
   const auto x = arguments_of<Arguments>(op, *stack);
-  push(stack,
+  for (const Tensor& result :
        with_dense_gradient<ProductFunction>([&] { return run_below(op, keys, stack); },
                                             {needs_grad(x.a), needs_grad(x.b), needs_grad(x.input)},
-                                            x.a, x.b, x.input, x.beta, x.alpha));
+                                            x.a, x.b, x.input, x.beta, x.alpha)) {
+    stack->emplace_back(result);
+  }
 }
 
 // The gradient of what an activation is applied to, of those that tell it from their output. Of the
@@ -307,27 +311,19 @@ void count_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
-  using torch::CppFunction;
-  for (const char* name : {"spamm", "spamm_with_norms"}) {
-    m.impl(name, CppFunction::makeFromBoxedFunction<&product_autograd<ProductArguments>>());
-  }
-  m.impl("multiply", CppFunction::makeFromBoxedFunction<&product_autograd<MultiplyArguments>>());
-  m.impl("conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<ConvArguments>>());
-  m.impl("dense_conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<DenseConvArguments>>());
-  m.impl("spamm_shards", CppFunction::makeFromBoxedFunction<&spamm_shards_autograd>());
-  for (const char* name : {"conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "multiply_part"}) {
-    m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
-  }
-  m.impl("spamm_into", CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
-  for (const char* name : {"norm_map", "norm_maps", "find_tau", "valid_counts", "error_bound",
-                           "conv2d_weight_norm", "row_work"}) {
-    m.impl(name, CppFunction::makeFromBoxedFunction<&below_autograd>());
-  }
+  impl<&product_autograd<ProductArguments>>(m, {"spamm", "spamm_with_norms"});
+  impl<&product_autograd<MultiplyArguments>>(m, {"multiply"});
+  impl<&conv_autograd<ConvArguments>>(m, {"conv2d"});
+  impl<&conv_autograd<DenseConvArguments>>(m, {"dense_conv2d"});
+  impl<&spamm_shards_autograd>(m, {"spamm_shards"});
+  impl<&refuse_gradient>(m,
+                         {"conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "multiply_part"});
+  impl<&refuse_gradient_of_writing>(m, {"spamm_into"});
+  impl<&below_autograd>(m, {"norm_map", "norm_maps", "find_tau", "valid_counts", "error_bound",
+                            "conv2d_weight_norm", "row_work"});
 }
 
-TORCH_LIBRARY_IMPL(spamm_torch, ADInplaceOrView, m) {
-  m.impl("spamm_into", torch::CppFunction::makeFromBoxedFunction<&count_versions>());
-}
+TORCH_LIBRARY_IMPL(spamm_torch, ADInplaceOrView, m) { impl<&count_versions>(m, {"spamm_into"}); }
 
 // ---- Autocast ----------------------------------------------------------------------------------
 
@@ -368,17 +364,12 @@ void autocast(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxed(stack);
 }
 
-template <c10::DeviceType device>
-void register_ops(torch::Library& m) {
-  for (const char* name :
-       {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d", "conv2d_with_norms"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&autocast<device>>());
-  }
-}
+constexpr auto kCasting = {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d",
+                           "conv2d_with_norms"};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { register_ops<at::kCPU>(m); }
-TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { register_ops<at::kCUDA>(m); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { impl<&autocast<at::kCPU>>(m, kCasting); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { impl<&autocast<at::kCUDA>>(m, kCasting); }
 
 }  // namespace spamm

@@ -139,10 +139,6 @@ class Im2col {
 
 // ---- The stages ---------------------------------------------------------------------------------
 
-// Bytes of im2col matrix held at a time; at least one pixel block is, however large. On a CPU a
-// piece is still in cache when it is multiplied; elsewhere it fills the device.
-int64_t im2col_budget(const Tensor& input) { return int64_t{input.is_cpu() ? 8 : 256} << 20; }
-
 // Copies the product of one piece, (groups, pixels, out_channels / groups), into the output.
 void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
            const Tensor& output) {
@@ -192,7 +188,7 @@ class MatrixConvolution {
         norm_weight_(conv.norm_weight ? *conv.norm_weight
                                       : norm_map(weights_, {conv.block.m, conv.block.k})),
         im2col_(conv.input, conv.shape, conv.blocks, conv.block.k),
-        pieces_(cut(conv.blocks.count(), im2col_budget(conv.input) / bytes_of_pixel_block())) {}
+        pieces_(cut(conv.blocks.count(), pixel_blocks_at_once())) {}
 
   // The stages, piece by piece.
   Tensor run(const Knob& knob) const {
@@ -226,9 +222,12 @@ class MatrixConvolution {
   }
 
  private:
-  int64_t bytes_of_pixel_block() const {
-    return conv_.shape.groups * conv_.block.n * std::max<int64_t>(weights_.size(2), 1) *
-           conv_.input.element_size();
+  // At least one is, however large. On a CPU a piece of the im2col matrix is still in cache when it
+  // is multiplied; elsewhere it fills the device.
+  int64_t pixel_blocks_at_once() const {
+    const int64_t budget = int64_t{conv_.input.is_cpu() ? 8 : 256} << 20;  // bytes
+    return budget / (conv_.shape.groups * conv_.block.n * std::max<int64_t>(weights_.size(2), 1) *
+                     conv_.input.element_size());
   }
 
   // (groups, KB, NB), in the order of the pixel blocks.
@@ -351,9 +350,7 @@ ConvolutionResult check_and_convolve(ConvArguments& x, bool wants_output_norms) 
   return {x.input.dim() == 4 ? output : output.squeeze(0), norms};
 }
 
-Tensor conv2d_op(ConvArguments& x) {
-  return check_and_convolve(x, /*wants_output_norms=*/false).output;
-}
+Tensor conv2d_op(ConvArguments& x) { return check_and_convolve(x, false).output; }
 
 std::tuple<Tensor, Tensor> conv2d_with_norms_op(ConvArguments& x) {
   auto [output, norms] = check_and_convolve(x, /*wants_output_norms=*/true);
