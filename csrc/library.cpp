@@ -1,5 +1,6 @@
-// Every schema of the library; arguments.h has the long ones as structs. Implementations register
-// themselves in cpu/, cuda/ and the device-free files. Fake kernels are in Python.
+// Every schema of the library; arguments.h has the long ones as structs, and spamm/spamm.h says
+// what those do that it calls. Implementations register themselves in cpu/, cuda/ and the
+// device-free files. Fake kernels are in Python.
 #include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
@@ -49,16 +50,13 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? skip_norm_b=None) -> "
       "Tensor");
-  // whole: (M, N) of the product that this one is a part of. It chooses the kernel, so that each
-  // part has the bits of the whole.
   m.def(
       "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
       "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[2]? whole=None) -> Tensor",
       tags);
-  // Writes a @ b to `out`, which is a part of the result of a larger product. whole: (M, N) of that
-  // product. It chooses the kernel, so that each part has the bits of the whole. own_rows: rows of
-  // b from first_own_row on, which need not be in b; where a kernel cannot read them beside the
-  // others, they are written to b. No gradient.
+  // Writes a @ b to `out`, a part of a product of shape `whole`. own_rows: rows of b from
+  // first_own_row on, which need not be in b; where a kernel cannot read them beside the others,
+  // they are written to b. No gradient.
   m.def(
       "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
       "block, "
@@ -78,19 +76,13 @@ TORCH_LIBRARY(spamm_torch, m) {
   // argument. symmetric: what is written is the upper triangle, diagonal included, and its mirror
   // image. norms, if given, becomes out's norm map in blocks (m, n). No gradient.
   define("spamm_into(" + product + ", *, Tensor(a!) out, Tensor(b!)? norms=None) -> ()");
-  // The product of operands in shards, one of A and one of B on each device. A's shards are its
-  // rows, and B's are rows of K; or each device has the whole of B. The results are C's rows, each
-  // where A's are.
+  // mm_shards.
   define("spamm_shards(Tensor[] a, Tensor[] b, *, " + knob + ", int[3] block=64) -> Tensor[]");
-  // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
-  // is activation(convolution + bias + residual); activation.h names the activations, and slope, if
-  // it is given, takes the place of negative_slope. A convolution that the host knows to skip
-  // nothing is dense_conv2d's where that is faster.
+  // threshold: tau as a number that the host knows; no tensor enters a compiled graph. activation.h
+  // names the activations; slope, if it is given, takes the place of negative_slope.
   define("conv2d(" + convolution + ") -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
-  // activation(convolution + bias + residual) by torch's convolution, or a device's call that fuses
-  // the three. Nothing is skipped.
   define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + geometry + ", *, " +
          epilogue + ") -> Tensor");
   // conv2d with nothing skipped, then torch's max pooling of 2 x 2 pixels with stride 2. Of a

@@ -82,33 +82,6 @@ void launch_maps(c10::ArrayRef<MapJob> jobs, int* zeroed, int multiprocessors,
                                       /*overlap_previous=*/false, stream, pair, zeroed));
 }
 
-template <class Element>
-void launch_im2col(const kernels::Im2colNormsParams<NormOf<Element>>& params, cudaStream_t stream) {
-  const kernels::Im2colMatrix& m = params.matrix;
-  const int64_t norms = m.groups * (m.depth() >> params.log2_block_k) * m.block_count();
-  const int threads = kernels::norm_threads<Element>(m.log2_block() + params.log2_block_k);
-  const auto blocks = static_cast<unsigned>((norms - 1) / (kernels::kNormThreads / threads) + 1);
-  kernels::im2col_norms<Element><<<blocks, kernels::kNormThreads, 0, stream>>>(params);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-template <class Element>
-void complete(const SquareMatrices& c, int log2_block, void* norms, cudaStream_t stream) {
-  kernels::SymmetricParams<Element> params{};
-  params.c = static_cast<Element*>(c.data);
-  params.batch_stride = c.batch_stride, params.leading = c.leading, params.size = c.size;
-  params.norms = static_cast<NormOf<Element>*>(norms);
-  params.log2_block = log2_block;
-  const int64_t squares = blocks_of(c.size, kernels::kSquare);
-  const int64_t blocks = c.batch * squares * (squares + 1) / 2;
-  TORCH_CHECK(blocks <= std::numeric_limits<int32_t>::max(),
-              "a symmetric product must have at most 2^31 - 1 squares of 64 x 64; got shape [",
-              c.batch, ", ", c.size, ", ", c.size, "]");
-  C10_CUDA_CHECK(kernels::launch(kernels::complete_symmetric<Element>,
-                                 static_cast<unsigned>(blocks), kernels::kSquareThreads, 0, true,
-                                 stream, params, static_cast<int>(squares)));
-}
-
 }  // namespace
 
 bool write_norm_maps(c10::ArrayRef<MapJob> jobs, ScalarType dtype, int* zeroed, int multiprocessors,
@@ -125,8 +98,16 @@ bool write_norm_maps(c10::ArrayRef<MapJob> jobs, ScalarType dtype, int* zeroed, 
 template <class Norm>
 void launch_im2col_norms(const kernels::Im2colNormsParams<Norm>& params, ScalarType dtype,
                          cudaStream_t stream) {
+  const kernels::Im2colMatrix& m = params.matrix;
+  const int64_t norms = m.groups * (m.depth() >> params.log2_block_k) * m.block_count();
   with_element(dtype, [&]<class Element>(Element) {
-    if constexpr (std::is_same_v<NormOf<Element>, Norm>) launch_im2col<Element>(params, stream);
+    if constexpr (std::is_same_v<NormOf<Element>, Norm>) {
+      const int threads = kernels::norm_threads<Element>(m.log2_block() + params.log2_block_k);
+      const auto blocks =
+          static_cast<unsigned>((norms - 1) / (kernels::kNormThreads / threads) + 1);
+      kernels::im2col_norms<Element><<<blocks, kernels::kNormThreads, 0, stream>>>(params);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    }
   });
 }
 template void launch_im2col_norms(const kernels::Im2colNormsParams<float>&, ScalarType,
@@ -136,8 +117,22 @@ template void launch_im2col_norms(const kernels::Im2colNormsParams<double>&, Sca
 
 void launch_complete_symmetric(const SquareMatrices& c, ScalarType dtype, int log2_block,
                                void* norms, cudaStream_t stream) {
-  with_element(dtype,
-               [&]<class Element>(Element) { complete<Element>(c, log2_block, norms, stream); });
+  const int64_t squares = blocks_of(c.size, kernels::kSquare);
+  const int64_t blocks = c.batch * squares * (squares + 1) / 2;
+  TORCH_CHECK(blocks <= std::numeric_limits<int32_t>::max(),
+              "a symmetric product must have at most 2^31 - 1 squares of 64 x 64; got shape [",
+              c.batch, ", ", c.size, ", ", c.size, "]");
+  with_element(dtype, [&]<class Element>(Element) {
+    const kernels::SymmetricParams<Element> params = {.c = static_cast<Element*>(c.data),
+                                                      .batch_stride = c.batch_stride,
+                                                      .leading = c.leading,
+                                                      .size = c.size,
+                                                      .norms = static_cast<NormOf<Element>*>(norms),
+                                                      .log2_block = log2_block};
+    C10_CUDA_CHECK(kernels::launch(kernels::complete_symmetric<Element>,
+                                   static_cast<unsigned>(blocks), kernels::kSquareThreads, 0, true,
+                                   stream, params, static_cast<int>(squares)));
+  });
 }
 
 }  // namespace spamm::cuda
