@@ -50,6 +50,12 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
           blocks_of(channels, kLayerNormBlock)};
 }
 
+// Memory for them, for the output of `x`.
+inline at::Tensor empty_layer_norms(const Convolution& x) {
+  return at::empty(layer_norms_shape(x.shape.images, x.shape.output, x.shape.out_channels),
+                   x.input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+}
+
 // Output norms, computed by a norm pass.
 at::Tensor layer_norms(const at::Tensor& output);
 

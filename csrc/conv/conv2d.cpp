@@ -344,17 +344,16 @@ Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms) {
 
 namespace {
 
-ConvolutionResult check_and_convolve(ConvArguments& x, bool wants_output_norms) {
+std::tuple<Tensor, Tensor> check_and_convolve(ConvArguments& x, bool wants_output_norms) {
   check_knob(x.knob);
   auto [output, norms] = convolve(check_conv2d(x, wants_output_norms), x.knob);
   return {x.input.dim() == 4 ? output : output.squeeze(0), norms};
 }
 
-Tensor conv2d_op(ConvArguments& x) { return check_and_convolve(x, false).output; }
+Tensor conv2d_op(ConvArguments& x) { return std::get<0>(check_and_convolve(x, false)); }
 
 std::tuple<Tensor, Tensor> conv2d_with_norms_op(ConvArguments& x) {
-  auto [output, norms] = check_and_convolve(x, /*wants_output_norms=*/true);
-  return {output, norms};
+  return check_and_convolve(x, /*wants_output_norms=*/true);
 }
 
 std::string conv2d_backend_op(ConvArguments& x) {

@@ -414,14 +414,11 @@ class Product {
   void write(int64_t batch, Range range, int64_t j, const Sums& sums) const {
     if (sums.data && sums_in_c_ && alpha_ == 1 && !arguments_.input.defined()) return;
     const auto [out, leading, rows, columns] = block_of_c(batch, range, j);
-    if (arguments_.input.defined()) {
-      const View<T> input =
-          view<T>(arguments_.input, batch).block(range.begin, j * block_.n, rows, columns);
-      write_rows(sums.data, sums.leading, alpha_, &input, beta_, out, leading, rows, columns);
-    } else {
-      write_rows<T, Sum>(sums.data, sums.leading, alpha_, nullptr, beta_, out, leading, rows,
-                         columns);
-    }
+    std::optional<View<T>> input;
+    if (arguments_.input.defined())
+      input = view<T>(arguments_.input, batch).block(range.begin, j * block_.n, rows, columns);
+    write_rows<T, Sum>(sums.data, sums.leading, alpha_, input ? &*input : nullptr, beta_, out,
+                       leading, rows, columns);
   }
 
   // Writes what block (i, j), on or above the diagonal, has as its mirror image.

@@ -201,16 +201,15 @@ class ListProduct {
   void finish(int64_t i, const Item& item, const Sum* sums) const {
     T* const out = values_ + item.block * block_size();
     const Sum* const computed = item.started ? sums : nullptr;
+    std::optional<View<T>> input;
     if (input_) {
       // A block that is not stored is one of zeros, which dense storage adds, too.
       static const T zero(0);
       const int64_t slot = input_->find(i, item.column);
-      const View<T> input =
-          slot < 0 ? View<T>{&zero, 0, 0, edge_, edge_} : view(values_input_, slot);
-      write_rows(computed, edge_, alpha_, &input, beta_, out, edge_, edge_, edge_);
-    } else {
-      write_rows<T, Sum>(computed, edge_, alpha_, nullptr, beta_, out, edge_, edge_, edge_);
+      input = slot < 0 ? View<T>{&zero, 0, 0, edge_, edge_} : view(values_input_, slot);
     }
+    write_rows<T, Sum>(computed, edge_, alpha_, input ? &*input : nullptr, beta_, out, edge_, edge_,
+                       edge_);
     if (symmetric_ && item.column == i) {
       for (int64_t r = 0; r < edge_; ++r)
         for (int64_t c = r + 1; c < edge_; ++c) out[c * edge_ + r] = out[r * edge_ + c];

@@ -54,9 +54,8 @@ Step<N> step_at(const CsrMaps<N>& maps, N tau) {
     }
     return step;
   };
-  Step<N> step =
-      at::parallel_reduce(0, maps.a.rows, grain(maps.mean_products()), Step<N>(), add_rows,
-                          [](const Step<N>& x, const Step<N>& y) { return x.joined(y); });
+  Step<N> step = at::parallel_reduce(0, maps.a.rows, grain(maps.mean_products()), Step<N>(),
+                                     add_rows, Step<N>::joined);
   step.cost = bound_of_rows<N>(row_bounds, maps.b.rows + maps.b.columns + maps.a.rows);
   return step;
 }

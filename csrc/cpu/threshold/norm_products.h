@@ -82,8 +82,8 @@ struct Step {
     last = std::max(last, skipped);
     next = std::min(next, kept);
   }
-  Step joined(const Step& other) const {
-    return {std::max(last, other.last), std::min(next, other.next), cost + other.cost};
+  static Step joined(const Step& x, const Step& y) {
+    return {std::max(x.last, y.last), std::min(x.next, y.next), x.cost + y.cost};
   }
 };
 
@@ -158,7 +158,7 @@ class ProductCounter {
           for (int64_t p = from; p < to; ++p) add_pair(p, tau, step);
           return step;
         },
-        [](const Step<N>& x, const Step<N>& y) { return x.joined(y); });
+        Step<N>::joined);
   }
 
  private:

@@ -29,7 +29,7 @@ SPAMM_INLINE void add_losses_of(double a, const double* b, const double* skip_no
     losses[j] += product < tau ? loss : 0.0;
     own.include(product, product < tau);
   }
-  step = step.joined(own);
+  step = step.joined(step, own);
 }
 
 // In two loops, since one with both types is vectorised badly. `a` is finite.
@@ -48,7 +48,7 @@ SPAMM_INLINE void add_losses_of(float a, const float* b, const float* skip_norm_
     }
     for (int64_t j = 0; j < size; ++j) losses[first + j] += wide_a * lost[j];
   }
-  step = step.joined(own);
+  step = step.joined(step, own);
 }
 
 // losses[j] += the norm products of the skipped k in column j.
@@ -119,8 +119,7 @@ Step<N> step_at(const Maps<N>& maps, const N* skip_norm_b, N tau) {
     return step;
   };
   Step<N> step =
-      at::parallel_reduce(0, rows, grain(maps.kb * maps.nb), Step<N>(), add_rows,
-                          [](const Step<N>& x, const Step<N>& y) { return x.joined(y); });
+      at::parallel_reduce(0, rows, grain(maps.kb * maps.nb), Step<N>(), add_rows, Step<N>::joined);
   step.cost = bound_of_rows<N>(row_bounds, maps.kb + maps.nb + rows);
   return step;
 }

@@ -43,11 +43,7 @@ ConvolutionResult convolve_boxes(const Convolution& conv, const Knob& knob) {
 
   const StageRange stage(kMultiplyStage);
   Tensor norms;
-  if (conv.wants_output_norms) {
-    norms =
-        at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
-                  conv.input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
-  }
+  if (conv.wants_output_norms) norms = empty_layer_norms(conv);
   // If a box covers the images of its output norms, the kernel computes them.
   const bool in_kernel = norms.defined() && (p.box.images == log2_of(kLayerNormBlock) ||
                                              (p.by_pixel && is_half(conv.input.scalar_type()) &&

@@ -71,11 +71,7 @@ ConvolutionResult run_few_channels(const Convolution& conv, const Knob&) {
   const Tensor& input = arguments.input;
   Tensor norms;
   const bool along_images = computes_norms(conv, all.shape);
-  if (along_images) {
-    norms =
-        at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
-                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
-  }
+  if (along_images) norms = empty_layer_norms(conv);
   const FewChannelsParams p = {
       .input = input.const_data_ptr(),
       .weight = arguments.weight.const_data_ptr(),
