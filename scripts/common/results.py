@@ -120,7 +120,7 @@ KINDS: dict[str, Kind] = {
         "shares of shapes below three limits. Of shorter calls: how many, and what 95% of them add "
         "at most:",
         ">shapes, speedup, below 0.6, below 0.8, below 0.95, >short, us over", "kept"),
-    "shapes, slowest": Kind("op precision kept shape", "The slowest:", "torch_ms, speedup"),
+    "shapes, slowest": Kind("op precision kept shape", "Slowest:", ">torch_ms, speedup", "kept"),
     "shapes": Kind("op precision shape"),
     "networks": Kind("network batch mode candidate",
         "ms of a batch, and the speed over torch.compile (CUDA graph) or the dense one (eager):",
