@@ -337,28 +337,16 @@ namespace {
 constexpr std::string_view kCast[] = {"a", "b", "input", "weight", "bias", "residual"};
 
 template <c10::DeviceType device>
-c10::IValue cast(const c10::IValue& value) {
-  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
-  const auto cast_one = [&](const Tensor& t) {
-    return at::autocast::cached_cast(dtype, t, device);
-  };
-  if (value.isTensor()) return cast_one(value.toTensor());
-  if (!value.isTensorList()) return value;  // None
-  std::vector<Tensor> result;
-  for (const Tensor& t : value.toTensorVector()) result.push_back(cast_one(t));
-  return result;
-}
-
-template <c10::DeviceType device>
 void autocast(const c10::OperatorHandle& op, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
   const auto& schema = op.schema().arguments();
   const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(schema.size());
   for (size_t i = 0; i < schema.size(); ++i) {
     const std::string_view name = schema[i].name();
-    if (std::ranges::find(kCast, name) != std::end(kCast)) {
-      arguments[i] = cast<device>(arguments[i]);
+    if (arguments[i].isTensor() && std::ranges::find(kCast, name) != std::end(kCast)) {
+      arguments[i] = at::autocast::cached_cast(dtype, arguments[i].toTensor(), device);
     }
   }
   op.callBoxed(stack);
