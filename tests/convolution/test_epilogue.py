@@ -191,12 +191,9 @@ def test_the_module_applies_its_activation(device, activation):
     assert again.activation == layer.activation
     assert SpAMMConv2d.from_dense(layer, tau=1.0, activation="none").activation is None
     assert SpAMMConv2d.from_dense(layer, tau=1.0, relu=False).activation is None
+    assert SpAMMConv2d.from_dense(dense, tau=1.0, relu=True).activation == "relu"
     if activation == "none":
         assert type(layer.to_dense()) is nn.Conv2d
     else:
         with pytest.raises(ValueError, match=r"to_dense expects no activation"):
             layer.to_dense()
-
-
-def test_relu_is_an_alias():
-    assert SpAMMConv2d(4, 4, 3, tau=1.0, relu=True).activation == "relu"
