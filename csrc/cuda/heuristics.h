@@ -336,16 +336,6 @@ inline double split_time(Kernel kernel, const ProductSize& size) {
   return 7 + (bytes(size.batch_a, size.m, size.k) + bytes(size.batch_b, size.k, size.n)) / 3.3e6;
 }
 
-// Tells whether a float32 product in blocks of 32 has so few rows that a kernel that reads B once
-// pays (split/one_pass.cuh). It cuts B again for each row of tiles, so that more than two lose.
-inline bool one_pass_pays(Kernel kernel, const Block& block, int64_t m, int64_t n,
-                          int multiprocessors) {
-  constexpr int64_t kEdge = 128;
-  const int64_t rows = blocks_of(m, kEdge), tiles = rows * blocks_of(n, kEdge);
-  return kernel == Kernel::kSm90F32x3 && block.k == 32 && block.n == 32 &&
-         rows <= kernels::kOnePassRows && tiles <= kernels::kOnePassTiles * multiprocessors;
-}
-
 // `size`: of the whole product, if this one is a part of another, because kernels and tiles round
 // float32 differently.
 //
@@ -355,19 +345,12 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
                              const ProductSize& size, const Chip& chip, bool upper_only = false) {
   const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
   const Kernel kernel = choose_kernel(dtype, block, allow_tf32, hopper);
-  // A kernel that reads B once has large tiles, and pays from three quarters of a turn of them on.
-  const int64_t areas = blocks_of(size.m, 128) * blocks_of(size.n, 128);
-  const bool one_pass = !chip.forced_tile && size.batch == 1 &&
-                        4 * areas >= 3 * chip.multiprocessors &&
-                        one_pass_pays(kernel, block, size.m, size.n, chip.multiprocessors);
   Choice found =
       choose_tiles(kernel, size, chip, upper_only, std::min({block.m, block.k, block.n}) >= 64);
   const auto take = [&](TileSize tile) {
     found.tile = tile, found.config = find_tile(kernel, tile)->config;
   };
-  if (one_pass) {
-    take(TileSize::kLarge);
-  } else if (chip.forced_tile.value_or(TileSize::kSmall) == TileSize::kSmall) {
+  if (chip.forced_tile.value_or(TileSize::kSmall) == TileSize::kSmall) {
     found.segments =
         choose_product_segments(kernel, size, chip.multiprocessors, chip.forced_segments);
     if (found.segments > 1) take(TileSize::kSmall);

@@ -148,19 +148,6 @@ TEST(Heuristics, HalfOfASymmetricProductPaysWhereItSavesTurns) {
   for (const int64_t n : {4096, 8192, 16384}) EXPECT_TRUE(pays(n)) << n;
 }
 
-TEST(Heuristics, FewRowsInBlocksOf32TakeLargeTilesSooner) {
-  const auto tile = [](int64_t m, int64_t n, int64_t edge, int64_t batch = 1) {
-    const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors};
-    const ProductSize size = {batch, batch, batch, m, n, 1152};
-    return choose_product(c10::ScalarType::Float, {edge, edge, edge}, false, size, chip).tile;
-  };
-  EXPECT_EQ(tile(256, 6400, 32), TileSize::kLarge);
-  EXPECT_EQ(tile(256, 6272, 32), TileSize::kSmall);  // 98 tiles
-  EXPECT_EQ(tile(257, 4352, 32), TileSize::kSmall);  // three rows of tiles
-  EXPECT_EQ(tile(256, 6400, 64), TileSize::kSmall);
-  EXPECT_EQ(tile(256, 6400, 32, 4), TileSize::kLarge);  // as every kernel of so many tiles
-}
-
 TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
   for (const TileSize forced : {TileSize::kSmall, TileSize::kLarge}) {
     for (const int64_t edge : {1, 100'000}) {

@@ -20,12 +20,6 @@ using SplitMultiply = cudaError_t(const kernels::MultiplyParams<float>& params,
                                   const kernels::ProductLists* lists, const kernels::SplitSource& a,
                                   const kernels::SplitSource& b, int16_t* terms,
                                   const kernels::Launch& how);
-// The same from the float32 matrix B, in blocks of 32 x 32 whose norms go to b.norms; null: they
-// are in `params`.
-using OnePassMultiply = cudaError_t(const kernels::MultiplyParams<float>& params,
-                                    const kernels::SplitSource& a,
-                                    const kernels::NormMapParams<float>& b, int16_t* terms,
-                                    const kernels::Launch& how);
 // Computes C of `params` from the sums of its segments: a batch of as many times the matrices.
 template <class Norm>
 using Join = cudaError_t(const kernels::MultiplyParams<Norm>& params, int segments,
@@ -46,7 +40,6 @@ Multiply<double> multiply_sm80_f64;
 SPAMM_SM90 Multiply<float> multiply_sm90_f16, multiply_sm90_bf16;
 SPAMM_SM90 Multiply<double> multiply_sm90_f64;
 SPAMM_SM90 SplitMultiply multiply_sm90_f32x1, multiply_sm90_f32x3;
-SPAMM_SM90 OnePassMultiply multiply_in_one_pass;
 SPAMM_SM90 Join<float> join_f16, join_bf16, join_f32;
 SPAMM_SM90 Join<double> join_f64;
 SPAMM_SM90 Split launch_split;

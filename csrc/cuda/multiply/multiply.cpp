@@ -91,8 +91,7 @@ cudaError_t launch_split_product(const Product& x, const Choice& choice, int* co
   const int parts = split_parts_of(choice.kernel);
   std::optional<SplitOperands> own;
   if (x.split_parts == nullptr) {
-    own.emplace(x.a, x.b, x.reads_b_once, parts, x.block, MapMemory(), MapMemory(), nullptr,
-                how.stream);
+    own.emplace(x.a, x.b, parts, x.block, MapMemory(), MapMemory(), nullptr, how.stream);
   }
   const SplitOperands& split = own ? *own : *x.split_parts;
   // A number for each granule of whole blocks of C, and the counter behind them.
@@ -109,14 +108,10 @@ cudaError_t launch_split_product(const Product& x, const Choice& choice, int* co
   auto p = params_of<float>(x, counters);
   p.a = split.a.operand();
   auto* const numbers = static_cast<int16_t*>(memory.get());
-  if (!split.b) {
-    const auto b = norm_map_params<float>(Matrices(x.b), x.block.k, x.block.n, x.norms_b);
-    return multiply_in_one_pass(p, split.a.source(), b, numbers, how);
-  }
-  p.b = split.b->operand();
+  p.b = split.b.operand();
   const auto multiply = parts == 1 ? multiply_sm90_f32x1 : multiply_sm90_f32x3;
   return multiply_in_segments(p, choice, how, [&](const auto& own) {
-    return multiply(own, x.lists, split.a.source(), split.b->source(), numbers, how);
+    return multiply(own, x.lists, split.a.source(), split.b.source(), numbers, how);
   });
 }
 
@@ -167,14 +162,6 @@ std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block&
 const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel});
 
 }  // namespace
-
-bool reads_b_once(const Choice& choice, const Block& block, const Tensor& a, const Tensor& b,
-                  const OnDevice& device) {
-  // Norms of one row that is repeated (a stride of 0) are summed by columns.
-  return b.dim() == 2 && reads_along(b, 2, 1) && lines_are_rows(Matrices(b)) && a.dim() == 2 &&
-         choice.tile == TileSize::kLarge &&
-         one_pass_pays(choice.kernel, block, a.size(0), b.size(1), device.multiprocessors());
-}
 
 bool reads_in_place(Kernel kernel, const Tensor& rows, int64_t first, const Tensor& b) {
   constexpr int64_t kStep = 64;  // rows that a kernel loads together

@@ -106,23 +106,21 @@ inline bool is_split_once(const at::Tensor& a, const at::Tensor& b) {
          a.stride(0) <= kernels::kLongestSplitStride;
 }
 
-// Both operands of a product in blocks of `block`, or A alone.
+// Both operands of a product in blocks of `block`.
 struct SplitOperands {
-  SplitTensor a;
-  std::optional<SplitTensor> b;
+  SplitTensor a, b;
 
   // `zeroed`, if not null, is an int in device memory that the launch sets to 0.
-  SplitOperands(const at::Tensor& source_a, const at::Tensor& source_b, bool only_a,
-                int split_parts, const Block& block, const MapMemory& norms_a,
-                const MapMemory& norms_b, int* zeroed, cudaStream_t stream)
-      : a(source_a, 2, split_parts, granules_of(block), norms_a) {
-    if (!only_a) b.emplace(source_b, 1, split_parts, granules_of(block), norms_b);
-    if (b && granules_of(block) == 1 && norms_b.norms == nullptr &&
-        is_split_once(source_a, source_b))
-      b->take_parts_of(a);
-    kernels::SplitParams params[] = {a.params(), b ? b->params() : kernels::SplitParams{}};
+  SplitOperands(const at::Tensor& source_a, const at::Tensor& source_b, int split_parts,
+                const Block& block, const MapMemory& norms_a, const MapMemory& norms_b, int* zeroed,
+                cudaStream_t stream)
+      : a(source_a, 2, split_parts, granules_of(block), norms_a),
+        b(source_b, 1, split_parts, granules_of(block), norms_b) {
+    if (granules_of(block) == 1 && norms_b.norms == nullptr && is_split_once(source_a, source_b))
+      b.take_parts_of(a);
+    kernels::SplitParams params[] = {a.params(), b.params()};
     params[0].zeroed = zeroed;
-    C10_CUDA_CHECK(launch_split(params, b ? 2 : 1, split_parts, granules_of(block), stream));
+    C10_CUDA_CHECK(launch_split(params, 2, split_parts, granules_of(block), stream));
   }
 };
 
@@ -166,9 +164,6 @@ struct Product {
   int64_t first_own_row = 0;
   // The split parts of the operands, split_parts_of(kernel) of each. Null: they are made here.
   const SplitOperands* split_parts = nullptr;
-  // reads_b_once(): only A has split parts, and B's norms go to `norms_b` unless map_b has them.
-  bool reads_b_once = false;
-  MapMemory norms_b = {};
   // Device memory of 1 + Choice::meetings ints, allocated on the current stream, so that no launch
   // on another stream or in another graph can use it at the same time. Null: it is allocated here.
   // The first one may be zero when the previous kernel on the stream has ended.
@@ -181,10 +176,6 @@ struct Product {
 // Tells whether `rows` of B, from `first` on, can be read where they are, beside the other rows in
 // `b`.
 bool reads_in_place(Kernel kernel, const at::Tensor& rows, int64_t first, const at::Tensor& b);
-
-// Tells whether the product reads B once, and computes norms and split parts of what it reads.
-bool reads_b_once(const Choice& choice, const Block& block, const at::Tensor& a,
-                  const at::Tensor& b, const OnDevice& device);
 
 void launch_product(const Product& product, const Choice& choice, const OnDevice& device);
 

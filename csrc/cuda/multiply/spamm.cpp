@@ -249,16 +249,12 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
                   .alpha = x.alpha,
                   .upper_only = mirrors};
   std::optional<SplitOperands> split;
-  product.reads_b_once = !x.symmetric && reads_b_once(choice, block, x.a, x.b, device);
-  // A search for the threshold reads the maps before there is a product.
-  const bool searches = !x.knob.threshold && !x.knob.tau;
-  if (split_norms && !(product.reads_b_once && searches)) {
+  if (split_norms) {
     const StageRange stage(kNormMapStage);
-    split.emplace(x.a, x.b, product.reads_b_once, split_parts, block, maps.memory(0),
-                  maps.memory(1), maps.counters(), device.stream());
+    split.emplace(x.a, x.b, split_parts, block, maps.memory(0), maps.memory(1), maps.counters(),
+                  device.stream());
     product.split_parts = &*split;
     product.counter_is_zero = true;
-    if (product.reads_b_once) product.norms_b = maps.memory(1);
   } else if (!jobs.empty()) {
     const StageRange stage(kNormMapStage);
     product.counter_is_zero =
@@ -330,8 +326,7 @@ void multiply_with(const MultiplyArguments& x, const Block& block, const Product
                   .tau = {x.tau, norm_a.scalar_type()},
                   .input = added(x.input, x.beta),
                   .beta = x.beta,
-                  .alpha = x.alpha,
-                  .reads_b_once = reads_b_once(choice, block, x.a, x.b, device)};
+                  .alpha = x.alpha};
   if (own_rows && own_rows->numel() > 0) {
     if (reads_in_place(choice.kernel, *own_rows, first_own_row, x.b)) {
       product.own_rows = *own_rows;

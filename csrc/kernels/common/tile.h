@@ -54,10 +54,6 @@ struct Tiles {
 // and slices of K that share a medium tile.
 constexpr int kPackedBlocks = 3, kPackedSlices = 4;
 
-// Limits of the product that reads B once (multiply/sm90/split/one_pass.cuh): rows of tiles, and
-// tiles of a thread block, which has a bit for each.
-constexpr int kOnePassRows = 2, kOnePassTiles = 64;
-
 // The memory in which thread blocks meet that share the steps of a tile, of one product. With one
 // segment nothing of it is used. A piece is what one warp computes of a tile.
 struct SegmentMemory {

@@ -46,16 +46,6 @@ __device__ __forceinline__ void store_pair(const MultiplyParams<T>& p, int batch
       finished<kAdds>(p, batch, row, column, x), finished<kAdds>(p, batch, row, column + 1, y)};
 }
 
-// The same wherever entries lie in C, without a claim to their address.
-template <class T>
-__device__ __forceinline__ void store_inside(const MultiplyParams<T>& p, int batch, int row,
-                                             int column, T x, T y) {
-  if (row >= p.m || column >= p.n) return;
-  T* const to = entry_of_c(p, batch, row, column);
-  to[0] = finished(p, batch, row, column, x);
-  if (column + 1 < p.n) to[1] = finished(p, batch, row, column + 1, y);
-}
-
 // A unit of a row. If C's rows begin with such units, pairs of whole tiles take less time than
 // StoreRoom.
 constexpr int kStoreUnit = 4;

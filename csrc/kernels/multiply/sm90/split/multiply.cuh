@@ -168,19 +168,15 @@ __device__ void multiply_stages(const ParamsOf<Config, SplitProduct>& params, in
         constexpr int kSums = Config::kOwn * kThreadValues;
         const bool whole =
             (first.row + 1) * kBlock <= p.m && (first.column + Config::kOwn) * kBlock <= p.n;
-        constexpr bool kHasRooms = requires { storage.output.rooms; };
-        const bool pairs = whole && p.c_leading % (kHasRooms ? kStoreUnit : 2) == 0;
+        const bool pairs = whole && p.c_leading % kStoreUnit == 0;
         if ((pairs && p.input == nullptr) || log2_segments<Config>(params) != 0) {
           for_pairs<0, kSums>(first, sums,
                               [&](auto... pair) { store_pair<false>(p, first.batch, pair...); });
-        } else if (kHasRooms && pairs) {
+        } else if (pairs) {
           for_pairs<0, kSums>(first, sums,
                               [&](auto... pair) { store_pair<true>(p, first.batch, pair...); });
-        } else if constexpr (kHasRooms) {
-          store_parts<kSums>(p, first, sums, storage.output.rooms[multiplying_warp()]);
         } else {
-          for_pairs<0, kSums>(first, sums,
-                              [&](auto... pair) { store_inside(p, first.batch, pair...); });
+          store_parts<kSums>(p, first, sums, storage.output.rooms[multiplying_warp()]);
         }
       }
       sums.reset();

@@ -96,16 +96,7 @@ class PromotedGranules {
     for (int i = 0; i < Config::kOwn; ++i) {
       together = together && exact_granules(header_a, headers_b[i], terms, i) == 0;
     }
-    if (together && Config::kHalvesInTurn) {
-      const OwnExponents<Config::kOwn> exponents(header_a, headers_b);
-      HalfSums<kSize> sums;
-      wait_for<0, 0, Config::kOwn * kBlock>(a, b, sums);
-      promote_half<0>(sums, exponents);
-      wait_for<1, 0, Config::kOwn * kBlock>(a, b, sums);
-      begun();
-      release();
-      promote_half<1>(sums, exponents);
-    } else if (together) {
+    if (together) {
       HalfSums<kSize> sums[2];
       cute::warpgroup_arrive();
       multiply_half<0, 0, Config::kOwn * kBlock>(a, b, sums[0]);

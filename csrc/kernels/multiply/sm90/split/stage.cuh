@@ -44,8 +44,7 @@ struct SplitConfig
   static constexpr int kSets = kOwn_ == 1 ? 4 : 2;
   static constexpr bool kKeepsRests = kOwn_ == 1;
   static constexpr bool kTakesTurns = kSplitParts_ == 2;
-  static constexpr bool kHalvesInTurn = false;  // see PromotedGranules
-  static constexpr bool kNamesTiles = true;     // to find the tile's largest terms
+  static constexpr bool kNamesTiles = true;  // to find the tile's largest terms
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
   static constexpr int kMultiplyRegisters = !kMovesRegisters    ? 0
