@@ -22,6 +22,14 @@
 #include "threshold.h"
 
 namespace spamm::cpu {
+namespace {
+
+using at::Tensor;
+
+// Tells whether tau is held, and a block is one pixel.
+bool takes_pixel_norms(const Convolution& conv, const Knob& knob) {
+  return knob.tau && conv.blocks.edge[1] == 1 && conv.blocks.edge[2] == 1;
+}
 
 // A convolution's input as the product reads it: in place, or a copy in the memory order (row,
 // column, image, channel).
@@ -32,8 +40,9 @@ namespace spamm::cpu {
 template <class T, class P>
 class Source {
  public:
-  // Computes `norms` too, unless it is null: of a copy while it is in cache.
-  Source(const Convolution& conv, PixelNorms<NormOf<T>>* norms)
+  // Computes `norms` too, if there are any: of a copy while it is in cache. Resets them where
+  // surely nothing is skipped under a held tau.
+  Source(const Convolution& conv, const Knob& knob, std::optional<PixelNorms<NormOf<T>>>& norms)
       : shape_(conv.shape),
         block_images_(conv.blocks.edge[0]),
         depth_(conv.shape.group_in_channels()) {
@@ -42,6 +51,9 @@ class Source {
       if (input.stride(1) == 1 || input.size(1) == 1) {
         pixels_ = {input.const_data_ptr<T>(), input.stride(0), input.stride(2),
                    input.stride(3),           depth_,          depth_};
+        if (norms && takes_pixel_norms(conv, knob) &&
+            all_valid(conv, pixels_, host_scalar(*knob.tau)))
+          norms.reset();
         if (norms) norms->compute(pixels_);
         return;
       }
@@ -53,7 +65,7 @@ class Source {
         at::kByte));
     first_ = static_cast<P*>(data_.mutable_data_ptr());
     pixels_ = {first_, per_image, shape_.input.width * per_pixel, per_pixel, depth_, depth_};
-    copy(input, norms);
+    copy(input, norms ? &*norms : nullptr);
   }
 
   const Pixels<P>& pixels() const { return pixels_; }
@@ -112,9 +124,6 @@ class Source {
   P* first_ = nullptr;
   Pixels<P> pixels_;
 };
-namespace {
-
-using at::Tensor;
 
 // Matrix instructions multiply all images of a position by one call. With fewer, an im2col matrix
 // pays, whose rows are all pixels of the block.
@@ -124,8 +133,7 @@ constexpr int64_t kLeastImages = 8;
 template <class N>
 ConvNorms<N> norms_and_tau(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
                            const PixelNorms<N>& pixels) {
-  const Box& edge = conv.blocks.edge;
-  if (knob.tau && edge[1] == 1 && edge[2] == 1)
+  if (takes_pixel_norms(conv, knob))
     return {norm_weight.contiguous(), Tensor(), &pixels, host_scalar(*knob.tau)};
   const Tensor columns = column_norms(conv, pixels);
   const auto skip_norms = PartialBlockScale(conv.blocks, columns.options())(columns, 0);
@@ -158,10 +166,10 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   if (!skips_nothing(knob)) pixel_norms.emplace(conv.shape, conv.blocks.edge[0], conv.block.k);
   std::optional<StageRange> stage;
   if (pixel_norms) stage.emplace(kNormMapStage);  // with the input's copy
-  const Source<T, P> source(conv, pixel_norms ? &*pixel_norms : nullptr);
+  const Source<T, P> source(conv, knob, pixel_norms);
   stage.reset();
   ConvNorms<N> norms{};
-  if (pixel_norms) norms = norms_and_tau(conv, knob, weight_norms(conv), *pixel_norms);
+  if (pixel_norms) norms = norms_and_tau(conv, knob, *conv.norm_weight, *pixel_norms);
   WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
                             source.pixels().depth);
   stage.emplace(kMultiplyStage);
@@ -193,6 +201,7 @@ Tensor to_channels_last(const Tensor& images) {
 template <class T, class P>
 void convolve_to(const Tensor& output, const Convolution& conv, const Knob& knob) {
   Convolution channels_last = without_stride(conv);
+  if (!skips_nothing(knob)) channels_last.norm_weight = weight_norms(conv);
   Tensor& input = channels_last.input;
   if (input.is_contiguous() && !is_channels_last(input)) input = to_channels_last<T>(input);
   if (auto& residual = channels_last.residual; residual && !is_channels_last(*residual)) {

@@ -8,8 +8,10 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "block.h"
@@ -113,6 +115,55 @@ class PixelNorms {
   at::Tensor norms_;  // (image blocks, pixels x groups, channel blocks)
   N* first_;
 };
+
+// Tells whether each run of `edge` of `channels` numbers, of each of `runs` neighbouring groups of
+// them, has a magnitude of `limit` or NaN. A group of zeros may be multiplied or not.
+template <class P>
+SPAMM_CPU_CLONES static bool all_reach(const P* group, int64_t groups, int64_t channels,
+                                       int64_t edge, P limit) {
+  using Integer = std::conditional_t<sizeof(P) == 4, uint32_t, uint64_t>;  // in the same order
+  Integer least;
+  std::memcpy(&least, &limit, sizeof(limit));
+  for (const P* const end = group + groups * channels; group < end; group += channels) {
+    bool reached = true, zero = true;
+    for (int64_t first = 0; first < channels; first += edge) {
+      Integer largest = 0;
+      for (int64_t c = first; c < std::min(first + edge, channels); ++c) {
+        Integer bits;
+        std::memcpy(&bits, group + c, sizeof(P));
+        largest = std::max(largest, bits << 1 >> 1);
+      }
+      reached &= largest >= least;
+      zero &= largest == 0;
+    }
+    if (!reached && !zero) return false;
+  }
+  return true;
+}
+
+// Tells whether surely nothing is skipped but zeros: where a number alone is large enough, so is
+// its block's norm. Much faster than the norms.
+template <class P>
+bool all_valid(const Convolution& conv, const Pixels<P>& pixels, double tau) {
+  constexpr P kNorm = 1 - 4 * std::numeric_limits<P>::epsilon();  // of 1, at least
+  const ConvShape& shape = conv.shape;
+  const at::Tensor norm_weight = conv.norm_weight->contiguous();
+  const P *const norms = norm_weight.template const_data_ptr<P>(), threshold = static_cast<P>(tau);
+  const P least = *std::min_element(norms, norms + norm_weight.numel());
+  const P limit = threshold / least / kNorm / kNorm;
+  if (!(least * (limit * kNorm) >= threshold && limit > 0)) return false;
+  std::atomic<bool> result{true};
+  at::parallel_for(0, shape.images * shape.input.height, 1, [&](int64_t from, int64_t to) {
+    for (; from < to && result; ++from)
+      for (int64_t column = 0; column < shape.input.width; ++column)
+        if (!all_reach(pixels.at(from / shape.input.height, from % shape.input.height, column, 0),
+                       shape.groups, pixels.depth, conv.block.k, limit)) {
+          result = false;
+          break;
+        }
+  });
+  return result;
+}
 
 // The norms (groups, K blocks, pixel blocks) of the im2col matrix.
 template <class N>
