@@ -15,7 +15,6 @@
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/slice_kernel.h"
-#include "cpu/norm_map/strip_norms.h"
 #include "threshold.h"
 
 namespace spamm::cpu {
@@ -62,12 +61,12 @@ SPAMM_CPU_CLONES void pack_row(const View<T>& row, int64_t next_image, int64_t p
                                const PackedRow& to, float* least) {
   Vector<uint32_t, kHalf> bits = {}, smallest[] = {~bits, ~bits};
   Vector<float, kHalf> x = {};
+  float wide[kPart] = {};
   for (int64_t image = 0; image < to.images; ++image) {
     float* pixel = std::fill_n(to.image(image), padding * kPart, 0.0f);
     const T* from = row.data + image * next_image;
     for (int64_t i = 0; i < row.rows; ++i, from += row.row_stride, pixel += kPart) {
       __builtin_prefetch(from + kAhead * row.row_stride);
-      float wide[kPart] = {};
       for (int64_t c = 0; c < row.columns && row.columns < kPart; ++c) wide[c] = widen(from[c]);
       for (int half = 0; half < 2; ++half) {
         if (row.columns == kPart) {
@@ -88,20 +87,19 @@ SPAMM_CPU_CLONES void pack_row(const View<T>& row, int64_t next_image, int64_t p
 
 // The skip norms of a row's pixels. Squares are summed in float64: exact enough, and in range.
 SPAMM_CPU_CLONES void find_norms(const PackedRow& row, float scale) {
-  for (int64_t c = 0; c < row.line; c += kLanes) {
+  for (int64_t c = 0; c < row.line; c += kHalf) {
     if (row.images == 1) {  // the root of one square
-      for (int64_t lane = c; lane < c + kLanes; ++lane)
+      for (int64_t lane = c; lane < c + kHalf; ++lane)
         row.norms[lane] = std::abs(row.image(0)[lane]) * scale;
       continue;
     }
-    WideLanes sums = {}, x;
+    double squares[kHalf] = {};
     for (int64_t image = 0; image < row.images; ++image) {
-      load_lanes(row.image(image) + c, x);
-      sums += x * x;
+      const float* const pixels = row.image(image) + c;
+      for (int lane = 0; lane < kHalf; ++lane)
+        squares[lane] += double{pixels[lane]} * double{pixels[lane]};
     }
-    double squares[kLanes];
-    std::memcpy(squares, &sums, sizeof(squares));
-    for (int64_t lane = 0; lane < kLanes; ++lane)
+    for (int lane = 0; lane < kHalf; ++lane)
       row.norms[c + lane] = static_cast<float>(std::sqrt(squares[lane])) * scale;
   }
 }
@@ -170,88 +168,71 @@ SPAMM_INLINE void convolve_pixels(const Row& row, int64_t image, int64_t column,
 // The last columns may overlap those before them.
 template <int lanes, int images>
 SPAMM_INLINE void convolve_images(const Row& row, int64_t& image) {
-  constexpr int kColumns = std::min(4, 8 / images);  // enough sums to hide their latency
+  constexpr int kTogether = std::min(4, 8 / images);  // enough sums to hide their latency
   for (; image + images <= row.images; image += images) {
     for (int lane = 0; lane < kPart; lane += lanes) {
-      if (row.columns < kColumns) {
+      if (row.columns < kTogether) {
         for (int64_t c = 0; c < row.columns; ++c)
           convolve_pixels<lanes, images, 1>(row, image, c, lane);
       } else {
-        for (int64_t c = 0; c < row.columns; c += kColumns)
-          convolve_pixels<lanes, images, kColumns>(row, image, std::min(c, row.columns - kColumns),
-                                                   lane);
+        for (int64_t c = 0; c < row.columns; c += kTogether)
+          convolve_pixels<lanes, images, kTogether>(row, image,
+                                                    std::min(c, row.columns - kTogether), lane);
       }
     }
   }
 }
 
-// The same where nothing is skipped: some pixels of one image, in some channels. A pixel of the
-// input is loaded once for all columns of a kernel row. kernel: these columns, at this stride; 0
-// for any.
+// The same where nothing is skipped, of one image. A pixel of the input is loaded once for all
+// columns of a kernel row.
 template <int lanes, int columns, int kernel, int stride>
 SPAMM_INLINE void add_pixels(const Row& row, int64_t image, int64_t column, int lane) {
-  Vector<float, lanes> sums[columns], x;
+  Vector<float, lanes> sums[columns], weight[kernel], x;
 #pragma GCC unroll 8
   for (int c = 0; c < columns; ++c) sums[c] = Vector<float, lanes>{};
   const float* weights = row.weights + lane;
   for (const PackedRow& line : row.lines) {
-    const float* const weights_of_line = weights;
-    weights += row.kernel_columns * kPart;
+#pragma GCC unroll 8
+    for (int k = 0; k < kernel; ++k, weights += kPart) load<float, lanes>(weights, weight[k]);
     if (!line.norms) continue;
-    const float* const first = line.image(image) + column * row.stride * kPart + lane;
-    if constexpr (kernel > 0) {
-      Vector<float, lanes> weight[kernel];
-#pragma GCC unroll 8
-      for (int k = 0; k < kernel; ++k) load<float, lanes>(weights_of_line + k * kPart, weight[k]);
+    const float* const first = line.image(image) + column * stride * kPart + lane;
 #pragma GCC unroll 32
-      for (int pixel = 0; pixel < (columns - 1) * stride + kernel; ++pixel) {
-        load<float, lanes>(first + pixel * kPart, x);
+    for (int pixel = 0; pixel < (columns - 1) * stride + kernel; ++pixel) {
+      load<float, lanes>(first + pixel * kPart, x);
 #pragma GCC unroll 8
-        for (int k = 0; k < kernel; ++k) {
-          const int c = pixel - k;  // times the stride
-          if (c >= 0 && c % stride == 0 && c / stride < columns) sums[c / stride] += weight[k] * x;
-        }
-      }
-    } else {
-      for (int64_t k = 0; k < row.kernel_columns; ++k) {
-        Vector<float, lanes> weight;
-        load<float, lanes>(weights_of_line + k * kPart, weight);
-#pragma GCC unroll 8
-        for (int c = 0; c < columns; ++c) {
-          load<float, lanes>(first + (c * row.stride + k * row.dilation) * kPart, x);
-          sums[c] += weight * x;
-        }
+      for (int k = 0; k < kernel; ++k) {
+        const int c = pixel - k;  // times the stride
+        if (c >= 0 && c % stride == 0 && c / stride < columns) sums[c / stride] += weight[k] * x;
       }
     }
   }
   finish<lanes>(row, image, column, row.next_column, lane, sums);
 }
 
+constexpr int kColumns = 7;  // divides the widths of most networks' pictures
+
 template <int lanes, int kernel, int stride>
 SPAMM_INLINE void add_row(const Row& row) {
-  constexpr int kColumns = 7;  // divides the widths of most networks' pictures
-  for (int64_t image = 0; image < row.images; ++image) {
-    for (int lane = 0; lane < kPart; lane += lanes) {
-      if (row.columns < kColumns) {
-        for (int64_t c = 0; c < row.columns; ++c) add_pixels<lanes, 1, 0, 0>(row, image, c, lane);
-      } else {
-        for (int64_t c = 0; c < row.columns; c += kColumns)
-          add_pixels<lanes, kColumns, kernel, stride>(row, image,
-                                                      std::min(c, row.columns - kColumns), lane);
-      }
-    }
-  }
+  for (int64_t image = 0; image < row.images; ++image)
+    for (int lane = 0; lane < kPart; lane += lanes)
+      for (int64_t c = 0; c < row.columns; c += kColumns)
+        add_pixels<lanes, kColumns, kernel, stride>(row, image, std::min(c, row.columns - kColumns),
+                                                    lane);
+}
+
+// Of the sizes that networks have.
+bool has_whole_rows(const ConvShape& shape) {
+  const int64_t kernel = shape.kernel.width, stride = shape.stride.width;
+  return shape.output.width >= kColumns && shape.dilation.width == 1 &&
+         (kernel == 3 || kernel == 5 || (kernel == 7 && stride == 1)) && stride <= 2;
 }
 
 template <int lanes>
 SPAMM_CPU_CLONES void convolve_whole_row(const Row& row) {
-  const int64_t kernel = row.dilation == 1 ? row.kernel_columns : 0;
-  if (kernel == 3 && row.stride == 1) return add_row<lanes, 3, 1>(row);
-  if (kernel == 3 && row.stride == 2) return add_row<lanes, 3, 2>(row);
-  if (kernel == 5 && row.stride == 1) return add_row<lanes, 5, 1>(row);
-  if (kernel == 5 && row.stride == 2) return add_row<lanes, 5, 2>(row);
-  if (kernel == 7 && row.stride == 1) return add_row<lanes, 7, 1>(row);
-  add_row<lanes, 0, 0>(row);
+  if (row.kernel_columns == 7) return add_row<lanes, 7, 1>(row);
+  if (row.kernel_columns == 5)
+    return row.stride == 1 ? add_row<lanes, 5, 1>(row) : add_row<lanes, 5, 2>(row);
+  return row.stride == 1 ? add_row<lanes, 3, 1>(row) : add_row<lanes, 3, 2>(row);
 }
 
 template <int lanes>
@@ -365,7 +346,7 @@ class Depthwise {
         std::min<int64_t>(kPart, channels - first)};
     float least[kPart];
     pack_row(row, next_image, padding, held.packed, least);
-    bool whole = finite_;
+    bool whole = true;
     for (int c = 0; c < kPart; ++c)  // norms are no less than a magnitude
       whole &= !(least_norms_[first + c] * (least[c] * scale(held.packed.images)) < tau_);
     held = {held.packed, y, whole, false};
@@ -389,7 +370,7 @@ class Depthwise {
       for (int64_t i = 0; i < parts.size; ++i) {
         const int64_t part = parts.begin + i, first = part * kPart;
         Held* const held = all.data() + i * rows_of_part;
-        bool whole = finite_;
+        bool whole = finite_ && has_whole_rows(shape_);
         for (int64_t k = 0; k < shape_.kernel.height; ++k) {
           const int64_t y =
               row * shape_.stride.height - shape_.padding.height + k * shape_.dilation.height;

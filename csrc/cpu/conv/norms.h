@@ -116,8 +116,8 @@ class PixelNorms {
   N* first_;
 };
 
-// Tells whether each run of `edge` of `channels` numbers, of each of `runs` neighbouring groups of
-// them, has a magnitude of `limit` or NaN. A group of zeros may be multiplied or not.
+// Tells whether each run of `edge` numbers, in each of some neighbouring groups of `channels`, has
+// a magnitude of `limit` or NaN. A group of zeros need not: its products change nothing.
 template <class P>
 SPAMM_CPU_CLONES static bool all_reach(const P* group, int64_t groups, int64_t channels,
                                        int64_t edge, P limit) {
@@ -131,7 +131,7 @@ SPAMM_CPU_CLONES static bool all_reach(const P* group, int64_t groups, int64_t c
       for (int64_t c = first; c < std::min(first + edge, channels); ++c) {
         Integer bits;
         std::memcpy(&bits, group + c, sizeof(P));
-        largest = std::max(largest, bits << 1 >> 1);
+        largest = std::max(largest, bits & (~Integer{0} >> 1));
       }
       reached &= largest >= least;
       zero &= largest == 0;
@@ -153,14 +153,14 @@ bool all_valid(const Convolution& conv, const Pixels<P>& pixels, double tau) {
   const P limit = threshold / least / kNorm / kNorm;
   if (!(least * (limit * kNorm) >= threshold && limit > 0)) return false;
   std::atomic<bool> result{true};
-  at::parallel_for(0, shape.images * shape.input.height, 1, [&](int64_t from, int64_t to) {
-    for (; from < to && result; ++from)
-      for (int64_t column = 0; column < shape.input.width; ++column)
-        if (!all_reach(pixels.at(from / shape.input.height, from % shape.input.height, column, 0),
-                       shape.groups, pixels.depth, conv.block.k, limit)) {
+  // Pixels that follow each other in memory are like groups.
+  const int64_t together = pixels.column_stride == shape.in_channels ? shape.input.width : 1;
+  at::parallel_for(0, shape.images * shape.input.height, 1, [&](int64_t row, int64_t end) {
+    for (; row < end && result; ++row)
+      for (int64_t column = 0; column < shape.input.width; column += together)
+        if (!all_reach(pixels.at(row / shape.input.height, row % shape.input.height, column, 0),
+                       together * shape.groups, pixels.depth, conv.block.k, limit))
           result = false;
-          break;
-        }
   });
   return result;
 }
