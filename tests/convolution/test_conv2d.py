@@ -58,6 +58,20 @@ def test_given_weight_norms_replace_the_weights_own(device):
     assert torch.equal(nothing, bias.view(1, -1, 1, 1).expand_as(nothing))
 
 
+@pytest.mark.parametrize("groups", [1, 4, 48])
+def test_one_small_pixel_beside_zeros_is_skipped(device, groups):
+    """Where a tau proves no less than all but it, which rows and blocks are tested at once."""
+    input, channels = torch.ones(2, 48, 9, 9, device=device), 48 // groups
+    input[:, :, :, -1] = 0
+    weight = torch.ones(48, channels, 3, 3, device=device)
+    skipped, whole = input.clone(), functools.partial(F.conv2d, padding=1, groups=groups)
+    skipped[:, :, 4, 5], input[:, :, 4, 5] = 0, 1e-3
+    for share, expected in ((1e-3, whole(input, weight)), (0.5, whole(skipped, weight))):
+        tau = share * channels * (64 * channels) ** 0.5  # of the norms of ones
+        got = spamm_torch.conv2d(input, weight, padding=1, groups=groups, tau=tau * 0.99)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 # ---- The knobs that search ----------------------------------------------------------------------
 
 

@@ -220,8 +220,8 @@ SPAMM_INLINE void add_row(const Row& row) {
                                                     lane);
 }
 
-// Of the sizes that networks have.
-bool has_whole_rows(const ConvShape& shape) {
+// Tells whether convolve_whole_row takes rows of this shape.
+bool may_be_whole(const ConvShape& shape) {
   const int64_t kernel = shape.kernel.width, stride = shape.stride.width;
   return shape.output.width >= kColumns && shape.dilation.width == 1 &&
          (kernel == 3 || kernel == 5 || (kernel == 7 && stride == 1)) && stride <= 2;
@@ -370,7 +370,7 @@ class Depthwise {
       for (int64_t i = 0; i < parts.size; ++i) {
         const int64_t part = parts.begin + i, first = part * kPart;
         Held* const held = all.data() + i * rows_of_part;
-        bool whole = finite_ && has_whole_rows(shape_);
+        bool whole = finite_ && may_be_whole(shape_);
         for (int64_t k = 0; k < shape_.kernel.height; ++k) {
           const int64_t y =
               row * shape_.stride.height - shape_.padding.height + k * shape_.dilation.height;
