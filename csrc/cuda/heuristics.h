@@ -234,13 +234,14 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
   return best;
 }
 
-// Tells whether half of a symmetric product and a pass that mirrors it take less time than the
-// whole, by these estimates. `bytes`: of the result.
+// Tells whether half of a symmetric product and a pass that mirrors it take clearly less time than
+// the whole, by these estimates. The portable kernels know no half. `bytes`: of the result.
 inline bool mirroring_pays(const TileRow& row, const ProductSize& size, int64_t bytes,
-                           int multiprocessors) {
+                           int multiprocessors, int segments = 1) {
   const double mirror = 2.5 + static_cast<double>(bytes) / 3e6;
-  return product_time(row, size, multiprocessors, true) + mirror <
-         product_time(row, size, multiprocessors);
+  return claims_tiles(row.kernel) &&
+         product_time(row, size, multiprocessors, true, segments) + mirror <
+             0.95 * product_time(row, size, multiprocessors, false, segments);
 }
 
 // Tells whether it pays to copy one operand of a half type where lines of both begin between the

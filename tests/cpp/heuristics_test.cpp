@@ -139,13 +139,16 @@ TEST(Heuristics, CopiesWhereLinesBeginBetweenSectors) {
 }
 
 TEST(Heuristics, HalfOfASymmetricProductPaysWhereItSavesTurns) {
-  const auto pays = [](int64_t n) {
+  const auto pays = [](int64_t n, Kernel kernel = Kernel::kSm90F16, int64_t bytes = 2) {
     const ProductSize size = {1, 1, 1, n, n, n};
-    const TileSize tile = choose_tile(Kernel::kSm90F16, size, kMultiprocessors);
-    return mirroring_pays(*find_tile(Kernel::kSm90F16, tile), size, n * n * 2, kMultiprocessors);
+    const TileSize tile = choose_tile(kernel, size, kMultiprocessors);
+    return mirroring_pays(*find_tile(kernel, tile), size, n * n * bytes, kMultiprocessors);
   };
   for (const int64_t n : {64, 1024, 1040, 2048}) EXPECT_FALSE(pays(n)) << n;
   for (const int64_t n : {4096, 8192, 16384}) EXPECT_TRUE(pays(n)) << n;
+  EXPECT_FALSE(pays(1024, Kernel::kSm90F64, 8));
+  EXPECT_TRUE(pays(4096, Kernel::kSm90F64, 8));
+  EXPECT_FALSE(pays(8192, Kernel::kSm80F64, 8));  // computes the whole in any case
 }
 
 TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {

@@ -113,10 +113,11 @@ def test_batches_go_where_they_belong(dtype):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("shape", [(200, 300), (1040, 520), (2056, 1000), (2048, 1024)])
-def test_a_matrix_times_its_transpose(dtype, shape):
-    """Small ones of half types are computed as a whole, with the same bits."""
+def test_a_matrix_times_its_transpose(dtype, shape, tf32, set_tf32):
+    """Small ones are computed as a whole, with the same bits, but float32 at full accuracy."""
+    set_tf32(tf32)
     x = matrices.normal(*shape, dtype=dtype, device="cuda")
     norms = norm_map(x)
     middle = (norms[:, None] * norms).median().item()

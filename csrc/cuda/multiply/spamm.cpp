@@ -194,19 +194,24 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   const OnDevice device(x.a);
   const at::ScalarType dtype = x.a.scalar_type();
   const ProductSize size = size_of_product(x.a, x.b);
-  const Choice choice =
-      choose_product(dtype, block, allow_tf32(), size, chip_of(device), x.symmetric);
+  const auto choose = [&](bool upper_only) {
+    return choose_product(dtype, block, allow_tf32(), size, chip_of(device), upper_only);
+  };
+  const Choice half = choose(x.symmetric);
+  // X X^T has the very bits above and below the diagonal: the same products, in the same order, and
+  // norms of the same memory. Only float32 at full accuracy adds its parts in two orders.
+  const bool mirrors =
+      x.symmetric && (half.kernel == Kernel::kSm90F32x3 || x.input || x.norm_a || x.norm_b ||
+                      !is_transpose(x.a, x.b) ||
+                      mirroring_pays(*find_tile(half.kernel, half.tile), size, c.nbytes(),
+                                     device.multiprocessors(), half.segments));
+  const Choice choice = x.symmetric && !mirrors ? choose(false) : half;
   const TileRow& row = *find_tile(choice.kernel, choice.tile);
   const int split_parts = split_parts_of(choice.kernel);
   const bool split_norms = split_parts > 0 && splits_with_norms(x.a, x.b, block);
   const bool shared = !split_norms && !x.norm_a && !x.norm_b && share_norm_map(x.a, x.b, block);
   const ProductNorms maps(x, block, shared, 1 + choice.meetings);
   const bool is_half = has_product_time(choice.kernel) && split_parts == 0;
-  // X X^T in half types has the very bits above and below the diagonal: the same products, in the
-  // same order, and norms of the same memory.
-  const bool mirrors =
-      x.symmetric && !(is_half && !x.input && !x.norm_a && !x.norm_b && is_transpose(x.a, x.b) &&
-                       !mirroring_pays(row, size, c.nbytes(), device.multiprocessors()));
   const double product_us =
       is_half ? product_time(row, size, device.multiprocessors(), mirrors, choice.segments) : 0;
   // Then norms that are not given are not computed: whatever their memory holds is not below
