@@ -49,12 +49,12 @@ struct SquarePart {
         columns(static_cast<int>(min(size - column, int64_t{kSquare}))) {}
 };
 
-// Calls write(line, entry, norm) with the norms of the blocks in the first rows and columns of a
+// Writes to norms[number(line, entry)] the norms of the blocks in the first rows and columns of a
 // square, or with kMirrored in the square that mirrors it. All threads call it; one of each block
 // writes.
-template <bool kMirrored, class Element, class Write>
+template <bool kMirrored, class Element, class Number>
 __device__ void norms_in_square(const SharedSquare<Element>& square, int rows, int columns,
-                                int log2_block, const Write& write) {
+                                int log2_block, NormOf<Element>* norms, const Number& number) {
   using Norm = NormOf<Element>;
   constexpr int kPitch = SharedSquare<Element>::kPitch;
   NormMapParams<Norm> p{};
@@ -68,26 +68,29 @@ __device__ void norms_in_square(const SharedSquare<Element>& square, int rows, i
   const int lines_left = (kMirrored ? columns : rows) - line;
   const int length_left = (kMirrored ? rows : columns) - entry;
   const bool exists = lines_left > 0 && length_left > 0;
+  int to = exists && group.thread == 0 ? number(line, entry) : -1;
+  asm volatile("" : "+r"(to));  // else all that it is found from is kept, and spilled
   const NormBlock<Element> block{p, square.entries + line * p.line_stride + entry * p.entry_stride,
                                  exists ? lines_left : 0, length_left};
   Norm sum = 0;
   bool nonzero = false;
   sum_squares(block, group.thread, group.threads, sum, nonzero);
-  const Norm norm = norm_of_shares(block, group, exists, sum, nonzero);
-  if (exists && group.thread == 0) write(line, entry, norm);
+  const Norm norm = norm_of_shares<true>(block, group, exists, sum, nonzero);
+  if (to >= 0) norms[to] = norm;
 }
 
 // The same, to the map.
 template <bool kMirrored, class Element>
 __device__ void write_norms(const SymmetricParams<Element>& params, int64_t batch,
                             const SquarePart& part, const SharedSquare<Element>& square) {
-  const auto write = [&](int line, int entry, NormOf<Element> norm) {
+  const auto number = [&](int line, int entry) {
     const int64_t blocks = ((params.size - 1) >> params.log2_block) + 1;
     const int64_t row = ((kMirrored ? part.column : part.row) + line) >> params.log2_block;
     const int64_t column = ((kMirrored ? part.row : part.column) + entry) >> params.log2_block;
-    params.norms[(batch * blocks + row) * blocks + column] = norm;
+    return static_cast<int>((batch * blocks + row) * blocks + column);
   };
-  norms_in_square<kMirrored>(square, part.rows, part.columns, params.log2_block, write);
+  norms_in_square<kMirrored>(square, part.rows, part.columns, params.log2_block, params.norms,
+                             number);
 }
 
 // A thread block for each square on and above the diagonal, of which there are `squares` along it.

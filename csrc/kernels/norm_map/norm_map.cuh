@@ -248,11 +248,11 @@ struct NormGroup {
 };
 
 // The norm of a block from scaled entries. All groups of a thread block call it;
-// groups with `needed` false only take part in the barriers. It is rare, so it is not inlined: its
-// registers would reduce the number of loads in flight.
+// groups with `needed` false only take part in the barriers.
 template <class Block, class Group>
-__device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, const Group& group,
-                                                         bool needed) {
+__device__ __forceinline__ typename Block::Norm inlined_scaled_norm(const Block& block,
+                                                                    const Group& group,
+                                                                    bool needed) {
   using Norm = typename Block::Norm;
   __shared__ unsigned long long shared_bits[kNormWarps];
   __shared__ Norm shared_sums[kNormWarps];
@@ -274,6 +274,13 @@ __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, con
   for_each_entry(needed && scaled.is_number(), [&](Norm x) { sum = scaled.add(sum, x); });
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
   return scaled.norm(sum);
+}
+
+// The same, where its registers would reduce the number of loads in flight: it is rare.
+template <class Block, class Group>
+__device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, const Group& group,
+                                                         bool needed) {
+  return inlined_scaled_norm(block, group, needed);
 }
 
 // The block that a group computes.
@@ -308,7 +315,8 @@ struct NormPlace {
 };
 
 // Computes a block's norm from its threads' parts of the sum. All groups of a thread block call it.
-template <class Block, class Group>
+// kInlines: without calls, around which kernels that hold more than a block spill registers.
+template <bool kInlines = false, class Block, class Group>
 __device__ typename Block::Norm norm_of_shares(const Block& block, const Group& group, bool exists,
                                                typename Block::Norm sum, bool nonzero) {
   using Norm = typename Block::Norm;
@@ -319,8 +327,9 @@ __device__ typename Block::Norm norm_of_shares(const Block& block, const Group& 
   // The sum of a block of zeros is right although it lies outside the safe range.
   const bool safe = is_safe(sum);
   if (group.any(nonzero && !safe)) {
-    const Norm scaled = scaled_norm(block, group, exists && !safe);
-    if (!safe) norm = scaled;
+    const auto scaled = kInlines ? inlined_scaled_norm<Block, Group> : scaled_norm<Block, Group>;
+    const Norm found = scaled(block, group, exists && !safe);
+    if (!safe) norm = found;
   }
   return norm;
 }

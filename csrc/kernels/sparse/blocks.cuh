@@ -47,7 +47,7 @@ static __global__ void __launch_bounds__(kBlockThreads)
 // the way come the norms of both, with the bits of norm_map(), but for blocks of 128 (`norms` is
 // null). Squares of 64 x 64, or the blocks of 32, pass through shared memory.
 template <class Element>
-__global__ void __launch_bounds__(kSquareThreads)
+__global__ void __launch_bounds__(kSquareThreads, sizeof(Element) < 4 ? 0 : 2)  // spills nothing
     mirror_blocks(Pattern pattern, Element* values, int edge, NormOf<Element>* norms) {
   constexpr int kThreads = kSquareThreads;
   __shared__ SharedSquare<Element> square;
@@ -77,12 +77,10 @@ __global__ void __launch_bounds__(kSquareThreads)
         if (!on_diagonal || y < x) to[(left + x) * edge + top + y] = square.at(y, x);
       }
       if (norms == nullptr) continue;
-      const auto write_to = [&](int block) {
-        return [=](int, int, NormOf<Element> norm) { norms[block] = norm; };
-      };
-      norms_in_square<false>(square, side, side, log2_side, write_to(e));
+      const auto write_to = [&](int block) { return [=](int, int) { return block; }; };
+      norms_in_square<false>(square, side, side, log2_side, norms, write_to(e));
       if (mirror >= 0 && mirror != e)
-        norms_in_square<true>(square, side, side, log2_side, write_to(mirror));
+        norms_in_square<true>(square, side, side, log2_side, norms, write_to(mirror));
     }
   }
 }
