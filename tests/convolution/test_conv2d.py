@@ -60,7 +60,7 @@ def test_given_weight_norms_replace_the_weights_own(device):
 
 @pytest.mark.parametrize("groups", [1, 4, 48])
 def test_one_small_pixel_beside_zeros_is_skipped(device, groups):
-    """Where a tau proves no less than all but it, which rows and blocks are tested at once."""
+    """A tau that one number of each row or block proves, but for one pixel."""
     input, channels = torch.ones(2, 48, 9, 9, device=device), 48 // groups
     input[:, :, :, -1] = 0
     weight = torch.ones(48, channels, 3, 3, device=device)

@@ -194,8 +194,8 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   const OnDevice device(x.a);
   const at::ScalarType dtype = x.a.scalar_type();
   const ProductSize size = size_of_product(x.a, x.b);
-  const auto choose = [&](bool upper_only) {
-    return choose_product(dtype, block, allow_tf32(), size, chip_of(device), upper_only);
+  const auto choose = [&, is_tf32 = allow_tf32(), chip = chip_of(device)](bool upper_only) {
+    return choose_product(dtype, block, is_tf32, size, chip, upper_only);
   };
   const Choice half = choose(x.symmetric);
   // X X^T has the very bits above and below the diagonal: the same products, in the same order, and
