@@ -361,6 +361,9 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
                        kernels::pieces_of_tile(found.config);
     }
   }
+  // Lines off 16 bytes are read in place. The kernel has no batches of them.
+  if (kernel == Kernel::kSm90F64 && found.tile == TileSize::kSmall && size.batch == 1 && size.k > 1)
+    found.alignment = sizeof(double);
   if (!hopper || dtype != c10::ScalarType::Float || chip.forced_tile || chip.forced_segments) {
     return found;
   }

@@ -46,7 +46,8 @@ inline at::Tensor readable(const at::Tensor& x, int64_t alignment = kAlignment) 
 
 // `x` is a result of readable() and must outlive the launch. `k_dim` is its dimension along K.
 inline kernels::Operand operand(const Matrices& x, int64_t k_dim, int64_t alignment = kAlignment) {
-  const int64_t contiguous = reads_along(x, 2, 1, alignment) ? 2 : 1;
+  const auto reads = [&](int64_t dim) { return reads_along(x, dim, 3 - dim, alignment); };
+  const int64_t contiguous = reads(2) && (x.size(2) > 1 || !reads(1)) ? 2 : 1;
   const bool by_entry = !reads_along(x, contiguous, 3 - contiguous);
   return {x.data(), step(x, 0), step(x, contiguous == 2 ? 1 : 2), contiguous == k_dim, by_entry};
 }

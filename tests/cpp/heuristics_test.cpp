@@ -95,6 +95,18 @@ TEST(Heuristics, SmallFloat32ProductsAreNotSplit) {
   }
 }
 
+TEST(Heuristics, SmallTilesOfFloat64ReadLinesFromAnyEntryOn) {
+  const auto alignment = [](const ProductSize& size, at::ScalarType dtype = at::kDouble) {
+    const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors};
+    return choose_product(dtype, {64, 64, 64}, false, size, chip).alignment;
+  };
+  EXPECT_EQ(alignment({1, 1, 1, 47, 5485, 1214}), 8);
+  EXPECT_EQ(alignment({1, 1, 1, 47, 5485, 1214}, at::kHalf), 16);
+  EXPECT_EQ(alignment({1, 1, 1, 2048, 2048, 2048}), 16);  // large tiles
+  EXPECT_EQ(alignment({2, 2, 2, 47, 5485, 1214}), 16);    // batches may begin off 16 bytes, too
+  EXPECT_EQ(alignment({1, 1, 1, 47, 5485, 1}), 16);       // no odd line
+}
+
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   const auto tile = [](Kernel kernel, int64_t batch, int64_t m, int64_t n) {
     return choose_tile(kernel, {batch, batch, batch, m, n, 1024}, kMultiprocessors);

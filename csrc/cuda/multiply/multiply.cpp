@@ -119,10 +119,11 @@ cudaError_t launch_split_product(const Product& x, const Choice& choice, int* co
 template <class Norm>
 cudaError_t launch_plain_product(const Product& x, const Choice& choice, const kernels::Launch& how,
                                  int* counters, Multiply<Norm>* multiply) {
-  const Tensor a = readable(x.a, choice.alignment), b = readable(x.b, choice.alignment);
+  const int64_t alignment = x.own_rows.defined() ? kAlignment : choice.alignment;
+  const Tensor a = readable(x.a, alignment), b = readable(x.b, alignment);
   auto p = params_of<Norm>(x, counters);
-  p.a = operand(a, 2, choice.alignment);
-  p.b = operand(b, 1, choice.alignment);
+  p.a = operand(a, 2, alignment);
+  p.b = operand(b, 1, alignment);
   if (x.own_rows.defined()) {
     p.own_b = operand(x.own_rows, 1);
     p.first_own_row = x.first_own_row;

@@ -156,9 +156,9 @@ bool is_off_sectors(const Tensor& x) {
 // split parts anyway.
 class CopiedOperand {
  public:
-  CopiedOperand(const Tensor& x, bool is_slow) : tensor(x) {
+  CopiedOperand(const Tensor& x, bool is_slow, int64_t alignment) : tensor(x) {
     const Matrices from(x);
-    const bool in_place = reads_along(from, 2, 1) || reads_along(from, 1, 2);
+    const bool in_place = reads_along(from, 2, 1, alignment) || reads_along(from, 1, 2, alignment);
     if (x.numel() == 0 || (in_place && !is_slow)) return;
     const bool by_rows = lines_are_rows(from);
     const int64_t lines = x.size(by_rows ? -2 : -1), length = x.size(by_rows ? -1 : -2);
@@ -233,7 +233,8 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
       const bool is_a = operand == 0;
       if (!is_a && shared) continue;
       const Tensor& tensor = is_a ? x.a : x.b;
-      const CopiedOperand& copied = copies[operand].emplace(tensor, is_slow && (!is_a || shared));
+      const CopiedOperand& copied =
+          copies[operand].emplace(tensor, is_slow && (!is_a || shared), choice.alignment);
       if (!copied.is_copied()) continue;
       if (const auto job = job_of(operand)) {
         jobs[*job] = copied.with_copy(jobs[*job]);

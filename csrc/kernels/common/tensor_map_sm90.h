@@ -37,7 +37,7 @@ constexpr CUtensorMapDataType map_type() {
 }
 
 // Maps a tensor of kDims dimensions. The first is contiguous; `strides` are those of the others, in
-// bytes. A box is at most 128 bytes long in the first dimension and is swizzled in 128 bytes.
+// bytes. A box is swizzled in 128 bytes, unless it is longer in the first dimension.
 // `every` are element strides: every = 2 along a dimension loads each second entry.
 template <class Element, int kDims>
 cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
@@ -48,10 +48,12 @@ cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
   static const auto encoder =
       find_encoder<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
-  const CUresult result = encoder(
-      &map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(), strides.data(),
-      box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto swizzle =
+      box[0] * sizeof(Element) > 128 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B;
+  const CUresult result =
+      encoder(&map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(),
+              strides.data(), box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

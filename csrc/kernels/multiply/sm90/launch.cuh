@@ -23,9 +23,10 @@ struct MatrixLayout {
   int64_t length, lines, line_stride, batch, batch_stride;
 };
 
-// Encodes a map with boxes of `box_lines` lines of 128 bytes.
+// Encodes a map with boxes of `box_lines` lines of `box_length` entries, of 128 bytes as a rule.
 template <class Element>
-cudaError_t encode(CUtensorMap& map, const MatrixLayout& x, uint32_t box_lines) {
+cudaError_t encode(CUtensorMap& map, const MatrixLayout& x, uint32_t box_lines,
+                   uint32_t box_length = kLineBytes / sizeof(Element)) {
   // The stride of a dimension of size 1 may be anything, but the encoder checks it.
   const auto bytes = [](int64_t size, int64_t stride) {
     return static_cast<uint64_t>(size > 1 ? stride * sizeof(Element) : 16);
@@ -34,8 +35,8 @@ cudaError_t encode(CUtensorMap& map, const MatrixLayout& x, uint32_t box_lines) 
       map, x.data,
       {static_cast<uint64_t>(x.length), static_cast<uint64_t>(x.lines),
        static_cast<uint64_t>(x.batch)},
-      {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)},
-      {kLineBytes / sizeof(Element), box_lines, 1}, {1, 1, 1});
+      {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)}, {box_length, box_lines, 1},
+      {1, 1, 1});
 }
 
 // `extent` is M for A and N for B.

@@ -101,6 +101,18 @@ struct DoubleProduct : TiledProduct<double> {
   CUtensorMap map_a, map_b, map_own_b;
 };
 
+// Maps of lines that begin at any entry. TMA reads from multiples of 16 bytes on, which are two
+// entries. So even and odd lines have a map each, whose lines begin `shifts` entries, 0 or 1,
+// before those of the operand.
+struct ShiftedMap {
+  CUtensorMap maps[2];
+  int shifts[2];
+};
+
+struct ShiftedProduct : TiledProduct<double> {
+  ShiftedMap map_a, map_b;
+};
+
 // An operand block holds 16 of K. If K is contiguous, its 64 lines are 64 rows of A (or columns of
 // B). Otherwise it consists of pieces of 16 rows, each with one line for each k.
 constexpr int kPieceRows = kLineBytes / sizeof(double), kPieces = kBlock / kPieceRows;
@@ -126,7 +138,31 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
   static constexpr int kOtherRegisters = kEdge == 1 ? 104 : 88;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   static constexpr bool kSkipsEdges = kEdge == 1;
+  static constexpr bool kShifted = false;  // whether lines of the operands begin at any entry
 };
+
+// A stage of one operand in a box of even and one of odd lines, not swizzled, with room for shifts.
+// Lanes that read together never share a bank. Boxes of both orders have as many entries.
+struct ShiftedBlock {
+  static constexpr int kEntries = 32 * 34;
+  template <Major kMajor>
+  static constexpr int kLength = kMajor == Major::K ? 34 : 68;  // of a line
+
+  alignas(128) double halves[2][kEntries];
+};
+
+template <class Dense>
+struct Shifted : Dense {
+  static constexpr bool kShifted = true;
+  static constexpr int kStageLines = 1, kBytesPerBlock = sizeof(ShiftedBlock);
+  struct Stage {
+    ShiftedBlock a[1][1], b[1][1];
+  };
+};
+
+template <class Config>
+using ParamsOfDoubles =
+    std::conditional_t<Config::kShifted, ShiftedProduct, ParamsOf<Config, DoubleProduct>>;
 
 // Fetches 32 of K, from 32 * `stage` on, into block `i` of one operand of the stage `to`.
 template <class Config, bool kIsA>
@@ -151,14 +187,32 @@ __device__ __forceinline__ void fetch(const DoubleProduct& params, int batch, in
   }
 }
 
+template <class Config, bool kIsA>
+__device__ __forceinline__ void fetch(const ShiftedProduct& params, int batch, int block, int stage,
+                                      int, Barrier& barrier, typename Config::Stage& to) {
+  constexpr Major kMajor = kIsA ? Config::kMajorA : Config::kMajorB;
+  constexpr int kDepth = Config::kStageDepth;
+  const int line = block * (kMajor == Major::K ? kBlock / 2 : kBlock);
+  const int k = stage * (kMajor == Major::K ? kDepth : kDepth / 2);
+  const ShiftedMap& map = kIsA ? params.map_a : params.map_b;
+#pragma unroll
+  for (int odd = 0; odd < 2; ++odd) {
+    auto& half = reinterpret_cast<OperandBlock&>((kIsA ? to.a : to.b)[0][0].halves[odd]);
+    load_block<kMajor>(map.maps[odd], line, k, batch, barrier, half);
+  }
+}
+
 // A lane's part of one operand. An instruction reads groups of eight rows of A (or columns of B);
 // lane 4 * g + t holds row g of a group at k = t. A piece of 16 rows has two groups ("eights"). Its
 // rows are assigned to them so that 16 lanes, which read together, never share a bank.
 template <Major kMajor>
 class LaneView {
  public:
+  static constexpr bool kAcross = kMajor == Major::K;  // whether row 0, g is beside row 1, g
+
   // Views the rows of an operand block from `first_row` on, a multiple of 16.
-  __device__ explicit LaneView(int first_row) : offset_(first_row / kPieceRows * kPieceBytes) {
+  __device__ LaneView(int first_row, const CUtensorMap&)
+      : offset_(first_row / kPieceRows * kPieceBytes) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     if constexpr (kMajor == Major::K) {
       offset_ += 2 * g * kLineBytes + (2 * (g % 4) ^ t / 2) * 16 + t % 2 * 8;
@@ -194,22 +248,69 @@ class LaneView {
   uint32_t offset_;
 };
 
+// The same of shifted lines.
+template <Major kMajor>
+class ShiftedView {
+  static constexpr bool kAlongK = kMajor == Major::K;
+  static constexpr int kEntry = sizeof(double), kLine = ShiftedBlock::kLength<kMajor> * kEntry;
+
+ public:
+  static constexpr bool kAcross = true;
+
+  __device__ ShiftedView(int first_row, const ShiftedMap& map) {
+    const int lane = threadIdx.x % 32, t = lane % 4, at = first_row + row(0, lane / 4);
+#pragma unroll
+    for (int i = 0; i < kOffsets; ++i) {
+      const int odd = kAlongK ? i : t % 2, line = kAlongK ? at / 2 : t / 2;
+      const int entry = odd * ShiftedBlock::kEntries + (kAlongK ? t : at) + map.shifts[odd];
+      offsets_[i] = entry * kEntry + line * kLine;
+    }
+  }
+
+  __device__ static int row(int eight, int g) {
+    return g % 2 * 8 + g / 2 % 2 * (kAlongK ? 4 : 2) + g / 4 * (kAlongK ? 2 : 4) + eight;
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void load(double (&to)[kCount][2], const ShiftedBlock& operand,
+                                       int slice) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kCount; ++i) {
+      const int rows = i / 2 * kPieceRows, eight = i % 2;
+      const int past = kAlongK ? rows / 2 * kLine + slice * 4 * kEntry
+                               : slice * 2 * kLine + (rows + eight) * kEntry;
+      asm volatile("ld.shared.f64 %0, [%1];"
+                   : "=d"(to[i / 2][eight])
+                   : "r"(shared_address(&operand) + offsets_[kAlongK ? eight : 0] + past));
+    }
+  }
+
+ private:
+  static constexpr int kOffsets = kAlongK ? 2 : 1;  // even and odd rows; k of a lane are alike
+  uint32_t offsets_[kOffsets];
+};
+
 // A warp's piece of each block of the tile.
 template <class Config>
 class WarpSums {
+  template <Major kMajor>
+  using View = std::conditional_t<Config::kShifted, ShiftedView<kMajor>, LaneView<kMajor>>;
+  using ViewA = View<Config::kMajorA>;
+  using ViewB = View<Config::kMajorB>;
   using Room = StoreRoom<double>;
   static constexpr int kRows = Config::kRows, kColumns = Config::kColumns;
   static constexpr int kWarpColumns = 2 * Config::kWarpgroups;  // two rows of warps
   static constexpr int kHeight = kBlock / 2, kWidth = kBlock / kWarpColumns;
   static constexpr int kPiecesA = kHeight / kPieceRows, kPiecesB = kWidth / kPieceRows;
-  static constexpr int kLineSlices = kLineDepth / 4, kSlices = Config::kStageDepth / 4;
+  static constexpr int kSlices = Config::kStageDepth / 4,
+                       kLineSlices = kSlices / Config::kStageLines;
 
  public:
-  __device__ explicit WarpSums(int warp)
+  __device__ WarpSums(int warp, const ParamsOfDoubles<Config>& params)
       : row_(warp / kWarpColumns * kHeight),
         column_(warp % kWarpColumns * kWidth),
-        a_(row_),
-        b_(column_) {}
+        a_(row_, params.map_a),
+        b_(column_, params.map_b) {}
 
   static constexpr uint32_t kAll = (1u << kRows * kColumns) - 1;
 
@@ -274,7 +375,7 @@ class WarpSums {
 
   // Adds the sums of the tile's other segment, if that came first. Else leaves these for it in C,
   // resets them and returns false. `piece` is the number of the warp's piece in the tile.
-  __device__ __forceinline__ bool join(const DoubleProduct& params, Tile tile, int piece,
+  __device__ __forceinline__ bool join(const TiledProduct<double>& params, Tile tile, int piece,
                                        Room& room) {
     const MultiplyParams<double>& p = params.product;
     const auto tiles_along = [](int64_t size) {
@@ -296,7 +397,7 @@ class WarpSums {
   }
 
   // Stores the sums and resets them.
-  __device__ __forceinline__ void store(const ParamsOf<Config, DoubleProduct>& params,
+  __device__ __forceinline__ void store(const TiledProduct<double>& params,
                                         const TileOf<Config>& tile, Room& room) {
     const bool apart = log2_segments<Config>(params) != 0 && params.segments.meetings == nullptr;
     exchange<Exchange::kStore>(params.product, batch_of<Config>(params, tile), tile, room, apart);
@@ -398,7 +499,7 @@ class WarpSums {
                                            const Exists& exists, const Row& row,
                                            const Column& column, Room& room) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    constexpr bool kAcross = Config::kMajorB == Major::K;
+    constexpr bool kAcross = ViewB::kAcross;
 #pragma unroll
     for (int block = 0; block < kRows * kColumns; ++block) {
       if (!exists(block)) continue;
@@ -410,11 +511,10 @@ class WarpSums {
         double(&sums)[2][4] = sums_[block][piece_a][piece_b];
         double& x = kAcross ? sums[0][2 * eight + pair] : sums[pair][2 * eight];
         double& y = kAcross ? sums[1][2 * eight + pair] : sums[pair][2 * eight + 1];
-        const int in_piece = kAcross ? LaneView<Config::kMajorB>::row(0, 2 * t + pair)
-                                     : LaneView<Config::kMajorB>::row(pair, 2 * t);
+        const int in_piece = kAcross ? ViewB::row(0, 2 * t + pair) : ViewB::row(pair, 2 * t);
         const int piece_row = first_row + piece_a * kPieceRows;
         const int piece_column = first_column + piece_b * kPieceRows;
-        const int at_row = LaneView<Config::kMajorA>::row(eight, g);
+        const int at_row = ViewA::row(eight, g);
         if constexpr (kWhat == Exchange::kTake) {
           take_pair<kPairs>(p, batch, piece_row + at_row, piece_column + in_piece, x, y);
           continue;
@@ -432,8 +532,8 @@ class WarpSums {
   }
 
   int row_, column_;
-  LaneView<Config::kMajorA> a_;
-  LaneView<Config::kMajorB> b_;
+  ViewA a_;
+  ViewB b_;
   Slice slices_[2];  // of even and odd slices
   double sums_[kRows * kColumns][kPiecesA][kPiecesB][2][4] = {};
 };
@@ -449,10 +549,10 @@ __device__ __forceinline__ int piece_of_warp(int warp) {
 
 // `warp` counts the multiplying warps.
 template <class Config>
-__device__ void multiply_doubles(const ParamsOf<Config, DoubleProduct>& params, int warp,
+__device__ void multiply_doubles(const ParamsOfDoubles<Config>& params, int warp,
                                  Storage<Config>& storage) {
   const int piece = piece_of_warp<Config>(warp);
-  WarpSums<Config> sums(piece);
+  WarpSums<Config> sums(piece, params);
   auto& room = storage.output.rooms[warp];
   constexpr uint32_t kAll = WarpSums<Config>::kAll;
   RingPosition<Config::kStages> at;
@@ -496,7 +596,7 @@ __device__ void multiply_doubles(const ParamsOf<Config, DoubleProduct>& params, 
 }
 
 template <class Config>
-struct DoubleRoles : ListAndLoad<Config, ParamsOf<Config, DoubleProduct>> {
+struct DoubleRoles : ListAndLoad<Config, ParamsOfDoubles<Config>> {
   __device__ __forceinline__ void multiply(int warp) const {
     multiply_doubles<Config>(this->params, warp - kFirstMultiplyWarp, this->storage);
   }
@@ -504,7 +604,7 @@ struct DoubleRoles : ListAndLoad<Config, ParamsOf<Config, DoubleProduct>> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    multiply_dmma_sm90(const __grid_constant__ ParamsOf<Config, DoubleProduct> params) {
+    multiply_dmma_sm90(const __grid_constant__ ParamsOfDoubles<Config> params) {
   run<Config, DoubleRoles>(params);
 }
 
@@ -516,17 +616,36 @@ cudaError_t encode_doubles(CUtensorMap& map, const MatrixLayout& x) {
   return encode<double>(map, x, kMajor == Major::K ? kBlock : kLineDepth);
 }
 
+template <Major kMajor>
+cudaError_t encode_doubles(ShiftedMap& to, const MatrixLayout& x) {
+  constexpr int kLength = ShiftedBlock::kLength<kMajor>;
+  cudaError_t error = cudaSuccess;
+  for (int odd = 0; odd < 2 && error == cudaSuccess; ++odd) {
+    const auto* line = static_cast<const double*>(x.data) + odd * x.line_stride;
+    const int shift = to.shifts[odd] = reinterpret_cast<uintptr_t>(line) / sizeof(double) % 2;
+    // A single line has no neighbour, and is its own: a row outside C.
+    const int64_t lines = std::max<int64_t>((x.lines + 1 - odd) / 2, 1);
+    error = encode<double>(to.maps[odd],
+                           {line - shift, x.length + shift, lines, 2 * x.line_stride, x.batch, 0},
+                           ShiftedBlock::kEntries / kLength, kLength);
+  }
+  return error;
+}
+
 template <class Config>
 cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const ProductLists* lists,
                                 const Launch& how) {
-  ParamsOf<Config, DoubleProduct> params{};
+  ParamsOfDoubles<Config> params{};
   const int blocks = set_product<Config>(params, p, lists, how);
   cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layout_of_a(p, lists));
   if (error == cudaSuccess) {
     error = encode_doubles<Config::kMajorB>(params.map_b, layout_of_b(p, lists));
   }
-  if (error == cudaSuccess && p.own_rows > 0) {
-    error = encode_doubles<Config::kMajorB>(params.map_own_b, layout(p.own_b, p.n, p.own_rows, 1));
+  if constexpr (!Config::kShifted) {
+    if (error == cudaSuccess && p.own_rows > 0) {
+      const MatrixLayout own = layout(p.own_b, p.n, p.own_rows, 1);
+      error = encode_doubles<Config::kMajorB>(params.map_own_b, own);
+    }
   }
   if (error != cudaSuccess) return error;
   return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream);
@@ -545,6 +664,9 @@ cudaError_t multiply_doubles(const MultiplyParams<double>& p, const ProductLists
     using Dense = DoubleConfig<major(kAlongA), major(kAlongB), kListed && !kEdgeOf32 ? 64 : 32,
                                kTile.rows / kBlock>;
     static_assert(kHasTile<Dense, kTile> && Dense::kBlocksPerSm == kTile.blocks_per_multiprocessor);
+    if constexpr (!kListed && !kLarge) {
+      if (p.a.by_entry || p.b.by_entry) return multiply_doubles_in<Shifted<Dense>>(p, lists, how);
+    }
     return multiply_doubles_in<ListedIf<kListed, Dense>>(p, lists, how);
   };
   return with_layouts(run, p, lists, has_edge_of_32(p), how.tile == TileSize::kLarge);
