@@ -95,6 +95,20 @@ TEST(Heuristics, SmallFloat32ProductsAreNotSplit) {
   }
 }
 
+TEST(Heuristics, ProductsOfFloat64OmitNormsUnlessTheyKeepPace) {
+  const auto omits = [](const ProductSize& size, at::ScalarType dtype = at::kDouble) {
+    const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors};
+    return omits_norms(choose_product(dtype, {64, 64, 64}, false, size, chip), size,
+                       kMultiprocessors);
+  };
+  EXPECT_TRUE(omits({1, 1, 1, 4096, 4096, 4096}));
+  EXPECT_FALSE(omits({1, 1, 1, 4096, 4096, 4096}, at::kHalf));
+  EXPECT_TRUE(omits({1, 1, 1, 512, 512, 512}, at::kHalf));  // without a counter
+  EXPECT_TRUE(omits({1, 1, 1, 4096, 4096, 64 * 383}));
+  EXPECT_FALSE(omits({1, 1, 1, 4096, 4096, 64 * 384}));    // long tiles
+  EXPECT_FALSE(omits({1, 1, 1, 40'000, 20'000, 20'000}));  // many
+}
+
 TEST(Heuristics, SmallTilesOfFloat64ReadLinesFromAnyEntryOn) {
   const auto alignment = [](const ProductSize& size, at::ScalarType dtype = at::kDouble) {
     const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors};

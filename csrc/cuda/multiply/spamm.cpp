@@ -217,11 +217,8 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   // Then norms that are not given are not computed: whatever their memory holds is not below
   // -infinity. So a product that needs no counter either is one launch. Split parts have norms on
   // the way.
-  const int64_t tiles =
-      size.batch * blocks_of(size.m, choice.config.rows) * blocks_of(size.n, choice.config.columns);
-  const bool counts = claims_tiles(choice.kernel) && tiles > device.multiprocessors();
-  const bool all_valid =
-      split_parts == 0 && !counts && !x.norm_a && !x.norm_b && skips_nothing(x.knob);
+  const bool all_valid = split_parts == 0 && !x.norm_a && !x.norm_b && skips_nothing(x.knob) &&
+                         omits_norms(choice, size, device.multiprocessors());
   const auto job_of = [&](int operand) { return all_valid ? std::nullopt : maps.job(operand); };
   const bool is_slow = is_half && is_off_sectors(x.a) && is_off_sectors(x.b) &&
                        line_copy_pays(product_us, x.b.nbytes(), /*is_read=*/!job_of(1));
