@@ -106,13 +106,17 @@ static __global__ void set_to_zero(int* numbers, int count) {
 }
 
 // Starts a kernel with the shared memory and threads of Config, after the counter is zero, and with
-// it the meetings of segments that follow it in memory.
+// it the meetings of segments that follow it in memory. `alone`: each thread block asks for so much
+// shared memory that no second one of them shares its multiprocessor. Else some do while others
+// have none, where the kernel before leaves multiprocessors one by one.
 template <class Config, class Params>
-cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream) {
+cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream,
+                  bool alone = false) {
   const int others = params.segments.pieces;
   constexpr int kSharedBytes = sizeof(Storage<Config>);
-  static_assert(kSharedBytes <= 227 * 1024);
-  cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
+  constexpr int kMostBytes = std::max(kSharedBytes, kMostSharedBytes / 2);
+  static_assert(kMostBytes <= kMostSharedBytes);
+  cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), kMostBytes);
   const bool counter = params.claims_tiles && !params.product.next_tile_is_zero;
   if (error == cudaSuccess && (counter || others > 0)) {
     constexpr int kMostThreads = 1024;
@@ -120,7 +124,8 @@ cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cuda
                             params.product.next_tile, 1 + others);
   }
   if (error != cudaSuccess) return error;
-  return kernels::launch(kernel, blocks, Config::kThreads, kSharedBytes, true, stream, params);
+  return kernels::launch(kernel, blocks, Config::kThreads, alone ? kMostBytes : kSharedBytes, true,
+                         stream, params);
 }
 
 template <class Config>

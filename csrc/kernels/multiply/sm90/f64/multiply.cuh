@@ -648,7 +648,8 @@ cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const ProductLi
     }
   }
   if (error != cudaSuccess) return error;
-  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream);
+  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream,
+                       /*alone=*/blocks <= how.multiprocessors);
 }
 
 // Lists have no segments.
