@@ -374,9 +374,12 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
                        kernels::pieces_of_tile(found.config);
     }
   }
-  // Lines off 16 bytes are read in place. The kernel has no batches of them.
-  if (kernel == Kernel::kSm90F64 && found.tile == TileSize::kSmall && size.batch == 1 && size.k > 1)
+  // Lines off 16 bytes are read in place, which may cost a fifth of the product's time, unless the
+  // operands are so small beside C that a copy takes less. The kernel has no batches of them.
+  if (kernel == Kernel::kSm90F64 && found.tile == TileSize::kSmall && size.batch == 1 &&
+      size.k > 1 && size.m * size.n < 600 * (size.m + size.n)) {
     found.alignment = sizeof(double);
+  }
   if (!hopper || dtype != c10::ScalarType::Float || chip.forced_tile || chip.forced_segments) {
     return found;
   }

@@ -142,7 +142,8 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
 };
 
 // A stage of one operand in a box of even and one of odd lines, not swizzled, with room for shifts.
-// Lanes that read together never share a bank. Boxes of both orders have as many entries.
+// Lanes that read together share a bank only where all lines across K have the same shift. Boxes of
+// both orders have as many entries.
 struct ShiftedBlock {
   static constexpr int kEntries = 32 * 34;
   template <Major kMajor>
@@ -191,9 +192,9 @@ template <class Config, bool kIsA>
 __device__ __forceinline__ void fetch(const ShiftedProduct& params, int batch, int block, int stage,
                                       int, Barrier& barrier, typename Config::Stage& to) {
   constexpr Major kMajor = kIsA ? Config::kMajorA : Config::kMajorB;
-  constexpr int kDepth = Config::kStageDepth;
-  const int line = block * (kMajor == Major::K ? kBlock / 2 : kBlock);
-  const int k = stage * (kMajor == Major::K ? kDepth : kDepth / 2);
+  constexpr bool kAlongK = kMajor == Major::K;
+  const int line = block * kBlock / (kAlongK ? 2 : 1);
+  const int k = stage * Config::kStageDepth / (kAlongK ? 1 : 2);
   const ShiftedMap& map = kIsA ? params.map_a : params.map_b;
 #pragma unroll
   for (int odd = 0; odd < 2; ++odd) {
@@ -208,8 +209,6 @@ __device__ __forceinline__ void fetch(const ShiftedProduct& params, int batch, i
 template <Major kMajor>
 class LaneView {
  public:
-  static constexpr bool kAcross = kMajor == Major::K;  // whether row 0, g is beside row 1, g
-
   // Views the rows of an operand block from `first_row` on, a multiple of 16.
   __device__ LaneView(int first_row, const CUtensorMap&)
       : offset_(first_row / kPieceRows * kPieceBytes) {
@@ -255,8 +254,6 @@ class ShiftedView {
   static constexpr int kEntry = sizeof(double), kLine = ShiftedBlock::kLength<kMajor> * kEntry;
 
  public:
-  static constexpr bool kAcross = true;
-
   __device__ ShiftedView(int first_row, const ShiftedMap& map) {
     const int lane = threadIdx.x % 32, t = lane % 4, at = first_row + row(0, lane / 4);
 #pragma unroll
@@ -492,14 +489,14 @@ class WarpSums {
   }
 
   // An instruction gives a lane columns 2t and 2t + 1 of a group of eight. These are neighbours in
-  // C, unless B is K-major: then the same column of both groups are neighbours.
+  // C, unless B is K-major or shifted: then the same column of both groups are neighbours.
   // The functions say of a block whether it is stored, and where the warp's piece begins.
   template <Exchange kWhat, bool kPairs, bool kAdds = false, class Exists, class Row, class Column>
   __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch,
                                            const Exists& exists, const Row& row,
                                            const Column& column, Room& room) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    constexpr bool kAcross = ViewB::kAcross;
+    constexpr bool kAcross = Config::kShifted || Config::kMajorB == Major::K;
 #pragma unroll
     for (int block = 0; block < kRows * kColumns; ++block) {
       if (!exists(block)) continue;
@@ -642,10 +639,9 @@ cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const ProductLi
     error = encode_doubles<Config::kMajorB>(params.map_b, layout_of_b(p, lists));
   }
   if constexpr (!Config::kShifted) {
-    if (error == cudaSuccess && p.own_rows > 0) {
-      const MatrixLayout own = layout(p.own_b, p.n, p.own_rows, 1);
+    const MatrixLayout own = layout(p.own_b, p.n, p.own_rows, 1);
+    if (error == cudaSuccess && p.own_rows > 0)
       error = encode_doubles<Config::kMajorB>(params.map_own_b, own);
-    }
   }
   if (error != cudaSuccess) return error;
   return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream,
