@@ -155,13 +155,16 @@ bool all_valid(const Convolution& conv, const Pixels<P>& pixels, double tau) {
   std::atomic<bool> result{true};
   // Pixels that follow each other in memory are like groups.
   const int64_t together = pixels.column_stride == shape.in_channels ? shape.input.width : 1;
-  at::parallel_for(0, shape.images * shape.input.height, 1, [&](int64_t row, int64_t end) {
-    for (; row < end && result; ++row)
-      for (int64_t column = 0; column < shape.input.width; column += together)
-        if (!all_reach(pixels.at(row / shape.input.height, row % shape.input.height, column, 0),
-                       together * shape.groups, pixels.depth, conv.block.k, limit))
-          result = false;
-  });
+  const int64_t elements = std::max<int64_t>(shape.input.width * shape.in_channels, 1);  // of a row
+  at::parallel_for(
+      0, shape.images * shape.input.height, blocks_of(64 << 10, elements),
+      [&](int64_t row, int64_t end) {
+        for (; row < end && result; ++row)
+          for (int64_t column = 0; column < shape.input.width; column += together)
+            if (!all_reach(pixels.at(row / shape.input.height, row % shape.input.height, column, 0),
+                           together * shape.groups, pixels.depth, conv.block.k, limit))
+              result = false;
+      });
   return result;
 }
 
