@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -39,7 +40,12 @@ inline const cudaDeviceProp& check_device(at::Device device) {
 class OnDevice {
  public:
   explicit OnDevice(const at::Tensor& tensor)
-      : guard_(tensor.device()), properties_(check_device(tensor.device())) {}
+      : guard_(tensor.device()), properties_(check_device(tensor.device())) {
+    // The driver encodes tensor maps in the thread's context. A thread has none before its first
+    // call of the runtime, which the guard does not make where the device is the current one.
+    static thread_local const cudaError_t bound = cudaSetDevice(tensor.get_device());
+    C10_CUDA_CHECK(bound);
+  }
 
   const cudaDeviceProp& properties() const { return properties_; }
   int multiprocessors() const { return properties_.multiProcessorCount; }

@@ -265,15 +265,15 @@ struct Choice {
 };
 
 // Tells whether a product that skips nothing goes without norms. A norm pass sets the tile counter
-// to zero on the way; for float64 a launch of its own does so in less time than norms take. Over
-// many steps thread blocks keep pace only where tau is 0, with norms (list.cuh).
+// to zero on the way; a launch of its own does so in less time than norms take. Over many steps
+// thread blocks keep pace only where tau is 0, with norms (list.cuh).
 inline bool omits_norms(const Choice& choice, const ProductSize& size, int multiprocessors) {
   constexpr int64_t kMostSteps = 1 << 15, kMostOfTile = 383;
   const int64_t steps = blocks_of(size.k, 64);
   const int64_t tiles =
       size.batch * blocks_of(size.m, choice.config.rows) * blocks_of(size.n, choice.config.columns);
   return !claims_tiles(choice.kernel) || tiles <= multiprocessors ||
-         (choice.kernel == Kernel::kSm90F64 && steps <= kMostOfTile &&
+         (split_parts_of(choice.kernel) == 0 && steps <= kMostOfTile &&
           tiles / multiprocessors * steps <= kMostSteps);
 }
 

@@ -111,7 +111,8 @@ TEST(Heuristics, ProductsOfFloat64ReadAnyLinesAndOmitNorms) {
   check({1, 1, 1, 4096, 4096, 64 * 384}, 16, false);  // keep pace
   check({1, 1, 1, 40'000, 20'000, 20'000}, 16, false);
   check({1, 1, 1, 512, 512, 512}, 16, true, at::kHalf);  // no counter
-  check({1, 1, 1, 4096, 4096, 4096}, 16, false, at::kHalf);
+  check({1, 1, 1, 4096, 4096, 4096}, 16, true, at::kHalf);
+  check({1, 1, 1, 32'768, 32'768, 32'768}, 16, false, at::kHalf);  // keep pace
 }
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {

@@ -3,10 +3,12 @@
 Whatever kernel, tile or copy serves, the bits are the same. tests/serving has graphs and streams.
 """
 
+import functools
 import itertools
 import os
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import matrices
 import pytest
@@ -185,6 +187,16 @@ def test_thread_blocks_that_keep_pace(force):
 
 
 # ---- Two devices --------------------------------------------------------------------------------
+
+
+def test_first_calls_of_threads():
+    """A thread has no context before, and the driver asks for one where it encodes tensor maps."""
+    x, pixels = (torch.ones(*size, device="cuda").half() for size in ((256, 256), (64, 64, 8, 8)))
+    conv = functools.partial(spamm_torch.conv2d, pixels, pixels[:, :, :3, :3], tau=0.0)
+    for call in (functools.partial(mm, x, x, tau=0.0), conv):
+        call()  # leaves memory to the thread, which then allocates none
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.equal(pool.submit(call).result(), call())
 
 
 @pytest.mark.multi_gpu
