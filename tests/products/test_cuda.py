@@ -186,9 +186,6 @@ def test_thread_blocks_that_keep_pace(force):
     assert torch.equal(actual, expected.expand(batch, -1, -1))
 
 
-# ---- Two devices --------------------------------------------------------------------------------
-
-
 def test_first_calls_of_threads():
     """A thread has no context before, and the driver asks for one where it encodes tensor maps."""
     x, pixels = (torch.ones(*size, device="cuda").half() for size in ((256, 256), (64, 64, 8, 8)))
@@ -197,6 +194,9 @@ def test_first_calls_of_threads():
         call()  # leaves memory to the thread, which then allocates none
         with ThreadPoolExecutor(1) as pool:
             assert torch.equal(pool.submit(call).result(), call())
+
+
+# ---- Two devices --------------------------------------------------------------------------------
 
 
 @pytest.mark.multi_gpu
