@@ -68,7 +68,7 @@ SPAMM_CPU_CLONES void pack_row(const View<T>& row, int64_t next_image, int64_t p
     for (int64_t i = 0; i < row.rows; ++i, from += row.row_stride, pixel += kPart) {
       __builtin_prefetch(from + kAhead * row.row_stride);
       for (int64_t c = 0; c < row.columns && row.columns < kPart; ++c) wide[c] = widen(from[c]);
-      for (int half = 0; half < 2; ++half) {
+      for (int64_t half = 0; half < 2; ++half) {
         if (row.columns == kPart) {
           load<T, kHalf>(from + half * kHalf, x);
         } else {
@@ -195,10 +195,10 @@ SPAMM_INLINE void add_pixels(const Row& row, int64_t image, int64_t column, int 
 #pragma GCC unroll 8
     for (int k = 0; k < kernel; ++k, weights += kPart) load<float, lanes>(weights, weight[k]);
     if (!line.norms) continue;
-    const float* const first = line.image(image) + column * stride * kPart + lane;
+    const float* from = line.image(image) + column * stride * kPart + lane;
 #pragma GCC unroll 32
-    for (int pixel = 0; pixel < (columns - 1) * stride + kernel; ++pixel) {
-      load<float, lanes>(first + pixel * kPart, x);
+    for (int pixel = 0; pixel < (columns - 1) * stride + kernel; ++pixel, from += kPart) {
+      load<float, lanes>(from, x);
 #pragma GCC unroll 8
       for (int k = 0; k < kernel; ++k) {
         const int c = pixel - k;  // times the stride
