@@ -447,19 +447,13 @@ inline TileSize choose_conv_tile_sm90(Kernel kernel, int64_t out_channels, int64
   return pick_tile(kernel, pays, forced, kConvTiles);
 }
 
-// The same where each pixel of a box is judged by itself. Medium tiles have one row of 64 channels,
-// so that a step in which pixels are cleared is one for all. They pay while all run at once. Two on
-// a multiprocessor hide each other's latencies, but share its loads, so that they lose where each
-// has many steps. TF32 has none.
-inline TileSize choose_by_pixel_tile(Kernel kernel, int64_t out_channels, int64_t boxes,
-                                     int64_t steps, int multiprocessors) {
-  constexpr int64_t kBoxesOfMedium = 2, kManySteps = 64;
-  if (find_tile(kernel, TileSize::kMedium, kConvTiles) == nullptr) {
-    return out_channels <= kNarrowOutput ? TileSize::kNarrow : TileSize::kSmall;
-  }
+// The same where each pixel of a box is judged by itself, in tiles of one row of 64 channels: where
+// pixels are cleared for one row, another needs a step of its own. Medium ones spread few pixels
+// over more multiprocessors; narrow ones load fewer bytes for each product.
+inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int multiprocessors) {
+  constexpr int64_t kBoxesOfMedium = 2;
   const int64_t tiles = blocks_of(boxes, kBoxesOfMedium) * blocks_of(out_channels, kNarrowOutput);
-  const bool fits = tiles <= (steps < kManySteps ? 2 : 1) * int64_t{multiprocessors};
-  return out_channels <= kNarrowOutput || fits ? TileSize::kMedium : TileSize::kSmall;
+  return tiles > multiprocessors ? TileSize::kNarrow : TileSize::kMedium;
 }
 
 // Clusters of 8 never won: 16 of them do not find room on an H200 at once.
@@ -570,9 +564,8 @@ inline ConvChoice choose_conv_sm90(const ConvWork& work, int multiprocessors,
   found.tile = !work.by_pixel ? choose_conv_tile_sm90(work.kernel, work.out_channels, work.boxes,
                                                       multiprocessors, work.skips_nothing && is_one,
                                                       forced_tile)
-               : is_one       ? choose_by_pixel_tile(work.kernel, work.out_channels, work.boxes,
-                                                     work.steps, multiprocessors)
-                              : TileSize::kSmall;
+               : is_one       ? choose_by_pixel_tile(work.out_channels, work.boxes, multiprocessors)
+                              : TileSize::kMedium;
   // Tiles are claimed from a counter, which the launch that computes norms also sets to zero. If
   // all norms are precomputed, it costs a launch of its own, which pays only for large tiles.
   found.claims_tiles =

@@ -86,6 +86,7 @@ inline constexpr TileRow kConvTiles[] = {
     {Kernel::kSm90F32x1, TileSize::kSmall, {128, 128, 64, 128, 5, 1}, 0},
     {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 3, 1}, 2},
     {Kernel::kSm90F32x1, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
+    {Kernel::kSm90F32x1, TileSize::kMedium, {64, 128, 64, 128, 3, 2}, 0},
     {Kernel::kSm90F32x3, TileSize::kSmall, {128, 128, 64, 128, 3, 1}, 0},
     {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
     {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},

@@ -326,18 +326,11 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   EXPECT_EQ(sm80(1, 1'000'000, 64), TileSize::kSmall);  // half of a large tile would be empty
 }
 
-TEST(Heuristics, TilesOfOneRowOfPixelsWhileAllRunAtOnce) {
-  const auto tile = [](int64_t out_channels, int64_t boxes, int64_t steps,
-                       Kernel kernel = Kernel::kSm90Bf16) {
-    return choose_by_pixel_tile(kernel, out_channels, boxes, steps, kMultiprocessors);
-  };
-  EXPECT_EQ(tile(128, 264, 9), TileSize::kMedium);  // two for each multiprocessor
-  EXPECT_EQ(tile(128, 265, 9), TileSize::kSmall);
-  EXPECT_EQ(tile(128, 132, 90), TileSize::kMedium);  // one for each, as they have many steps
-  EXPECT_EQ(tile(128, 133, 90), TileSize::kSmall);
-  EXPECT_EQ(tile(64, 10'000, 90), TileSize::kMedium);  // half of a small tile would be empty
-  EXPECT_EQ(tile(64, 1, 9, Kernel::kSm90F32x1), TileSize::kNarrow);  // TF32 has none
-  EXPECT_EQ(tile(65, 1, 9, Kernel::kSm90F32x1), TileSize::kSmall);
+TEST(Heuristics, NarrowTilesOfPixelsOnceMediumOnesAreMoreThanMultiprocessors) {
+  EXPECT_EQ(choose_by_pixel_tile(128, 132, kMultiprocessors), TileSize::kMedium);
+  EXPECT_EQ(choose_by_pixel_tile(128, 133, kMultiprocessors), TileSize::kNarrow);
+  EXPECT_EQ(choose_by_pixel_tile(64, 264, kMultiprocessors), TileSize::kMedium);
+  EXPECT_EQ(choose_by_pixel_tile(65, 264, kMultiprocessors), TileSize::kNarrow);
 }
 
 TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
@@ -397,7 +390,8 @@ TEST(Heuristics, OneChoiceOfTileSegmentsAndClaims) {
   EXPECT_EQ(chosen().tile, TileSize::kMedium);
   work.has_segments = true;
   work.out_channels = 512;
-  EXPECT_EQ(chosen().tile, TileSize::kSmall);
+  EXPECT_EQ(chosen().segments, 4);
+  EXPECT_EQ(chosen().tile, TileSize::kMedium);
 }
 
 TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {

@@ -183,11 +183,10 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
   if (p.by_pixel) {  // all boxes have full width
     const cudaError_t error = launch_valid_pixels(p, how.stream);
     if (error != cudaSuccess) return error;
-    constexpr TileConfig kOneRow = kTiles.medium.rows != 0 ? kTiles.medium : kTiles.narrow;
     const auto instance =
-        p.log2_segments > 0 ? staged<Element, kTiles.small, kBlock, kByPixel, kSegmented>()
-        : how.tile == TileSize::kSmall ? staged<Element, kTiles.small, kBlock, kByPixel>()
-                                       : staged<Element, kOneRow, kBlock, kByPixel>();
+        p.log2_segments > 0 ? staged<Element, kTiles.medium, kBlock, kByPixel, kSegmented>()
+        : how.tile == TileSize::kMedium ? staged<Element, kTiles.medium, kBlock, kByPixel>()
+                                        : staged<Element, kTiles.narrow, kBlock, kByPixel>();
     return instance(p, input, weight, how);
   }
   if constexpr (sizeof(Element) == 2) {

@@ -280,82 +280,62 @@ __device__ void list_steps(const ConvParams& p, RingOf<Config>& ring) {
 
 // Small batches, whose pixel blocks are one pixel of more images than there are.
 
-// Reads what valid_pixels() found for a tile's steps.
+// Reads what valid_pixels() found for a tile's steps. A tile has one row, because its pixels are
+// cleared for one block of output channels.
 template <class Config>
 requires Config::kByPixel class TileNorms<Config> {
-  static constexpr int kRows = Config::kRows, kBoxes = Config::kBoxes;
+  static_assert(Config::kRows == 1);
 
  public:
   __device__ TileNorms(const ConvParams& p, const Tile<Config>& tile) {
     const int blocks_m = ((p.shape.out_channels - 1) >> p.log2_block_m) + 1;
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const int channel = tile.channel + row * kBlock;
-      has_row_[row] = channel < p.shape.out_channels;
-      blocks_[row] = has_row_[row] ? channel >> p.log2_block_m : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kBoxes; ++i) {
+    for (int i = 0; i < Config::kBoxes; ++i) {
       const Box& box = tile.boxes[i];
-      exists_[i] = box.image < p.shape.output.images;
+      const bool exists = box.image < p.shape.output.images;
       const int number =
-          exists_[i] ? (box.row >> p.box.rows) * p.boxes.columns + (box.column >> p.box.columns)
-                     : 0;
-      words_[i] = p.valid_pixels + static_cast<int64_t>(number) * blocks_m * norms_of_block(p);
+          exists ? (box.row >> p.box.rows) * p.boxes.columns + (box.column >> p.box.columns) : 0;
+      exists_ |= static_cast<uint32_t>(exists) << i;
+      words_[i] = p.valid_pixels +
+                  (static_cast<int64_t>(number) * blocks_m + (tile.channel >> p.log2_block_m)) *
+                      norms_of_block(p);
     }
   }
 
-  // Fills in a step's mask and pixels for one row of the tile.
-  __device__ void judge(const ConvParams& p, int row, StepOf<Config>& step) const {
+  // Fills in a step's mask and pixels.
+  __device__ void judge(const ConvParams& p, StepOf<Config>& step) const {
     const int index =
         step.kernel_position * p.norm_groups + (step.group >> max(p.log2_block_k - 6, 0));
-    const int first = (row == 0 ? blocks_[0] : blocks_[kRows - 1]) * norms_of_block(p);
 #pragma unroll
-    for (int i = 0; i < kBoxes; ++i) step.pixels[i] = words_[i][first + index];
+    for (int i = 0; i < Config::kBoxes; ++i) step.pixels[i] = words_[i][index];
 #pragma unroll
-    for (int i = 0; i < kBoxes; ++i) {
-      const bool valid = (inside(row) >> (row * kBoxes + i) & 1) && step.pixels[i] != 0;
-      step.mask |= static_cast<uint16_t>(valid << (row * kBoxes + i));
+    for (int i = 0; i < Config::kBoxes; ++i) {
+      const bool valid = (exists_ >> i & 1) && step.pixels[i] != 0;
+      step.mask |= static_cast<uint16_t>(valid << i);
       step.is_mixed |= valid && step.pixels[i] != ~uint64_t{0};
     }
   }
 
   // The bits of one row's output blocks.
-  __device__ uint32_t inside(int row) const {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < kRows * kBoxes; ++i) {
-      const bool is = i / kBoxes == row && has_row_[i / kBoxes] && exists_[i % kBoxes];
-      bits |= static_cast<uint32_t>(is) << i;
-    }
-    return bits;
-  }
+  __device__ uint32_t inside(int) const { return exists_; }
 
  private:
-  const uint64_t* words_[kBoxes];  // of the first block of output channels
-  int blocks_[kRows];              // of output channels
-  bool has_row_[kRows], exists_[kBoxes];
+  const uint64_t* words_[Config::kBoxes];  // of the tile's block of output channels
+  uint32_t exists_ = 0;
 };
 
-// A lane has a step for one row of the tile. Rows of which no step is mixed share theirs.
 template <class Config>
 requires Config::kByPixel __device__ __forceinline__ void list_valid_steps(
     const ConvParams& p, const Tile<Config>& tile, const TileNorms<Config>& norms, float,
     ListWriter<Config>& writer) {
-  constexpr int kRows = Config::kRows, kTogether = 32 / kRows;
-  static_assert(kRows <= 2);
-  const int steps = steps_of_block<Config>(p), row = threadIdx.x % kRows;
-  for (int first = 0; first < steps; first += kTogether) {
-    const int number = step_number<Config>(p, first + threadIdx.x % 32 / kRows);
+  const int steps = steps_of_block<Config>(p);
+  for (int first = 0; first < steps; first += 32) {
+    const int number = step_number<Config>(p, first + threadIdx.x % 32);
     StepOf<Config> step{step_at(p, min(number, p.steps - 1))};
-    if (number < p.steps) norms.judge(p, row, step);
+    if (number < p.steps) norms.judge(p, step);
     __syncwarp();
-    if (kRows > 1 && !__any_sync(~0u, step.is_mixed)) {
-      const uint32_t other = __shfl_xor_sync(~0u, static_cast<uint32_t>(step.mask), 1);
-      step.mask = row == 0 ? static_cast<uint16_t>(step.mask | other) : uint16_t{0};
-    }
     writer.append(tile, step);
-    if (first + kTogether < steps) writer.hand_over(tile);  // products begin meanwhile
+    if (first + 32 < steps) writer.hand_over(tile);  // products begin meanwhile
   }
 }
 

@@ -78,7 +78,7 @@ struct alignas(8) Step {                         // one word of shared memory
 
 // A step of boxes whose pixels are judged one by one. Bit i of `pixels` tells whether the step is
 // valid for pixel i of a box. It counts only where `is_mixed`: some existing pixels of a box are
-// valid and others are not. Such a step is of one row.
+// valid and others are not.
 template <int kBoxes>
 struct StepByPixel : Step {
   bool is_mixed;
