@@ -238,10 +238,11 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
 // the whole, by these estimates. The portable kernels know no half. `bytes`: of the result.
 inline bool mirroring_pays(const TileRow& row, const ProductSize& size, int64_t bytes,
                            int multiprocessors, int segments = 1) {
+  constexpr double kClearly = 0.95;
   const double mirror = 2.5 + static_cast<double>(bytes) / 3e6;
   return claims_tiles(row.kernel) &&
          product_time(row, size, multiprocessors, true, segments) + mirror <
-             0.95 * product_time(row, size, multiprocessors, false, segments);
+             kClearly * product_time(row, size, multiprocessors, false, segments);
 }
 
 // Tells whether it pays to copy one operand of a half type where lines of both begin between the
@@ -376,8 +377,9 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
   }
   // Lines off 16 bytes are read in place, which may cost a fifth of the product's time, unless the
   // operands are so small beside C that a copy takes less. The kernel has no batches of them.
+  constexpr int64_t kMostOutputs = 600;  // for each line of an operand, measured
   if (kernel == Kernel::kSm90F64 && found.tile == TileSize::kSmall && size.batch == 1 &&
-      size.k > 1 && size.m * size.n < 600 * (size.m + size.n)) {
+      size.k > 1 && size.m * size.n < kMostOutputs * (size.m + size.n)) {
     found.alignment = sizeof(double);
   }
   if (!hopper || dtype != c10::ScalarType::Float || chip.forced_tile || chip.forced_segments) {

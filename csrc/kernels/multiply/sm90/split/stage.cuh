@@ -48,12 +48,10 @@ struct SplitConfig
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
   static constexpr int kMultiplyRegisters = !kMovesRegisters    ? 0
-                                            : kKeepsPairs       ? (kOwn_ == 1 ? 224 : 232)
+                                            : kKeepsPairs       ? 224
                                             : kSplitParts_ == 2 ? 216
                                                                 : 104;
-  static constexpr int kOtherRegisters = kKeepsPairs         ? (kOwn_ == 1 ? 56 : 40)
-                                         : kSplitParts_ == 2 ? 72
-                                                             : 64;
+  static constexpr int kOtherRegisters = kKeepsPairs ? 56 : kSplitParts_ == 2 ? 72 : 64;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   // A power of two, times tau, that counts as a term of C: see needs_exact(). Then a product of
   // granules loses less than tau / 1000, in the Frobenius norm, where skipping it may lose tau.
