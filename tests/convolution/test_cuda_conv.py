@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import Im2col
+from reference import Im2col, norm_products
 from support import (
     ACTIVATIONS,
     assert_near,
@@ -174,6 +174,25 @@ def test_few_channels(dtype, layer):
         for found in (actual, case(**parts)):
             torch.testing.assert_close(found.double(), case.expected(**parts), **near)
         space.expect_norms(norms, convolutions.norms_of(actual, 64))
+
+
+@HALF
+@pytest.mark.parametrize("images", [1, 8, 33, 70])
+@pytest.mark.parametrize("layer", [(1, 32, 5), (2, 64, 2), (3, 136, 3), (5, 72, 4), (7, 8, 11)])
+def test_few_channels_of_which_some_are_skipped(dtype, layer, images):
+    channels, outs, kernel = layer
+    input = uneven(images, channels, 13, 37, seed=1, dtype=dtype)
+    weight = uneven(outs, channels, kernel, kernel, seed=2, dtype=dtype)
+    setting = {"stride": (2, 1 + outs % 16 // 8), "padding": (1, 2)}
+    tau, _ = Im2col(input.double(), weight.double(), **setting).decide(0.5)
+    for number in (1.0, torch.inf, torch.nan):  # meets padding, and none of what is skipped
+        if number != 1:
+            weight[3, 0, 1, 0], input[0, 0, 5, 6] = number, number
+        reference = Im2col(input.double(), weight.double(), **setting)
+        expected = reference.product(~(norm_products(*reference.norms()[::2]) < tau))
+        got = spamm_torch.conv2d(input.cuda(), weight.cuda(), tau=tau, **setting).cpu()
+        assert got.isnan().equal(expected.isnan())
+        assert_near(*(x.nan_to_num(0, 0, 0) for x in (got, expected)))
 
 
 def test_the_rule_changes_no_bit(force):

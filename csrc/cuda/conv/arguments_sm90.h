@@ -67,6 +67,9 @@ bool sizes_fit_hopper(const Convolution& conv);
 bool fits_hopper(const Convolution& conv);
 bool fits_boxes(const Convolution& conv);
 
+// Tells whether the kernel of few input channels (few_channels.cuh) takes it.
+bool has_few_channels(const Convolution& conv, const Knob& knob);
+
 // `channels`: channels of the input, including its padding.
 inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape,
                                                    int64_t channels) {
@@ -179,6 +182,9 @@ at::Tensor im2col_block_norms(const Convolution& conv,
 
 // Output norms by a norm pass, for convolutions whose kernel cannot compute them.
 void output_norms(const at::Tensor& output, const at::Tensor& norms, cudaStream_t stream);
+
+// Norms (image blocks, rows, columns) under a held tau, where all channels are one block.
+at::Tensor held_pixel_norms(const Convolution& conv, const at::Tensor& input, const Knob& knob);
 
 // ---- Parameters ---------------------------------------------------------------------------------
 

@@ -136,6 +136,15 @@ bool can_use_layer_norms(const Convolution& conv) {
          (conv.block.k == kLayerNormBlock || channels <= std::min(conv.block.k, kLayerNormBlock));
 }
 
+// The norms that a kernel looks up by pixel.
+template <class Norm>
+Tensor pixel_norms(const Im2colMatrix& matrix, const Convolution& conv, const Knob& knob, bool thin,
+                   const OnDevice& device) {
+  if (can_use_layer_norms(conv)) return conv.norm_input->contiguous();
+  return im2col_norms<Norm>(pixel_matrix(matrix, conv.block.k * conv.input.element_size()), conv,
+                            knob, thin, device);
+}
+
 // Tells whether rows of the im2col matrix can be packed (conv/sm80/packed.cuh) and are much fewer.
 bool packs(const Convolution& conv, const Knob& knob) {
   const Box& edge = conv.blocks.edge;
@@ -183,15 +192,9 @@ Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
   // A search needs the norms of all blocks. Otherwise, if a block is one pixel of several images,
   // the kernel looks its norms up by pixel.
   p.norm_pixels.per_pixel = knob.tau && conv.blocks.edge[1] * conv.blocks.edge[2] == 1;
-  Tensor norms;
-  if (!p.norm_pixels.per_pixel) {
-    norms = im2col_norms<Norm>(p.pixels, conv, knob, thin, device);
-  } else if (can_use_layer_norms(conv)) {
-    norms = conv.norm_input->contiguous();
-  } else {
-    norms = im2col_norms<Norm>(pixel_matrix(p.pixels, conv.block.k * conv.input.element_size()),
-                               conv, knob, thin, device);
-  }
+  const Tensor norms = p.norm_pixels.per_pixel
+                           ? pixel_norms<Norm>(p.pixels, conv, knob, thin, device)
+                           : im2col_norms<Norm>(p.pixels, conv, knob, thin, device);
   p.norm_pixels.norms = norms.const_data_ptr<Norm>();
   p.packed = !thin && packs(conv, knob);
   const auto find_threshold = [&] {
@@ -294,6 +297,7 @@ HeldWay held_way(const Convolution& conv, const Knob& knob) {
   if (!are_groups_aligned(conv) && x.in_channels <= conv.block.k) return HeldWay::kThin;
   std::optional<bool> hopper;
   if (has_hopper_kernels(device)) {
+    if (has_few_channels(conv, knob)) return HeldWay::kFilled;  // another backend
     hopper = is_of_hopper_type(conv) ? fits_boxes(conv)
                                      : split_conv_pays(x.in_channels) && fits_hopper(conv);
   }
@@ -370,4 +374,10 @@ const Backends<DenseBackend> of_dense(at::kCUDA, Rank::kPortable,
                                       {.convolve = {&supports_dense, &run_dense}});
 
 }  // namespace
+
+Tensor held_pixel_norms(const Convolution& conv, const Tensor& input, const Knob& knob) {
+  return pixel_norms<float>(im2col_matrix(conv, readable_pixels(input, 1), /*thin=*/true), conv,
+                            knob, /*thin=*/true, OnDevice(input));
+}
+
 }  // namespace spamm::cuda

@@ -1,4 +1,4 @@
-// Hopper's convolutions in special cases: of few input channels, half types, and where nothing is
+// Hopper's convolutions in special cases: of few input channels, half types; where nothing is
 // skipped, half types and TF32. Turns tensors into the parameters of few_channels.cuh and
 // unskipped.cuh. The kernel of boxes (conv_sm90.cpp) serves the layers for which the latter does
 // not pay, and its output norms.
@@ -17,10 +17,34 @@
 #include "threshold.h"
 
 namespace spamm::cuda {
-namespace {
 
 using at::Tensor;
 using namespace kernels::conv::sm90;
+
+bool has_few_channels(const Convolution& conv, const Knob& knob) {
+  const spamm::ConvShape& shape = conv.shape;
+  const bool masked = !skips_nothing(knob);
+  // A held tau decides by pixels, and by blocks of channels that thread blocks do not share.
+  const bool can_mask = knob.tau && conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
+                        (conv.block.m >= 64 || shape.out_channels <= conv.block.m) &&
+                        shape.kernel_positions() <= kMostMaskedPositions &&
+                        conv.input.numel() > 0 && conv.input.numel() < kMost;
+  return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
+         is_half(conv.input.scalar_type()) && (!masked || can_mask) && shape.groups == 1 &&
+         shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
+         // Kernel sizes and offsets within an image are 32 bits wide.
+         std::max({shape.kernel.height, shape.kernel.width, shape.stride.width}) < 256 &&
+         std::max({shape.input.height + 2 * shape.padding.height,
+                   shape.input.width + 2 * shape.padding.width,
+                   shape.dilation.height * shape.kernel.height}) < kMost / 64 &&
+         shape.out_channels < (1 << 20) &&
+         shape.images * shape.output.height * shape.output.width < kMost &&
+         plan_few_channels(kernel_shape(shape, shape.in_channels), /*along_images=*/false,
+                           /*multiprocessors=*/1, masked);
+}
+
+namespace {
 
 bool fuses_all(const Convolution&) { return true; }
 
@@ -36,23 +60,6 @@ int entries_together(const Tensor& input) {
   return starts_at_multiples_of(16) ? 8 : starts_at_multiples_of(4) ? 2 : 1;
 }
 
-bool has_few_channels(const Convolution& conv, const Knob& knob) {
-  const spamm::ConvShape& shape = conv.shape;
-  return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
-         is_half(conv.input.scalar_type()) && skips_nothing(knob) && shape.groups == 1 &&
-         shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
-         shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
-         // Kernel sizes and offsets within an image are 32 bits wide.
-         std::max({shape.kernel.height, shape.kernel.width, shape.stride.width}) < 256 &&
-         std::max({shape.input.height + 2 * shape.padding.height,
-                   shape.input.width + 2 * shape.padding.width,
-                   shape.dilation.height * shape.kernel.height}) < kMost / 64 &&
-         shape.out_channels < (1 << 20) &&
-         shape.images * shape.output.height * shape.output.width < kMost &&
-         plan_few_channels(kernel_shape(shape, shape.in_channels), /*along_images=*/false,
-                           /*multiprocessors=*/1);
-}
-
 // Output norms are computed on the way if two thread blocks of a multiprocessor have room for their
 // tiles' patches along images: one alone hides nothing, and a norm pass is faster. So it is where
 // there are fewer images than a strip has, which leave most of its products empty.
@@ -62,17 +69,18 @@ bool computes_norms(const Convolution& conv, const kernels::conv::sm90::ConvShap
   return plan && few_channels_blocks(*plan) == 2;
 }
 
-ConvolutionResult run_few_channels(const Convolution& conv, const Knob&) {
+ConvolutionResult run_few_channels(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   Arguments arguments(conv, conv.input.contiguous(at::MemoryFormat::ChannelsLast),
                       conv.weight.contiguous(at::MemoryFormat::ChannelsLast));
   arguments.set_output(conv.output_sizes());
   const ConvParams& all = arguments.params;
   const Tensor& input = arguments.input;
-  Tensor norms;
-  const bool along_images = computes_norms(conv, all.shape);
+  Tensor norms, pixel_norms, norm_weight;
+  const bool masked = !skips_nothing(knob);
+  const bool along_images = !masked && computes_norms(conv, all.shape);
   if (along_images) norms = empty_layer_norms(conv);
-  const FewChannelsParams p = {
+  FewChannelsParams p = {
       .input = input.const_data_ptr(),
       .weight = arguments.weight.const_data_ptr(),
       .bias = all.bias,
@@ -83,8 +91,20 @@ ConvolutionResult run_few_channels(const Convolution& conv, const Knob&) {
       .activation = all.activation,
       .slopes = all.slopes,
       .together = entries_together(input),
-      .plan = *plan_few_channels(all.shape, along_images, device.multiprocessors()),
+      .plan = *plan_few_channels(all.shape, along_images, device.multiprocessors(), masked),
   };
+  Threshold tau;
+  if (masked) {
+    pixel_norms = held_pixel_norms(conv, input, knob);
+    norm_weight = weight_norms(conv).contiguous();
+    tau = Threshold(*knob.tau, at::kFloat);
+    p.held = {.pixels = pixel_norms.const_data_ptr<float>(),
+              .weights = norm_weight.const_data_ptr<float>(),
+              .tau = tau.argument<float>(),
+              .log2_images = log2_of(conv.blocks.edge[0]),
+              .log2_block_m = log2_of(conv.block.m)};
+  }
+  const StageRange stage(kMultiplyStage);
   const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
                                                        : launch_few_channels<__nv_bfloat16>;
   C10_CUDA_CHECK(launch(p, device.multiprocessors(), device.stream()));

@@ -1,6 +1,6 @@
-// The convolution of few input channels, such as a network's first layer. Half types, float32 sums,
-// nothing skipped. What it writes bounds it: the input of a tile is read once for all windows that
-// share it, and while the products of the tile before run.
+// The convolution of few input channels, such as a network's first layer. Half types, float32 sums.
+// What it writes bounds it: the input of a tile is read once for all windows that share it, and
+// while the products of the tile before run. What is skipped counts as zero (kMasked).
 //
 // A warpgroup multiplies 64 pixels with 64 output channels at a time. The pixels' windows go from
 // shared memory into registers, a word at a time, as the first operand of wgmma; the weights rest
@@ -37,7 +37,7 @@ struct PixelStrip {
   int left;         // how many pixels exist from that one on
 };
 
-template <class Element, int kSteps>
+template <class Element, int kSteps, bool kMasked>
 class FewChannels {
  public:
   __device__ FewChannels(const FewChannelsParams& p, uint8_t* shared)
@@ -48,6 +48,7 @@ class FewChannels {
         places_(reinterpret_cast<PairPlace*>(slopes_ + 64)),
         patches_(
             reinterpret_cast<uint16_t*>(places_ + p.plan.window.parities * p.plan.all_steps() * 8)),
+        ranks_(reinterpret_cast<PixelRanks*>(patches_ + 2 * p.plan.patch())),
         warpgroup_(__shfl_sync(~0u, threadIdx.x / 128, 0)),
         parity_(p.plan.window.parities == 2 ? warpgroup_ : 0),
         first_channel_(blockIdx.y * 64) {
@@ -68,7 +69,8 @@ class FewChannels {
       if (next == blockIdx.x) {
         const Element bias = load_bias();  // on its way with the weights
         stage_weights(p_, first_channel_, weights_);
-        stage_places(p_, places_);
+        if constexpr (kMasked) order_positions(p_, first_channel_, *ranks_);
+        stage_places<kMasked>(p_, places_, *ranks_);
         if (threadIdx.x < 64) {
           bias_[threadIdx.x] = widen(bias);
           slopes_[threadIdx.x] = p_.slopes.of(first_channel_ + threadIdx.x, p_.shape.out_channels);
@@ -81,6 +83,7 @@ class FewChannels {
       number = next;
       wait_copies<0>();
       __syncthreads();  // this patch is complete, and all have read the one before
+      if constexpr (kMasked) rank_pixels(p_, {p_, next}, *ranks_, ranks_of_entries());
     }
   }
 
@@ -90,6 +93,8 @@ class FewChannels {
   static constexpr uint32_t kStepUnits = 32 / kernels::sm90::kDescriptorUnit;
 
   __device__ uint16_t* patch(int buffer) const { return patches_ + buffer * p_.plan.patch(); }
+
+  __device__ uint8_t* ranks_of_entries() const { return reinterpret_cast<uint8_t*>(ranks_ + 1); }
 
   // The bias of a channel for each of the first 64 threads.
   __device__ Element load_bias() const {
@@ -113,6 +118,7 @@ class FewChannels {
 
   // `patch`: its address in shared memory.
   __device__ void multiply_tile(const FewChannelsTile& tile, uint32_t patch) {
+    from_half_ = shared_address(ranks_of_entries()) - patch / 2;
     const FewChannelsPlan& plan = p_.plan;
     const Extent& output = p_.shape.output;
     // The first pixel of the lane, if it were in the tile's first strip.
@@ -209,9 +215,16 @@ class FewChannels {
     for (int i = 0; i < 2; ++i) {
       const PairPlace place = of_steps_[step][i];
       const uint32_t from = window + place.distance();
-      a[2 * i] = place.masked(load_shared(from));
-      a[2 * i + 1] = place.masked(load_shared(from + 8 * pixel_bytes_));
+      a[2 * i] = load_pair(place, from);
+      a[2 * i + 1] = load_pair(place, from + 8 * pixel_bytes_);
     }
+  }
+
+  __device__ __forceinline__ uint32_t load_pair(PairPlace place, uint32_t from) const {
+    const uint32_t pair = load_shared(from);
+    if constexpr (!kMasked) return place.masked(pair);
+    const void* ranks = __cvta_shared_to_generic(from_half_ + from / 2);
+    return place.valid(pair, *static_cast<const uint16_t*>(ranks));
   }
 
   // Stores the thread's 16 channels of both pixels. Adds up their squares if norms are wanted.
@@ -278,6 +291,8 @@ class FewChannels {
   float *bias_, *slopes_;
   PairPlace* places_;  // of all steps
   uint16_t* patches_;
+  PixelRanks* ranks_;
+  uint32_t from_half_;  // from half the address of an entry to that of its rank
   int warpgroup_, parity_, first_channel_;
   int column_bytes_;      // from column to column in shared memory
   int pixel_bytes_;       // from pixel to pixel of a strip there
@@ -285,19 +300,20 @@ class FewChannels {
   PairPlace of_steps_[kSteps][2];
 };
 
-template <class Element, int kSteps>
+template <class Element, int kSteps, bool kMasked>
 __global__ void __launch_bounds__(kFewChannelsThreads, 2)
     conv_few_channels(const __grid_constant__ FewChannelsParams p) {
   extern __shared__ __align__(1024) uint8_t few_channels_shared[];
   let_next_kernel_start();
-  FewChannels<Element, kSteps> work(p, few_channels_shared);
+  FewChannels<Element, kSteps, kMasked> work(p, few_channels_shared);
   wait_for_previous_kernel();
   work.run();
 }
 
 template <class Element, int kSteps>
 cudaError_t start_few_channels(const FewChannelsParams& p, int blocks, cudaStream_t stream) {
-  const auto kernel = conv_few_channels<Element, kSteps>;
+  const auto kernel = p.plan.masked ? conv_few_channels<Element, kSteps, true>
+                                    : conv_few_channels<Element, kSteps, false>;
   const cudaError_t error =
       allow_shared_memory(reinterpret_cast<const void*>(kernel), kFewChannelsSharedBytes);
   if (error != cudaSuccess) return error;

@@ -1,10 +1,11 @@
 // The operands of the convolution of few input channels, in shared memory: a tile's patch of the
-// input as it lies in memory, with zeros for padding, and the weights.
+// input as it lies in memory, with zeros for padding, and the weights; and which products count.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/common/ptx_sm80.cuh"
+#include "kernels/common/skip_test.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/few_channels_plan.h"
 
@@ -184,7 +185,9 @@ __device__ inline void stage_weights(const FewChannelsParams& p, int first_chann
 
 // The place of a pair of entries: the distance from the window's beginning in bytes, and below it
 // which of its bytes count, as a selector of bytes of (pair, 0). What does not count is part of
-// another pixel, which may be infinite: a weight of zero does not help against that.
+// another pixel, which may be infinite: a weight of zero does not help against that. Where products
+// may be skipped, a byte for each entry takes the selector's place: the least rank of its pixel
+// with which it counts, or 128 if it does not.
 struct PairPlace {
   uint32_t bits;
 
@@ -195,26 +198,112 @@ struct PairPlace {
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(word) : "r"(pair), "r"(bits));
     return word;
   }
+  // `ranks`: a byte for each entry, 128 + its pixel's rank. No byte borrows in the difference, so
+  // its highest bit says if the entry counts.
+  __device__ uint32_t valid(uint32_t pair, uint32_t ranks) const {
+    uint32_t mask;
+    asm("prmt.b32 %0, %1, 0, 0x9988;" : "=r"(mask) : "r"(ranks - bits));
+    return pair & mask;
+  }
 };
 
-__device__ inline PairPlace pair_place(const FewChannelsParams& p, int parity, int number) {
+template <bool kMasked>
+__device__ PairPlace pair_place(const FewChannelsParams& p, int parity, int number,
+                                const PixelRanks& ranks) {
   const FewChannelsWindow& window = p.plan.window;
   const int row = number / window.pairs, pair = number - row * window.pairs;
-  if (row >= p.shape.kernel.rows) return {0x4444};
-  const uint32_t low = is_in_window(window, parity, 2 * pair) ? 0x10 : 0x44;
-  const uint32_t high = is_in_window(window, parity, 2 * pair + 1) ? 0x32 : 0x44;
+  if (row >= p.shape.kernel.rows) return {kMasked ? 0x8080u : 0x4444u};
+  const auto counts = [&](int entry, uint32_t selector) -> uint32_t {
+    if (!is_in_window(window, parity, entry)) return kMasked ? 0x80 : 0x44;
+    if constexpr (!kMasked) return selector;
+    const int column = (entry - window.lead(parity)) / p.shape.channels;
+    return ranks.least[row * p.shape.kernel.columns + column];
+  };
+  const uint32_t low = counts(2 * pair, 0x10), high = counts(2 * pair + 1, 0x32);
   const uint32_t distance = (row * p.plan.kernel_step * p.plan.line + 2 * pair) * 2;
   return {distance << 16 | high << 8 | low};
 }
 
 // Fills the table of places: for each parity, step and thread of four the thread's two pairs.
-__device__ inline void stage_places(const FewChannelsParams& p, PairPlace* places) {
+template <bool kMasked>
+__device__ void stage_places(const FewChannelsParams& p, PairPlace* places,
+                             const PixelRanks& ranks) {
   const int count = p.plan.all_steps() * 8;
   for (int i = threadIdx.x; i < p.plan.window.parities * count; i += kFewChannelsThreads) {
     const int parity = i / count, place = i - parity * count;
     const int pair_of_step = place % 8 / 2 + place % 2 * 4;
-    places[i] = pair_place(p, parity, place / 8 * 8 + pair_of_step);
+    places[i] = pair_place<kMasked>(p, parity, place / 8 * 8 + pair_of_step, ranks);
   }
+}
+
+// ---- Which products count: one that is valid stays so with a larger norm of the weight. So a
+// pixel's rank is how many kernel positions are valid with it, in the order of their norms.
+
+// Orders the kernel positions. The thread block calls this and rank_pixels() together, and all have
+// what they write when they return.
+__device__ inline void order_positions(const FewChannelsParams& p, int first_channel,
+                                       PixelRanks& ranks) {
+  const int positions = p.shape.kernel.rows * p.shape.kernel.columns, position = threadIdx.x;
+  const float* norms = p.held.weights + (first_channel >> p.held.log2_block_m) * positions;
+  // NaN and infinity keep the same products, all of them.
+  const auto norm = [&](int i) { return isnan(norms[i]) ? INFINITY : norms[i]; };
+  if (position < positions) {
+    const float own = norm(position);
+    int place = 0;
+    for (int i = 0; i < positions; ++i) {
+      const float other = norm(i);
+      place += other > own || (other == own && i < position);
+    }
+    ranks.ordered[place] = own;
+    ranks.least[position] = static_cast<uint8_t>(place + 1);
+  }
+  __syncthreads();
+}
+
+// Sets `of_entries`, which is laid out like a patch, to 128 + the rank of each entry's pixel.
+__device__ inline void rank_pixels(const FewChannelsParams& p, const FewChannelsTile& tile,
+                                   const PixelRanks& ranks, uint8_t* of_entries) {
+  constexpr int kUnroll = 4, kMostBefore = 7;  // pixels before the first window
+  const auto [images, rows, columns] = p.shape.input;
+  const int positions = p.shape.kernel.rows * p.shape.kernel.columns, line = p.plan.line;
+  const int edge = 1 << p.held.log2_images, block = tile.image >> p.held.log2_images;
+  const float whole = static_cast<float>(edge),
+              left_over = static_cast<float>(images - block * edge);
+  const float scale = partial_block_scale(whole, min(whole, left_over)), tau = p.held.tau.value();
+  const int left = tile.column * p.shape.stride.columns - p.shape.padding.columns - kMostBefore;
+  const auto entry_of = [&](int x) { return x * p.shape.channels - tile.first_entry; };
+  for (int row = threadIdx.x / 32; row < p.plan.patch_rows; row += kFewChannelsThreads / 32) {
+    const int y = tile.row * p.shape.stride.rows - p.shape.padding.rows + row * p.plan.row_step;
+    const float* norms = p.held.pixels + (static_cast<int64_t>(block) * rows + y) * columns;
+    for (int x = left + threadIdx.x % 32; entry_of(x) < line; x += 32 * kUnroll) {
+      float norm[kUnroll];
+      int rank[kUnroll] = {};
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        const int column = x + 32 * i;
+        const bool exists =
+            static_cast<unsigned>(y) < rows && static_cast<unsigned>(column) < columns;
+        norm[i] = exists ? norm_product(norms[column], scale) : 0;
+      }
+      for (int step = 1 << (31 - __clz(positions)); step > 0; step /= 2) {
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) {
+          const int n = rank[i] + step;
+          if (n <= positions && is_valid_im2col(ranks.ordered[n - 1], norm[i], tau)) rank[i] = n;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        for (int c = 0; c < p.shape.channels; ++c) {
+          const int entry = entry_of(x + 32 * i) + c;
+          if (static_cast<unsigned>(entry) < line) {
+            of_entries[row * line + entry] = static_cast<uint8_t>(128 + rank[i]);
+          }
+        }
+      }
+    }
+  }
+  __syncthreads();
 }
 
 }  // namespace spamm::kernels::conv::sm90

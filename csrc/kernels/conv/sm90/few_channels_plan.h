@@ -37,6 +37,7 @@ struct FewChannelsWindow {
 struct FewChannelsPlan {
   FewChannelsWindow window;
   bool along_images;
+  bool masked;               // products may be skipped
   int steps, passes;         // steps whose operands are in registers at a time, and how often
   int rows, strips;          // of a tile; along images one each
   int columns, images;       // of a tile
@@ -49,6 +50,23 @@ struct FewChannelsPlan {
   __host__ __device__ int all_steps() const { return steps * passes; }
   __host__ __device__ int weight_blocks() const { return (all_steps() + 3) / 4; }  // of a parity
   __host__ __device__ int patch() const { return images * image; }
+};
+
+// Norms for a held tau. A pixel block is one pixel of several images, and the 64 output channels of
+// a thread block are of one block.
+struct HeldNorms {
+  const float* pixels;   // (image blocks, input rows, input columns)
+  const float* weights;  // (blocks of output channels, kernel positions)
+  Tau<float> tau;
+  int log2_images, log2_block_m;
+};
+
+// In shared memory: the norms of the weight, from the largest on, and the least rank of a pixel
+// with which a kernel position is valid. Ranks of entries follow.
+constexpr int kMostMaskedPositions = 127;
+struct PixelRanks {
+  float ordered[kMostMaskedPositions + 1];
+  uint8_t least[kMostMaskedPositions + 1];
 };
 
 // Contiguous channels-last tensors, dilation 1 along the columns, a multiple of 8 output channels.
@@ -65,6 +83,7 @@ struct FewChannelsParams {
   // Set by the launch.
   int tiles = 0;
   Divisor by_column_tiles{}, by_row_tiles{}, by_strips{}, by_patch_rows{};
+  HeldNorms held{};  // by the caller, if plan.masked
 };
 template <class Element>
 cudaError_t launch_few_channels(FewChannelsParams params, int multiprocessors, cudaStream_t stream);
@@ -87,11 +106,12 @@ inline void set_steps(FewChannelsPlan& plan, int kernel_rows) {
   plan.passes = ceil_div(steps, plan.steps);
 }
 
-// Weights, places of pairs, biases, slopes and two patches.
+// Weights, places of pairs, biases, slopes, two patches and ranks.
 inline int few_channels_shared_bytes(const FewChannelsPlan& plan) {
   constexpr int kBlockBytes = 64 * 128, kStepBytes = 8 * 4, kChannelBytes = 64 * 8;
   const int of_parity = plan.weight_blocks() * kBlockBytes + plan.all_steps() * kStepBytes;
-  return plan.window.parities * of_parity + kChannelBytes + 2 * plan.patch() * 2;
+  const int ranks = plan.masked ? static_cast<int>(sizeof(PixelRanks)) + plan.patch() : 0;
+  return plan.window.parities * of_parity + kChannelBytes + 2 * plan.patch() * 2 + ranks;
 }
 
 // Thread blocks that a multiprocessor runs at once, at most two; 0: the plan does not fit.
@@ -104,11 +124,12 @@ inline int few_channels_blocks(const FewChannelsPlan& plan) {
 
 // A tile of so many rows and strips.
 inline FewChannelsPlan cut_few_channels(const ConvShape& shape, bool along_images, int rows,
-                                        int strips) {
+                                        int strips, bool masked) {
   FewChannelsPlan plan{};
   plan.window = few_channels_window(shape);
   set_steps(plan, shape.kernel.rows);
   plan.along_images = along_images;
+  plan.masked = masked;
   plan.rows = rows;
   plan.strips = strips;
   plan.columns = along_images ? kImageTileColumns : strips * kStripPixels * plan.window.parities;
@@ -165,23 +186,23 @@ inline int64_t few_channels_cost(const ConvShape& shape, const FewChannelsPlan& 
 }
 
 // The plan for a shape; none if not even the smallest tile fits, which does not depend on the
-// number of images or multiprocessors. Output norms need tiles along images.
+// number of images or multiprocessors. Output norms need tiles along images, which have no masks.
 inline std::optional<FewChannelsPlan> plan_few_channels(const ConvShape& shape, bool along_images,
-                                                        int multiprocessors) {
+                                                        int multiprocessors, bool masked = false) {
   constexpr int kMostStrips = 16, kMostOfTile = 32;
   const int parities = few_channels_window(shape).parities;
   const int of_row = ceil_div(shape.output.columns, kStripPixels * parities);
   int strips = along_images ? 1 : ceil_div(of_row, ceil_div(of_row, kMostStrips));
-  FewChannelsPlan best = cut_few_channels(shape, along_images, 1, strips);
+  FewChannelsPlan best = cut_few_channels(shape, along_images, 1, strips, masked);
   while (strips > 1 && few_channels_blocks(best) < 2) {
     strips = ceil_div(strips, 2);
-    best = cut_few_channels(shape, along_images, 1, strips);
+    best = cut_few_channels(shape, along_images, 1, strips, masked);
   }
   if (few_channels_blocks(best) == 0) return std::nullopt;
   if (along_images) return best;
   for (const int rows : {2, 4, 8, 16}) {
     if (rows * strips > kMostOfTile || rows > shape.output.rows) break;
-    const FewChannelsPlan plan = cut_few_channels(shape, false, rows, strips);
+    const FewChannelsPlan plan = cut_few_channels(shape, false, rows, strips, masked);
     if (few_channels_blocks(plan) == 2 && few_channels_cost(shape, plan, multiprocessors) <=
                                               few_channels_cost(shape, best, multiprocessors)) {
       best = plan;
