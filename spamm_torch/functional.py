@@ -815,9 +815,9 @@ def backend_for(
         convolution: the name for a call of :func:`conv2d` instead: its arguments, with shapes for
             ``input`` and ``weight``, as in ``{"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
             "padding": 1, "tau": 0.0}``. Where nothing is skipped it may be "cudnn" or "onednn",
-            torch's convolution; where blocks are mostly empty "sm80-thin", "sm80-packed" or
-            "cpu-depthwise". Geometry in numbers, the knob and ``pixel_block`` count, other
-            arguments do not.
+            torch's convolution; where blocks are mostly empty "sm80-thin", "sm80-packed",
+            "sm80-depthwise" or "cpu-depthwise". Geometry in numbers, the knob and
+            ``pixel_block`` count, other arguments do not.
 
     Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """

@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -17,6 +18,7 @@
 
 #include "block.h"
 #include "cuda/tiles.h"
+#include "kernels/conv/sm80/params.h"
 
 namespace spamm::cuda {
 
@@ -739,8 +741,54 @@ inline double split_conv_time(const HeldConv& x, int multiprocessors) {
   return 3.5 + bytes / 2.9e6 + all * (2 + steps) + 0.3 * std::min(all, 2.0) * steps;
 }
 
+// Sets the tile of a depthwise convolution that takes least time, in cycles of a multiprocessor.
+// Images of a thread share the work of tests, but threads must abound.
+template <class Norm>
+void choose_depthwise(kernels::DepthwiseParams<Norm>& p, int64_t element_bytes, int64_t most_bytes,
+                      int multiprocessors) {
+  const auto parts = [](int64_t length, int64_t part) {
+    return static_cast<int>(blocks_of(length, part));
+  };
+  const kernels::Im2colMatrix& m = p.conv.pixels;
+  const int images = m.images_of(0), lanes = element_bytes == 2 ? 8 : 4;
+  p.log2_images = p.log2_slots = std::bit_width(static_cast<uint32_t>(images - 1));
+  p.record = static_cast<int>(kernels::depthwise_record(element_bytes, images));
+  p.sectors = parts(p.channels * element_bytes, kernels::kSectorBytes);
+  const int64_t groups = int64_t{p.sectors} * m.image_blocks;
+  const int64_t threads = groups * lanes * m.output.rows * m.output.columns;
+  int64_t together = 1;  // images of a thread
+  for (; p.log2_slots > 0 && together < 8; --p.log2_slots, together *= 2) {
+    if (together > 1 && threads << (p.log2_slots - 1) < int64_t{256} * multiprocessors) break;
+  }
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int place = 0; place < 36; ++place) {
+    const int down = parts(m.output.rows, 1 << place % 6);
+    const int across = parts(m.output.columns, 1 << place / 6);
+    const kernels::Size2 tile = {parts(m.output.rows, down), parts(m.output.columns, across)};
+    const kernels::Size2 area = {
+        (tile.rows - 1) * m.stride.rows + 1 +
+            (m.positions / m.kernel_columns - 1) * m.dilation.rows,
+        (tile.columns - 1) * m.stride.columns + 1 + (m.kernel_columns - 1) * m.dilation.columns};
+    const int64_t pixels = int64_t{area.rows} * area.columns, blocks = int64_t{down} * across;
+    const int64_t bytes = kernels::depthwise_bytes(element_bytes, images, m.positions, pixels);
+    if (bytes > most_bytes) continue;
+    const int64_t rounds = blocks_of(blocks * groups, multiprocessors);
+    const int64_t turns = blocks_of(rounds, std::clamp<int64_t>(most_bytes / bytes, 1, 4));
+    const int64_t items = blocks_of((tile.rows * tile.columns << p.log2_slots) * lanes, 256);
+    const int64_t work = rounds * (pixels * (5 * images / 2 + 10) +
+                                   8 * items * (60 + m.positions * (12 + 5 * together)));
+    // 2.5 instructions a cycle, latencies, and sectors from memory, half of them not hidden.
+    const int64_t time = work * 2 / 5 + turns * 2000 + (rounds + turns) * pixels * images * 7 / 10;
+    if (time >= least) continue;
+    least = time, p.tile = tile, p.area = area, p.bytes = static_cast<int>(bytes);
+    p.blocks = static_cast<uint32_t>(blocks * p.sectors), p.by_tiles = kernels::Divisor(across);
+  }
+  p.by_sectors = kernels::Divisor(p.sectors);
+  p.by_area = kernels::Divisor(p.area.columns), p.by_tile = kernels::Divisor(p.tile.columns);
+}
+
 // The kernels of a convolution under a held tau, if not those that fill blocks and tiles up.
-enum class HeldWay { kFilled, kThin, kPacked };
+enum class HeldWay { kFilled, kThin, kPacked, kDepthwise };
 
 // The way of least time. `packs`: rows can be packed; the portable kernel then does so by itself.
 // Tensor cores round what they multiply in TF32, so there the number of images does not choose

@@ -136,6 +136,35 @@ def test_few_channels_of_a_group(device, dtype, images, channels, out, groups):
     assert_near(got, reference.product(valid))
 
 
+DEPTHWISE = [  # images, channels, picture, kernel
+    (1, 8, (7, 5), (3, 3), {"padding": 1}),
+    (3, 18, (6, 11), (5, 2), {"stride": (2, 3), "padding": (2, 1), "dilation": (1, 2)}),
+    (33, 17, (4, 4), (3, 2), {}),
+    (70, 20, (5, 6), (3, 3), {"padding": (0, 2), "stride": 2}),
+]
+
+
+@pytest.mark.parametrize(("images", "channels", "size", "kernel", "setting"), DEPTHWISE)
+def test_depthwise_convolutions(device, dtype, images, channels, size, kernel, setting):
+    """Half is skipped, beside squares out of range, and then beside what is no number."""
+    input = uneven(images, channels, *size, seed=1, dtype=torch.bfloat16).double()
+    weight = uneven(channels, 1, *kernel, seed=2, dtype=torch.bfloat16).double()
+    if dtype != torch.float16:
+        input[:, 1] *= 2.0**-80
+        weight[1] *= 2.0**80
+    setting = setting | {"groups": channels}
+    tau, _ = Im2col(input, weight, **setting).decide(0.5)
+    for special in (None, torch.inf, torch.nan):
+        if special:
+            input[images // 2, 3, 2, 2] = weight[5, 0, 0, 0] = special
+        reference = Im2col(input, weight, **setting)
+        expected = reference.product(~(norm_products(*reference.norms()[::2]) < tau))
+        operands = input.to(device, dtype), weight.to(device, dtype)
+        got = spamm_torch.conv2d(*operands, **setting, tau=tau).cpu()
+        assert_near(got.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0))
+        torch.testing.assert_close(got.isfinite(), expected.isfinite())
+
+
 @pytest.mark.parametrize("images", [1, 3, 33, 70])
 @pytest.mark.parametrize("segments", [None, 2, 4])
 def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segments, force):

@@ -79,7 +79,7 @@ def test_one_small_pixel_beside_zeros_is_skipped(device, groups):
 def test_depthwise_convolutions_have_a_kernel_of_their_own(device, images):
     input, weight = randn(images, 24, 9, 7, device=device), randn(24, 1, 3, 2, device=device)
     name = conv2d_backend(input, weight, tau=1.0, groups=24)
-    assert name == ("cpu-depthwise" if device.type == "cpu" else "sm80-thin")
+    assert name == ("cpu-depthwise" if device.type == "cpu" else "sm80-depthwise")
 
 
 KNOBS = [{"valid_ratio": x} for x in (0.05, 0.7)] + [{"max_error": x} for x in (0.0, 1e-2)]

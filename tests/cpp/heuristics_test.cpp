@@ -274,6 +274,22 @@ TEST(Heuristics, EntriesAloneWhereBlocksAreMostlyEmpty) {
   }
 }
 
+TEST(Heuristics, DepthwiseTilesFit) {
+  for (const auto& [images, edge, kernel] :
+       std::vector<std::array<int, 3>>{{1, 150, 3}, {3, 7, 15}, {8, 28, 7}, {64, 1, 9}}) {
+    for (const int bytes : {2, 4, 8}) {
+      kernels::DepthwiseParams<float> p{};
+      kernels::Im2colMatrix& m = p.conv.pixels;
+      m.images = images, m.log2_images = 6, m.image_blocks = 1, p.channels = 96;
+      m.output = {edge, edge}, m.stride = {1, 2}, m.dilation = {1, 1};
+      m.kernel_columns = kernel, m.positions = kernel * kernel;
+      choose_depthwise(p, bytes, 227 << 10, kMultiprocessors);
+      EXPECT_TRUE(p.tile.rows > 0 && p.bytes <= 227 << 10);
+      EXPECT_TRUE(p.log2_slots <= p.log2_images && p.log2_images <= p.log2_slots + 3);
+    }
+  }
+}
+
 TEST(Heuristics, PackedRowsOfFewImages) {
   const auto way = [&](const HeldConv& x, bool tf32, std::optional<bool> hopper = true) {
     return choose_held_conv(at::kFloat, tf32, hopper, /*packs=*/true, x, kMultiprocessors);

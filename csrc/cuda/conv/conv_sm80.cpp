@@ -56,7 +56,7 @@ Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input, bool th
   if (thin) {
     m.position_depth *= m.groups;
     m.groups = 1;
-    m.channels = static_cast<int>(shape.in_channels);
+    m.channels = static_cast<int>(input.size(1));
   }
   m.set_divisors();
   return m;
@@ -95,8 +95,8 @@ ThinParams<Norm> thin_params(const Convolution& conv, const kernels::ConvSm80Par
   return thin;
 }
 
-template <class Norm>
-void launch_stage(const ThinParams<Norm>& params, at::ScalarType dtype, ThinStage stage,
+template <template <class> class Params, class Norm, class Stage>
+void launch_stage(const Params<Norm>& params, at::ScalarType dtype, Stage stage,
                   const OnDevice& device) {
   with_element(dtype, [&]<class Element>(Element) {
     if constexpr (std::is_same_v<Element, double> == std::is_same_v<Norm, double>) {
@@ -169,12 +169,18 @@ HeldConv held_size(const Convolution& conv) {
 }
 
 template <class Norm>
-Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
+Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
   const OnDevice device(conv.input);
   const ConvShape& shape = conv.shape;
+  const bool depthwise = way == HeldWay::kDepthwise, thin = way == HeldWay::kThin;
   Tensor input, weight, norm_a;
   kernels::ConvSm80Params<Norm> p{};
-  if (thin) {
+  if (depthwise) {
+    input = readable_pixels(conv.input);
+    weight = conv.weight.contiguous();
+    norm_a = conv.norm_weight ? conv.norm_weight->contiguous() : Tensor();
+    p.weight.data = weight.const_data_ptr();
+  } else if (thin) {
     input = readable_pixels(conv.input, 1);
     weight = conv.weight.permute({2, 3, 1, 0}).contiguous();
     norm_a = weight_norms(conv).contiguous();
@@ -187,15 +193,17 @@ Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
     if (!reads_along(weight, 2, 1)) weight = aligned_copy(weight);
     p.weight = operand(weight, 2);
   }
-  p.pixels = im2col_matrix(conv, input, thin);
+  p.pixels = im2col_matrix(conv, input, thin || depthwise);
 
   // A search needs the norms of all blocks. Otherwise, if a block is one pixel of several images,
   // the kernel looks its norms up by pixel.
   p.norm_pixels.per_pixel = knob.tau && conv.blocks.edge[1] * conv.blocks.edge[2] == 1;
-  const Tensor norms = p.norm_pixels.per_pixel
-                           ? pixel_norms<Norm>(p.pixels, conv, knob, thin, device)
-                           : im2col_norms<Norm>(p.pixels, conv, knob, thin, device);
-  p.norm_pixels.norms = norms.const_data_ptr<Norm>();
+  Tensor norms;
+  if (!depthwise) {
+    norms = p.norm_pixels.per_pixel ? pixel_norms<Norm>(p.pixels, conv, knob, thin, device)
+                                    : im2col_norms<Norm>(p.pixels, conv, knob, thin, device);
+    p.norm_pixels.norms = norms.const_data_ptr<Norm>();
+  }
   p.packed = !thin && packs(conv, knob);
   const auto find_threshold = [&] {
     const int64_t blocks = volume(conv.blocks.count());
@@ -206,10 +214,10 @@ Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
     return threshold_from_knob(norm_a, norm_b, knob,
                                PartialBlockScale(conv.blocks, norm_a.options())(norm_b, 0));
   };
-  const Threshold tau(knob.tau ? *knob.tau : find_threshold(), norm_a.scalar_type());
+  const Threshold tau(knob.tau ? *knob.tau : find_threshold(), norm_dtype(input.scalar_type()));
   p.tau = tau.argument<Norm>();
 
-  p.norm_weight = norm_a.const_data_ptr<Norm>();
+  p.norm_weight = norm_a.defined() ? norm_a.const_data_ptr<Norm>() : nullptr;
   p.out_channels = static_cast<int>(shape.group_out_channels());
   p.log2_block_m = log2_of(conv.block.m);
   p.log2_block_k = log2_of(conv.block.k);
@@ -221,6 +229,14 @@ Tensor convolve(const Convolution& conv, const Knob& knob, bool thin) {
   p.output = output.mutable_data_ptr();
 
   const StageRange stage(kMultiplyStage);
+  if (depthwise) {
+    const auto most_bytes = static_cast<int>(device.properties().sharedMemPerBlockOptin);
+    kernels::DepthwiseParams<Norm> of{};
+    of.conv = p, of.channels = static_cast<int>(shape.groups);
+    choose_depthwise(of, input.element_size(), most_bytes, device.multiprocessors());
+    launch_stage(of, conv.input.scalar_type(), most_bytes, device);
+    return output;
+  }
   if (thin) {
     launch_stage(thin_params(conv, p, p.pixels), conv.input.scalar_type(), ThinStage::kMultiply,
                  device);
@@ -287,12 +303,23 @@ bool supports(const Convolution& conv, const Knob&) {
          are_groups_aligned(conv) && sizes_fit(conv, /*thin=*/false);
 }
 
+// The depthwise kernel takes pairs of channels but for float64, and holds a window of all images.
 HeldWay held_way(const Convolution& conv, const Knob& knob) {
+  const ConvShape& shape = conv.shape;
   if (conv.shape.group_in_channels() == 0 || skips_nothing(knob) ||
       !sizes_fit(conv, /*thin=*/true)) {
     return HeldWay::kFilled;
   }
   const auto& device = check_device(conv.input.device());
+  if (const int64_t bytes = conv.input.element_size();
+      knob.tau && shape.in_channels == shape.groups && shape.out_channels == shape.groups &&
+      (bytes == 8 || shape.groups % 2 == 0) && conv.blocks.edge[0] == conv.block.n &&
+      kernels::depthwise_bytes(bytes, std::min(shape.images, conv.block.n),
+                               shape.kernel_positions(),
+                               shape.window().height * shape.window().width) <=
+          static_cast<int64_t>(device.sharedMemPerBlockOptin)) {
+    return HeldWay::kDepthwise;
+  }
   const HeldConv x = held_size(conv);
   if (!are_groups_aligned(conv) && x.in_channels <= conv.block.k) return HeldWay::kThin;
   std::optional<bool> hopper;
@@ -311,22 +338,23 @@ bool supports_way(const Convolution& conv, const Knob& knob) {
   return held_way(conv, knob) == kWay;
 }
 
-template <bool kThin>
+template <HeldWay kWay>
 ConvolutionResult run(const Convolution& given, const Knob& knob) {
   const Convolution conv = skips_nothing(knob) ? in_full_blocks(given) : given;
   const bool is_double = conv.input.scalar_type() == at::kDouble;
-  return {is_double ? convolve<double>(conv, knob, kThin) : convolve<float>(conv, knob, kThin),
+  return {is_double ? convolve<double>(conv, knob, kWay) : convolve<float>(conv, knob, kWay),
           Tensor()};
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
-                                       {.convolve = {&supports, &run<false>}});
-const Backends<ConvBackend> of_thin(at::kCUDA, Rank::kSpecial,
-                                    {.convolve = {&supports_way<HeldWay::kThin>, &run<true>},
-                                     .name = "sm80-thin"});
-const Backends<ConvBackend> of_packed(at::kCUDA, Rank::kSpecial,
-                                      {.convolve = {&supports_way<HeldWay::kPacked>, &run<false>},
-                                       .name = "sm80-packed"});
+                                       {.convolve = {&supports, &run<HeldWay::kFilled>}});
+template <HeldWay kWay>
+Backends<ConvBackend> special(const char* name) {
+  return {at::kCUDA, Rank::kSpecial, {.convolve = {&supports_way<kWay>, &run<kWay>}, .name = name}};
+}
+const auto of_thin = special<HeldWay::kThin>("sm80-thin");
+const auto of_depthwise = special<HeldWay::kDepthwise>("sm80-depthwise");
+const auto of_packed = special<HeldWay::kPacked>("sm80-packed");
 
 // ---- Dense convolutions with ReLU ---------------------------------------------------------------
 //

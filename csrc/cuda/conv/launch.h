@@ -22,6 +22,10 @@ enum class ThinStage { kNorms, kMultiply };
 template <class Element, class Norm>
 cudaError_t launch_thin(const kernels::ThinParams<Norm>& params, ThinStage stage,
                         cudaStream_t stream);
+// Depthwise. `most_bytes`: the shared memory that a thread block may have.
+template <class Element, class Norm>
+cudaError_t launch_thin(const kernels::DepthwiseParams<Norm>& params, int most_bytes,
+                        cudaStream_t stream);
 
 // Hopper's. The caller sets all of `params` but the maps; next_tile, if not null, points to zero.
 template <class Element>

@@ -98,4 +98,34 @@ struct ThinParams {
   int pixels;  // of a pixel block: those before this number may exist, the others do not
 };
 
+constexpr int kDepthwiseThreads = 256;
+constexpr int kSectorBytes = 32;  // of memory; a thread block has the channels of one
+
+// For depthwise convolutions (depthwise.cuh). A thread block computes a tile of output pixels, of
+// all images of a block, from the area of the input that their windows cover. choose_depthwise()
+// sets all but `conv`, of one group, and `channels`.
+template <class Norm>
+struct DepthwiseParams {
+  ConvSm80Params<Norm> conv;    // weight: (channels, kernel positions); no norms: its magnitudes
+  int channels, sectors;        // sectors: of all channels of a pixel
+  Size2 tile, area;             // pixels
+  int log2_images, log2_slots;  // of images that exist; of threads that share a pixel of them
+  int record, bytes;            // of a pixel of the area, norms before entries; of shared memory
+  uint32_t blocks;              // thread blocks of the images of a block
+  Divisor by_sectors, by_tiles, by_area, by_tile;
+};
+
+constexpr int64_t depthwise_norm_bytes(int64_t of_entry) { return of_entry == 2 ? 64 : 32; }
+// An odd number of sectors, so that neighbouring pixels lie in different banks. The norm of a
+// single image is its magnitude.
+constexpr int64_t depthwise_record(int64_t of_entry, int64_t images) {
+  const int64_t entries = images * kSectorBytes;
+  return images == 1 ? entries : (depthwise_norm_bytes(of_entry) + entries) | kSectorBytes;
+}
+// Weights and their norms, the area, and what threads may read of images that do not exist.
+constexpr int64_t depthwise_bytes(int64_t of_entry, int64_t images, int64_t taps, int64_t pixels) {
+  return 2 * taps * depthwise_norm_bytes(of_entry) + images * kSectorBytes +
+         pixels * depthwise_record(of_entry, images);
+}
+
 }  // namespace spamm::kernels

@@ -26,8 +26,8 @@ struct Neighbours<Element, 3> {
 };
 
 // The entries that a pixel block has at a kernel position in one block of channels. kWidth channels
-// are read at a time. kOnce: a group has as many. kImages: the pixels are one of several images.
-template <class Element, int kWidth, bool kOnce, bool kImages>
+// are read at a time. kImages: the pixels are one of several images.
+template <class Element, int kWidth, bool kImages>
 class ThinBlock {
   using Norm = NormOf<Element>;
   using Entries = Neighbours<Element, kWidth>;
@@ -38,7 +38,7 @@ class ThinBlock {
       : p_(p), origin_(p.conv.pixels, block), step_(p.conv.pixels, kernel_position) {
     const int group = depth_block / p.depth_blocks;
     const int channel = (depth_block - group * p.depth_blocks) << p.conv.log2_block_k;
-    channels_ = kOnce ? kWidth : min(p.channels - channel, 1 << p.conv.log2_block_k);
+    channels_ = kWidth == 3 ? 3 : min(p.channels - channel, 1 << p.conv.log2_block_k);
     first_ = static_cast<const Element*>(p.conv.pixels.data) + group * p.channels + channel;
   }
 
@@ -113,7 +113,7 @@ __device__ __noinline__ Norm scaled_norm(const ThinParams<Norm>& p, int number, 
   return scaled.norm(block.sum([&](Norm sum, Norm x) { return scaled.add(sum, x); }));
 }
 
-template <class Element, int kWidth, bool kOnce, bool kImages>
+template <class Element, int kWidth, bool kImages>
 __global__ void __launch_bounds__(kThinThreads, 2)
     thin_norms(const __grid_constant__ ThinParams<NormOf<Element>> p) {
   using Norm = NormOf<Element>;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThinThreads, 2)
   const uint32_t depth = p.groups * p.depth_blocks, line = number / depth;
   const uint32_t place = line / m.positions;
   if (place >= static_cast<uint32_t>(m.block_count())) return;
-  using Block = ThinBlock<Element, kWidth, kOnce, kImages>;
+  using Block = ThinBlock<Element, kWidth, kImages>;
   const int position = line - place * m.positions, depth_block = number - line * depth;
   bool nonzero = false;
   const Norm squares = Block(p, place, position, depth_block).sum([&](Norm sum, Norm x) {
@@ -135,15 +135,15 @@ __global__ void __launch_bounds__(kThinThreads, 2)
 }
 
 // Each thread computes kOut neighbouring output channels, of one group and one block, of one pixel
-// of kImages images, which share a test. kOnce: a group has kWidth channels. The threads of a block
-// have `lanes` chunks of channels each, of neighbouring pixels. Thread blocks are numbered by
-// pixels, channels and images.
-template <class Element, int kWidth, bool kOnce, int kOut, int kImages>
+// of kImages images, which share a test. The threads of a block have `lanes` chunks of channels
+// each, of neighbouring pixels. Thread blocks are numbered by pixels, channels and images.
+template <class Element, int kWidth, int kOut, int kImages>
 __global__ void __launch_bounds__(kThinThreads, 2)
     conv_thin(const __grid_constant__ ThinParams<NormOf<Element>> p, uint32_t lanes) {
   using Norm = NormOf<Element>;
   using Entries = Neighbours<Element, kWidth>;
   using Outputs = Neighbours<Element, kOut>;
+  constexpr bool kOnce = kWidth == 3;  // a group has as many channels
   const ConvSm80Params<Norm>& conv = p.conv;
   const Im2colMatrix& m = conv.pixels;
   const int out_channels = p.groups * conv.out_channels;
