@@ -773,12 +773,14 @@ void choose_depthwise(kernels::DepthwiseParams<Norm>& p, int64_t element_bytes, 
     const int64_t bytes = kernels::depthwise_bytes(element_bytes, images, m.positions, pixels);
     if (bytes > most_bytes) continue;
     const int64_t rounds = blocks_of(blocks * groups, multiprocessors);
-    const int64_t turns = blocks_of(rounds, std::clamp<int64_t>(most_bytes / bytes, 1, 4));
+    const int64_t held = std::clamp<int64_t>(most_bytes / bytes, 1, 4);
+    const int64_t turns = blocks_of(rounds, held), tenths = held == 1 ? 16 : held == 2 ? 12 : 10;
     const int64_t items = blocks_of((tile.rows * tile.columns << p.log2_slots) * lanes, 256);
     const int64_t work = rounds * (pixels * (5 * images / 2 + 10) +
                                    8 * items * (60 + m.positions * (12 + 5 * together)));
-    // 2.5 instructions a cycle, latencies, and sectors from memory, half of them not hidden.
-    const int64_t time = work * 2 / 5 + turns * 2000 + (rounds + turns) * pixels * images * 7 / 10;
+    // 2.5 instructions a cycle, but less of one or two thread blocks; latencies; and sectors from
+    // memory, half of them not hidden.
+    const int64_t time = work * tenths / 25 + turns * 2000 + (rounds + turns) * pixels * images / 2;
     if (time >= least) continue;
     least = time, p.tile = tile, p.area = area, p.bytes = static_cast<int>(bytes);
     p.blocks = static_cast<uint32_t>(blocks * p.sectors), p.by_tiles = kernels::Divisor(across);
