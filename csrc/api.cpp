@@ -40,8 +40,7 @@ Tensor valid_ratio(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
   const int64_t products = counts.numel() * norm_a.size(-1);
   if (products == 0) return at::ones({}, norm_a.options());
   const Tensor valid = counts.sum(at::kLong).to(at::kDouble);
-  // Divides by a tensor, because CUDA divides by a number as a multiplication by its rounded
-  // inverse.
+  // Divides by a tensor: by a number, CUDA multiplies by its rounded inverse.
   return valid.div(at::full({}, products, valid.options())).to(norm_a.scalar_type());
 }
 

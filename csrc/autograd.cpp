@@ -108,8 +108,7 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
   }
 };
 
-// Tells whether no tensor has to do with gradients, which is usual, and known without reading the
-// arguments.
+// Tells whether no tensor has to do with gradients, which is usual, without reading the arguments.
 bool is_plain(const c10::OperatorHandle& op, const Stack& stack) {
   return std::all_of(stack.end() - size_of(op), stack.end(), [](const c10::IValue& x) {
     if (!x.isTensor()) return true;
@@ -215,9 +214,8 @@ Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
   const std::initializer_list<bool> wanted = {needs_grad(x.input), needs_grad(x.weight),
                                               needs_grad(x.bias), needs_grad(x.residual),
                                               needs_grad(slope.tensor)};
-  const bool by_argument =
-      facts_of(activation).needs_argument || slope.tensor || !(slope.number >= 0);
-  const bool apart = by_argument && at::GradMode::is_enabled() &&
+  const bool is_given = facts_of(activation).needs_argument || slope.tensor || !(slope.number >= 0);
+  const bool apart = is_given && at::GradMode::is_enabled() &&
                      std::find(wanted.begin(), wanted.end(), true) != wanted.end();
   const Activation inside = apart ? Activation::kNone : activation;
   const ConvOptions& options = x;
@@ -284,10 +282,8 @@ void refuse_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, St
   below_autograd(op, keys, stack);
 }
 
-// For ops that users call to write to a tensor. Two kernels, because in inference mode only the
-// second runs.
-void refuse_gradient_of_writing(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                                Stack* stack) {
+// For ops that write to a tensor. Two kernels, because in inference mode only the second runs.
+void refuse_gradient_of_out(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   check_no_gradient(op, stack);
   at::AutoDispatchBelowAutograd below_gradients;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
@@ -318,7 +314,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   impl<&spamm_shards_autograd>(m, {"spamm_shards"});
   impl<&refuse_gradient>(m,
                          {"conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "multiply_part"});
-  impl<&refuse_gradient_of_writing>(m, {"spamm_into"});
+  impl<&refuse_gradient_of_out>(m, {"spamm_into"});
   impl<&below_autograd>(m, {"norm_map", "norm_maps", "find_tau", "valid_counts", "error_bound",
                             "conv2d_weight_norm", "row_work"});
 }
@@ -328,8 +324,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, ADInplaceOrView, m) { impl<&count_versions>(m, {
 // ---- Autocast ----------------------------------------------------------------------------------
 
 // Products and convolutions run in the lower precision of the autocast region, as torch's own ops
-// do. Norm maps and thresholds keep their type, and so do ops that write to memory that is
-// given, as torch's do.
+// do. Norm maps and thresholds keep their type, and so do ops that write to given memory.
 
 namespace {
 
@@ -352,12 +347,11 @@ void autocast(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxed(stack);
 }
 
-constexpr auto kCasting = {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d",
-                           "conv2d_with_norms"};
+constexpr auto kCast = {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d", "conv2d_with_norms"};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { impl<&autocast<at::kCPU>>(m, kCasting); }
-TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { impl<&autocast<at::kCUDA>>(m, kCasting); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { impl<&autocast<at::kCPU>>(m, kCast); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { impl<&autocast<at::kCUDA>>(m, kCast); }
 
 }  // namespace spamm

@@ -15,8 +15,7 @@ inline std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Tells whether a variable is 1. Refuses what is not 0 or 1: a test that sets it would else pass
-// without what it is for.
+// Tells whether a variable is 1. Refuses all but 0 and 1, which a test would set to no effect.
 inline bool is_set(const char* name) {
   const std::string given = environment(name);
   TORCH_CHECK_VALUE(given.empty() || given == "0" || given == "1", name, " must be 0 or 1; got ",

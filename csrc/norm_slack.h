@@ -11,8 +11,7 @@ template <class Norm>
 constexpr double kNormSlack = sizeof(Norm) == 4 ? 0x1p-18 : 0x1p-44;
 
 // The most and the least that a norm that is stored as `x` may be, but for the relative error.
-// Differs from x where x is subnormal or nearly so: elsewhere the sum rounds to x. A norm of 0 is
-// exact.
+// Differs from x where x is subnormal or nearly so: else the sum rounds to x. A norm of 0 is exact.
 template <class Norm>
 constexpr Norm at_most(Norm x) {
   constexpr Norm kSmallest = std::numeric_limits<Norm>::denorm_min();
@@ -31,8 +30,7 @@ constexpr double largest_bound(double max_error, double norm_a, double norm_b) {
   return max_error * norm_a * norm_b * (1 - 2 * kNormSlack<Norm>);
 }
 
-// Tells whether everything may be skipped where that value is infinite or NaN: what is lost is at
-// most norm(A) * norm(B).
+// Tells whether all may be skipped where it is infinite or NaN: at most norm(A) * norm(B) is lost.
 constexpr bool may_skip_all(double max_error, double norm_a, double norm_b) {
   constexpr double kLargest = std::numeric_limits<double>::max();
   return max_error >= 2 && norm_a <= kLargest && norm_b <= kLargest;

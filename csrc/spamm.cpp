@@ -14,8 +14,7 @@ Block check(const ProductArguments& x) {
   return check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.knob.tau, x.input);
 }
 
-// Nothing where no devices are named, or one alone is faster. Where the product is symmetric, the
-// whole is computed and mirrored.
+// Nothing if no devices are named, or one is faster. Computes symmetric products whole and mirrors.
 OptTensor product_on_devices(ProductArguments& x) {
   if (!x.devices) return std::nullopt;
   OptTensor c = shards::spamm_on_devices(x);

@@ -11,14 +11,12 @@
 
 namespace spamm {
 
-// The number in a 0-d CPU tensor. A float64 is read directly, because item() goes through the
-// dispatcher.
+// The number in a 0-d CPU tensor. Reads a float64 directly: item() goes through the dispatcher.
 inline double host_scalar(const at::Tensor& tau) {
   return tau.scalar_type() == at::kDouble ? *tau.const_data_ptr<double>() : tau.item<double>();
 }
 
-// Tells whether the host knows that nothing is skipped: tau is on the CPU, and not above 0 (or
-// NaN).
+// Tells whether the host knows that nothing is skipped: tau is on the CPU and not above 0 (or NaN).
 inline bool skips_nothing(const at::Tensor& tau) { return tau.is_cpu() && !(host_scalar(tau) > 0); }
 inline bool skips_nothing(const Knob& knob) {
   return knob.threshold ? !(*knob.threshold > 0) : knob.tau && skips_nothing(*knob.tau);

@@ -6,8 +6,7 @@
     python examples/scf_pyscf.py --record data/scf/pyscf.npz oh water2 lithium2
 
 ``by_products`` is all that joins the two. Each line compares a run with pyscf's own: cycles, energy
-in hartree, the largest difference of an entry of the density matrix. docs/density_matrix.md
-explains.
+in hartree, the density matrix's largest difference. See docs/density_matrix.md.
 """
 
 import argparse

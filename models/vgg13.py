@@ -2,8 +2,7 @@
 
 The network of Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
 Recognition" (2015), column B, as used on small pictures: ten 3x3 convolutions in five stages of
-two, a 2x2 max pooling after each, then three linear layers on what is left, one pixel of 512
-channels.
+two, a 2x2 max pooling after each, then three linear layers on the 512 channels left.
 """
 
 from collections import OrderedDict

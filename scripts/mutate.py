@@ -3,8 +3,7 @@
 
 mutations.txt has the places: texts of files, what replaces them, and the tests that should fail
 then. Of the library, all texts are built at once, each behind a number that a run picks. Such a
-text is an expression, or a statement with its semicolon. The files are put back, also after an
-interrupt.
+text is an expression, or a statement with its semicolon. Files are put back at any end.
 
     python scripts/mutate.py                     # all of them: half an hour on two cores
     python scripts/mutate.py --only cpu/conv     # those whose file or new text holds this

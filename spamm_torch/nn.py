@@ -47,8 +47,7 @@ class PinnedNorms:
         norms: the norm map. It, and the weight before it, are final: no kernel still writes them.
         weight: the tensor itself. Weak, so that a weight that was replaced does not stay in memory.
         version, address: of the weight when its norms were computed.
-        memory: holds the weight's memory as long as the weight is there, so that nothing else gets
-            its address.
+        memory: holds the weight's memory as long as the weight, so that no other gets its address.
     """
 
     norms: Tensor

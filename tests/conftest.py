@@ -1,6 +1,4 @@
-"""Parts that all tests share: the devices they run on, hypothesis's profiles, times that are made
-up.
-"""
+"""Parts that all tests share: devices to run on, hypothesis's profiles, times that are made up."""
 
 import collections
 import gc

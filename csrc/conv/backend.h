@@ -94,8 +94,7 @@ struct ConvBackend {
 
 // The choice between torch's convolution and those of ConvBackend where nothing is skipped.
 struct UnskippedBackend {
-  // Tells whether the latter are faster. By the sizes of the whole batch alone, so that bits are
-  // the same in each call.
+  // Tells whether the latter are faster: by the batch's sizes alone, so that bits never change.
   bool (*own_pays)(const Convolution&) = nullptr;
 };
 
@@ -108,26 +107,22 @@ struct MaxPool {
 // Layers that skip nothing. The outputs of convolutions are not empty, and in any memory format.
 struct DenseBackend {
   Way<at::Tensor(const DenseConvolution&)> convolve = {};  // the weight is not empty either
-  // And max pooling of 2 x 2 pixels, with stride 2. The result has the bits of both, one after the
-  // other.
+  // And max pooling of 2 x 2 pixels, with stride 2. The result has the bits of one after the other.
   Way<at::Tensor(const Convolution&, const Knob&)> convolve_and_pool = {};
   // The result's norms are defined if they are wanted.
   Way<ConvolutionResult(const at::Tensor& input, const MaxPool& pool, bool wants_output_norms)>
       pool = {};
 };
 
-// One layer as a plain function, for ops that are made of several. Arguments have been checked, but
-// for those of check_conv2d.
+// One layer, for ops made of several. Arguments have been checked, but for those of check_conv2d.
 
 // `x.knob` has been checked.
 Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms);
 
-// The output is a batch, in conv.output_format. The result's norms are undefined unless
-// conv.wants_output_norms.
+// The output is a batch, in conv.output_format. Norms are undefined unless conv.wants_output_norms.
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob);
 
-// The output, a batch in output_format: by the device's backend, or else by torch's convolution and
-// the epilogue after it.
+// The output, a batch in output_format: by the device's backend, else by torch's and the epilogue.
 Tensor dense_convolution(const DenseConvolution& conv);
 
 // The arguments that a layer has without skipping, as a batch.

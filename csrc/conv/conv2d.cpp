@@ -140,15 +140,14 @@ class Im2col {
 // ---- The stages ---------------------------------------------------------------------------------
 
 // Copies the product of one piece, (groups, pixels, out_channels / groups), into the output.
-void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
-           const Tensor& output) {
+void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks, const Tensor& to) {
   const auto& [c0, c1, c2] = piece.count;
   const auto& [e0, e1, e2] = blocks.edge;
   const Tensor boxes = product.view({product.size(0), c0, c1, c2, e0, e1, e2, product.size(2)})
                            .permute({1, 4, 2, 5, 3, 6, 0, 7});
   const Box covered = {c0 * e0, c1 * e1, c2 * e2};
   Box inside;
-  Tensor target = output.permute({0, 2, 3, 1});
+  Tensor target = to.permute({0, 2, 3, 1});
   for (int d = 0; d < 3; ++d) {
     const int64_t start = piece.first[d] * blocks.edge[d];
     inside[d] = std::min(covered[d], blocks.grid[d] - start);
@@ -192,8 +191,7 @@ class MatrixConvolution {
 
   // The stages, piece by piece.
   Tensor run(const Knob& knob) const {
-    const Tensor output =
-        at::empty(conv_.output_sizes(), conv_.input.options(), conv_.output_format);
+    const auto output = at::empty(conv_.output_sizes(), conv_.input.options(), conv_.output_format);
     const PartialBlockScale scale(conv_.blocks, norm_weight_.options());
     const auto threshold_for = [&](const Tensor& norm_b) {
       return threshold_from_knob(norm_weight_, norm_b, knob, scale(norm_b, 0));
@@ -210,8 +208,7 @@ class MatrixConvolution {
     int64_t first = 0;  // the piece's first pixel block
     for (const Piece& piece : pieces_) {
       const Tensor pixels = im2col_.transposed(piece);
-      const Tensor norm_b =
-          norms ? norms->narrow(-1, first, volume(piece.count)) : norms_of(pixels);
+      const auto norm_b = norms ? norms->narrow(-1, first, volume(piece.count)) : norms_of(pixels);
       if (!threshold) threshold = threshold_for(norm_b);  // there is only one piece
       const Tensor product =
           multiply_piece(pixels, scale(norm_b, first).value_or(norm_b), *threshold);
@@ -255,8 +252,7 @@ class MatrixConvolution {
 };
 
 // The backend's result, its output with the whole epilogue.
-ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& conv,
-                              const Knob& knob) {
+ConvolutionResult run(const ConvBackend& backend, const Convolution& conv, const Knob& knob) {
   if (backend.fuses_epilogue(conv)) return backend.convolve.run(conv, knob);
   Convolution plain = conv;
   plain.residual.reset();
@@ -267,8 +263,7 @@ ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& con
 }
 
 // Tells whether torch's convolution takes its place. Blocks that the channels of a group do not
-// fill are slow. Pixel blocks of one image promise that an image does not depend on its batch;
-// torch's convolution does not.
+// fill are slow. Pixel blocks of one image promise independence of the batch, torch does not.
 bool runs_dense(const Convolution& conv, const Knob& knob) {
   if (!skips_nothing(knob)) return false;
   if (conv.shape.groups > 1) return true;
@@ -282,8 +277,7 @@ at::Tensor weight_matrix(const Tensor& weight, int64_t groups, int64_t block_k) 
   const int64_t rows = weight.size(0) / groups, channels = weight.size(1);
   const int64_t padding = blocks_of(channels, block_k) * block_k - channels;
   const at::Tensor channels_last = weight.permute({0, 2, 3, 1});
-  const at::Tensor padded =
-      padding ? at::constant_pad_nd(channels_last, {0, padding}) : channels_last;
+  const Tensor padded = padding ? at::constant_pad_nd(channels_last, {0, padding}) : channels_last;
   return padded.reshape({groups, rows, weight.size(2) * weight.size(3) * (channels + padding)});
 }
 
@@ -306,7 +300,7 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& given) {
   } else if (const Knob knob = checked_knob(given);
              const ConvBackend* const backend = Backends<ConvBackend>::find(
                  conv.input.device().type(), &ConvBackend::convolve, conv, knob)) {
-    result = run_backend(*backend, conv, knob);
+    result = run(*backend, conv, knob);
   } else {
     result.output = MatrixConvolution(skips_nothing(knob) ? in_full_blocks(conv) : conv).run(knob);
   }

@@ -23,8 +23,7 @@ Tensor leaky_relu(Tensor output, const Slope& slope) {
                            : at::prelu(output.unsqueeze(0), slopes).squeeze(0);
 }
 
-// Tells whether oneDNN's kernels of half types compute it, of which two answers are wrong in
-// torch 2.11.
+// Tells whether oneDNN's kernels of half types compute it; two answers are wrong in torch 2.11.
 bool is_half_on_cpu(const DenseConvolution& conv) {
   return conv.input.is_cpu() && at::isReducedFloatingType(conv.input.scalar_type());
 }
@@ -33,8 +32,7 @@ bool is_half_on_cpu(const DenseConvolution& conv) {
 Tensor torch_convolution(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
   const ConvShape& shape = conv.shape;
-  // A strided output of one column stays unwritten in part, in bfloat16 with AMX. Its first column
-  // needs no stride.
+  // A strided output of one column stays partly unwritten (bfloat16, AMX). One needs no stride.
   const bool is_column = is_half_on_cpu(conv) && shape.output.width == 1;
   const Size2 stride = is_column ? Size2{shape.stride.height, 1} : shape.stride;
   const Tensor output =
@@ -93,8 +91,7 @@ Tensor apply_epilogue(const Tensor& output, const OptTensor& residual, Activatio
 }
 
 Tensor dense_convolution(const DenseConvolution& conv) {
-  // torch refuses some of the empty ones. Where half types read nothing on a CPU with AVX-512, it
-  // ends the process.
+  // torch refuses some empty ones. Half types that read nothing end the process on AVX-512.
   const bool is_empty = conv.shape.images * conv.weight.numel() == 0 ||
                         (is_half_on_cpu(conv) && conv.shape.share_inside() == 0);
   if (!is_empty) {

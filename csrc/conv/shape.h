@@ -70,8 +70,7 @@ struct ConvShape {
   }
 };
 
-// One number for both dimensions, or one for each. Numbers so large that sizes would overflow are
-// refused.
+// One number for both dimensions, or one for each. Refuses numbers so large that sizes overflow.
 inline Size2 check_pair(at::IntArrayRef pair, int64_t least, const char* name) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   TORCH_CHECK((pair.size() == 1 || pair.size() == 2) &&
@@ -151,8 +150,7 @@ inline void check_residual(const at::Tensor& residual, const at::Tensor& input,
 
 // ---- Pixel blocks ------------------------------------------------------------------------------
 
-// Pixel blocks of the output grid, and the documented rule that chooses blocks. Plain integers,
-// shared by all backends.
+// Pixel blocks of the output grid, and the documented rule for blocks. Shared by all backends.
 
 // A count along each dimension of the output grid: images, rows, columns.
 using Box = std::array<int64_t, 3>;
@@ -188,8 +186,7 @@ inline Box check_pixel_block(at::IntArrayRef pixel_block) {
 }
 
 // The block of a convolution whose groups have `out_channels` and `in_channels` each. By default,
-// small layers get small blocks, so that padding does not dominate, and n is the pixel block's
-// product.
+// small layers get small blocks, lest padding dominate, and n is the pixel block's product.
 inline Block conv_block(const std::optional<DimVector>& block,
                         const std::optional<DimVector>& pixel_block, int64_t out_channels,
                         int64_t in_channels) {
@@ -201,8 +198,7 @@ inline Block conv_block(const std::optional<DimVector>& block,
   return edges;
 }
 
-// The output grid cut into pixel blocks. Blocks are in the order (image, row, column), and so are
-// the pixels of a block.
+// The output grid cut into pixel blocks. They and their pixels have the order (image, row, column).
 struct PixelBlocks {
   Box grid;  // pixels
   Box edge;  // pixels of a block
@@ -235,16 +231,14 @@ class PartialBlockScale {
     scale_ = ratios.is_cpu() ? square_roots(ratios) : ratios.sqrt();
   }
 
-  // The skip norms of consecutive blocks, of which the first is number `first`. Nothing if they
-  // equal the norms.
+  // The skip norms of consecutive blocks from number `first` on. Nothing if they equal the norms.
   std::optional<at::Tensor> operator()(const at::Tensor& norms, int64_t first) const {
     if (!scale_) return std::nullopt;
     return norms.mul(scale_->narrow(0, first, norms.size(-1)));
   }
 
  private:
-  // ATen's square root on the CPU is that of a vector library, which rounds correctly on some
-  // processors only.
+  // ATen's square root on the CPU is a vector library's, which on some processors rounds wrongly.
   static at::Tensor square_roots(const at::Tensor& x) {
     at::Tensor roots = at::empty_like(x);
     AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "square_roots", [&] {

@@ -28,8 +28,7 @@ inline bool runs_hopper_kernels(int compute_capability, int64_t shared_bytes_per
   return compute_capability == 90 && shared_bytes_per_block >= 227 * 1024;
 }
 
-// Tells whether tensor maps, whose coordinates are 32 bits wide, can describe the operands of a
-// product.
+// Tells whether tensor maps, of 32-bit coordinates, can describe the operands of a product.
 inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
   constexpr int64_t kLongest = (int64_t{1} << 31) - 256;  // tiles may stick out
   return k > 0 && std::max({m, n, k}) <= kLongest;
@@ -51,18 +50,17 @@ struct ProductSize {
 // On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three.
 // One product does not serve blocks of 32: their sums need a scale for each granule, and keeping
 // them made it slower than the portable kernel.
-inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
-                            bool hopper) {
+inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool tf32, bool hopper) {
   switch (dtype) {
     case c10::ScalarType::Half:
       return hopper ? Kernel::kSm90F16 : Kernel::kSm80F16;
     case c10::ScalarType::BFloat16:
       return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
-      if (hopper && (!allow_tf32 || std::min({block.m, block.k, block.n}) >= 64)) {
-        return allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
+      if (hopper && (!tf32 || std::min({block.m, block.k, block.n}) >= 64)) {
+        return tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
       }
-      return allow_tf32 ? Kernel::kSm80Tf32 : Kernel::kSm80F32;
+      return tf32 ? Kernel::kSm80Tf32 : Kernel::kSm80F32;
     case c10::ScalarType::Double:
       return hopper ? Kernel::kSm90F64 : Kernel::kSm80F64;
     default:
@@ -77,8 +75,7 @@ inline const char* kernel_name(Kernel kernel) {  // in the order of Kernel
   return kNames[static_cast<int>(kernel)];
 }
 
-// Tells whether the thread blocks of a kernel claim their tiles from a counter: on Hopper, whose
-// kernels come first.
+// Tells whether a kernel's thread blocks claim tiles from a counter: Hopper's, which come first.
 constexpr bool claims_tiles(Kernel kernel) { return kernel <= Kernel::kSm90F64; }
 
 // Tells whether a kernel can read some rows of B from another place than the others.
@@ -88,8 +85,7 @@ inline bool reads_own_rows(Kernel kernel) {
 
 // ---- Tiles --------------------------------------------------------------------------------------
 
-// The forced tile if there is one, else the large one if it pays. The small one if the kernel does
-// not have that tile.
+// The forced tile, else the large one if it pays. The small one if the kernel lacks that tile.
 inline TileSize pick_tile(Kernel kernel, bool large_pays, std::optional<TileSize> forced,
                           std::span<const TileRow> rows = kTiles) {
   const TileSize wanted = forced.value_or(large_pays ? TileSize::kLarge : TileSize::kSmall);
@@ -139,9 +135,8 @@ inline double product_time(const TileRow& row, const ProductSize& size, int mult
                       : is_double && segments == 2 ? 3.5 * row.step
                                                    : 2.5 + sums * (is_double ? 16 : 8) / 3e6;
   if (is_double) {
-    // Two tiles on a multiprocessor take nearly twice as long as one alone. The two of a first turn
-    // end together, so that both find another; later they end one by one. Measured for N = 512 to
-    // 1792, within 7%.
+    // Two tiles on a multiprocessor take nearly twice as long as one. The two of a first turn end
+    // together, so both find another; later they end one by one. Within 7% for N = 512 to 1792.
     constexpr double kAlone = 1.15;
     const int64_t places = 2 * multiprocessors, turns = all / places, rest = all % places;
     const bool is_alone = rest <= multiprocessors && turns != 1;
@@ -163,8 +158,7 @@ inline bool has_product_time(Kernel kernel) { return kernel <= Kernel::kSm90F32x
 
 // `upper_only`: only the upper triangle of a square C is computed. It changes the tile of float64
 // alone, whose tiles all round alike: what is computed has the bits of the whole product.
-// `has_all`: not only the small and the large one exist, which is so in dense storage and blocks of
-// 64 and more.
+// `has_all`: not only the small and the large one exist: in dense storage and blocks from 64 on.
 //
 // The tile of least time. Those of float64, of other chips, and of float32 at full accuracy, whose
 // large tile would be less accurate for a small C, follow from the table's limit.
@@ -353,8 +347,7 @@ inline double split_time(Kernel kernel, const ProductSize& size) {
   return 7 + (bytes(size.batch_a, size.m, size.k) + bytes(size.batch_b, size.k, size.n)) / 3.3e6;
 }
 
-// `size`: of the whole product, if this one is a part of another, because kernels and tiles round
-// float32 differently.
+// `size`: of the whole product if this is part of one: kernels and tiles round float32 differently.
 //
 // Float32 takes the portable kernel, in segments if they pay, where that takes less time than to
 // split the operands first: the product is small. With forced segments it does not.
@@ -426,8 +419,7 @@ inline TileSize choose_conv_tile_sm80(Kernel kernel, int64_t groups, int64_t pix
 
 // The tile of the Hopper convolution. `boxes`: boxes of 64 output pixels. Large tiles pay if they
 // make more waves than the table says; below that, small tiles fill more of the chip, and skip
-// more. With nothing skipped all tiles take the same time, and waves tell. Few output channels take
-// the narrow tile.
+// more. With nothing skipped waves tell alone. Few output channels take the narrow tile.
 inline TileSize choose_conv_tile_sm90(Kernel kernel, int64_t out_channels, int64_t boxes,
                                       int multiprocessors, bool skips_nothing,
                                       std::optional<TileSize> forced = std::nullopt) {
@@ -615,8 +607,7 @@ inline UnskippedConvTimes unskipped_f32_times(const UnskippedConv& x) {
 }
 
 // The same of float64, by the portable kernel's tiles of 64 x 64. cuDNN's have 128 output channels,
-// but for 1 x 1 convolutions, and it reads and writes contiguous images, which are brought from and
-// to channels last.
+// but for 1 x 1, and it takes contiguous images, which are brought from and to channels last.
 inline bool own_f64_conv_pays(const UnskippedConv& x) {
   const auto whole = [](int64_t size, int64_t unit) { return blocks_of(size, unit) * unit; };
   const auto flops = [&](int64_t in, int64_t out) {
@@ -668,8 +659,7 @@ inline bool own_unskipped_conv_pays(c10::ScalarType dtype, bool allow_tf32, bool
          kMargin * std::min(times.split, times.matrix) < times.cudnn;
 }
 
-// A convolution that may skip. Pixels of an image are those of the output, channels those of a
-// group.
+// A convolution that may skip. Pixels are an output image's, channels those of a group.
 struct HeldConv {
   int64_t images, pixels, pixels_of_blocks;  // all those for which blocks have room
   int64_t in_pixels, positions;

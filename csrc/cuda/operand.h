@@ -1,5 +1,4 @@
-// From tensors to kernels' parameters: matrices and pictures, which are read in place where they
-// can be, and thresholds.
+// From tensors to kernels' parameters: matrices, pictures, in place if possible, and thresholds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +17,7 @@ namespace spamm::cuda {
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 
 // Tells whether kernels can read x with dimension `contiguous` as the contiguous one: the address
-// and all other strides are multiples of `alignment` bytes. `leading` is the other one of rows and
-// columns.
+// and all other strides are multiples of `alignment` bytes. `leading`: the other dimension.
 inline bool reads_along(const Matrices& x, int64_t contiguous, int64_t leading,
                         int64_t alignment = kAlignment) {
   const auto aligned = [&](int64_t stride) { return stride * x.element_size() % alignment == 0; };
@@ -53,8 +51,7 @@ inline kernels::Operand operand(const Matrices& x, int64_t k_dim, int64_t alignm
 }
 
 // x (images, channels, rows, columns) in channels-last memory. The address is a multiple of 16
-// bytes and the number of channels a multiple of `unit`. Returns x itself if possible, else a copy
-// with channels of zeros appended.
+// bytes, channels are a multiple of `unit`. x itself if possible, else a copy with zeros appended.
 inline at::Tensor readable_pixels(const at::Tensor& x, int64_t unit) {
   const int64_t rest = x.size(1) % unit;
   const at::Tensor padded = rest ? at::constant_pad_nd(x, {0, 0, 0, 0, 0, unit - rest}) : x;

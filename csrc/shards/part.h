@@ -47,8 +47,7 @@ struct WholeProduct {
   }
 };
 
-// The op multiply_part on tensors of one device. own_rows: rows of b from first_own_row on, which b
-// itself need not hold.
+// multiply_part on tensors of a device. own_rows: b's rows from first_own_row on, which b may lack.
 inline void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a,
                           const Tensor& norm_b, const Tensor& tau, const WholeProduct& whole,
                           const Tensor& out, const std::optional<Tensor>& own_rows = std::nullopt,
@@ -118,8 +117,7 @@ struct PartRows {
 
 // Each stage's rows of B come to one of a few buffers while the stages before are multiplied. A
 // buffer is written again after the multiply that read it. Two lanes multiply in turns, so that one
-// stage starts while the last tiles of the other are computed: the device's current stream and a
-// side lane.
+// stage starts while the last tiles of the other are computed: the current stream and a side lane.
 class Part {
  public:
   // It has side lanes up to the last. `b` holds all rows of B, or nothing if another than run()

@@ -146,9 +146,8 @@ Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
   return whole.contiguous().view({norm_b.size(0), stages, stage_blocks});
 }
 
-// A unit is needed if its largest norm, times the largest norm in the part's column, is valid.
-// Rounding is monotone, so this is true exactly if some block product of the part with the unit is
-// valid. at::amax keeps NaN.
+// A unit is needed if its largest norm, times the largest norm in the part's column, is valid:
+// rounding is monotone, so some block product of both is valid. at::amax keeps NaN.
 Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
                     int64_t stage_blocks) {
   const Tensor largest_b = in_stages(norm_b, stage_blocks).amax(2);

@@ -18,8 +18,7 @@ namespace spamm::shards {
 // part has no more tiles that stick out than the whole has. A multiple of every block's edge.
 inline constexpr int64_t kCutRows = 128;
 
-// The begin of part `part` of equal parts, at a multiple of `edge`; with part = parts, the number
-// of all rows.
+// The begin of part `part` of equal parts, at a multiple of `edge`; with part = parts, all rows.
 inline int64_t equal_cut(int64_t rows, int64_t edge, int64_t part, int64_t parts) {
   return std::min(rows, blocks_of(rows, edge) * part / parts * edge);
 }
@@ -66,8 +65,7 @@ std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t par
 
 // ---- From norm maps to the numbers of the plan
 
-// norm_b (KB, NB) as (KB, stages, stage_blocks). A last stage that has fewer columns is filled up
-// with zeros.
+// norm_b (KB, NB) as (KB, stages, stage_blocks). A shorter last stage is filled up with zeros.
 at::Tensor in_stages(const at::Tensor& norm_b, int64_t stage_blocks);
 
 // `largest_a` (parts, KB) holds the largest norm of each part in each column of norm_a, NaN kept.

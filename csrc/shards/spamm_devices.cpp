@@ -150,8 +150,7 @@ std::vector<Tensor> multiply_shards(TensorList a, TensorList b, const Knob& knob
       parts[p]->run({a[p], norm_a[p], {c}}, needed(p, map_b, tau), tau);
     }
   };
-  // A thread does not pay where a part takes the host little time: nothing is searched for, and no
-  // norms are read.
+  // A thread does not pay where a part takes the host little time: no search, and no norms to read.
   if (a[0].is_cpu() || ((is_whole || takes_all) && knob.tau && knob.tau->is_cpu())) {
     for (int64_t p = 0; p < count; ++p) run_part(p);
   } else {
@@ -195,8 +194,7 @@ struct Group {
 };
 
 // Returns int64 (groups, 5), each row a Group, and int32 (groups, KB): the stages in which a group
-// needs a block row of B, as bits. Counted on the device, which takes microseconds where the host
-// would take a millisecond.
+// needs a block row of B, as bits. Counted on the device: microseconds for the host's millisecond.
 std::array<Tensor, 2> groups_of(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                                 const WholeProduct& whole) {
   const int64_t edges = kCutRows / whole.block.m, blocks = norm_a.size(1);
@@ -256,8 +254,7 @@ std::vector<GroupCost> costs_of(std::span<const Group> groups, const WholeProduc
   return costs;
 }
 
-// The block rows of B that some group needs: bool (stages, KB). needed: (groups, KB), of these
-// groups, as of groups_of.
+// The block rows of B that a group needs: bool (stages, KB). needed: (groups, KB), see groups_of.
 Tensor in_stages_of(const Tensor& needed, int64_t stages) {
   const int64_t blocks = needed.size(1);
   const int32_t* bits = needed.const_data_ptr<int32_t>();

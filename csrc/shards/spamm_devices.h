@@ -33,8 +33,7 @@ struct HostSizes {
 
 // The op spamm with `devices` for operands on the CPU: (M, N) in pinned memory, with the bits that
 // one of the devices computes for operands with contiguous rows. The arguments have been checked.
-// The devices are of one kind; if that is the CPU, the result is not pinned. Returns when the
-// result is there.
+// Devices are of one kind; if that is the CPU, the result is not pinned. Returns once it is there.
 //
 // A is read once and B once for each panel of rows of A: one, unless A does not fit into the
 // devices' memory. Where tau is searched for, B is read once more before, and A if there are

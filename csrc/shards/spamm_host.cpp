@@ -162,8 +162,7 @@ class HostPart : public Part {
 };
 
 // Computes the product in so many panels: equal shares of the rows of C, one for each part in each
-// panel. Where tau is searched for, the operands are read for their norms before; rows of A stay if
-// there is one panel.
+// panel. A search reads the operands for their norms before; rows of A stay if there is one panel.
 void run(HostProduct& product, const std::vector<at::Device>& devices, int64_t panels) {
   const int64_t count = product.parts, pieces = panels * count, m = product.whole.m;
   const auto first_row = [&](int64_t piece) { return equal_cut(m, kCutRows, piece, pieces); };

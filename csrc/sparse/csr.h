@@ -218,8 +218,7 @@ struct Pattern {
   const int64_t *crow, *col;
   int64_t rows, columns;
 
-  // Raises unless the indices are those of a matrix of `columns` block columns, in order. `name` is
-  // the matrix in messages.
+  // Raises unless indices are a matrix's of `columns` block columns, in order. `name`: in messages.
   Pattern(const at::Tensor& crow_indices, const at::Tensor& col_indices, int64_t columns,
           const char* name)
       : columns(columns) {

@@ -3,8 +3,7 @@
 Layers: the ten convolutions of VGG13 on 32 x 32 pictures, the 3 x 3 and 1 x 1 convolutions of
 ResNet-50 on 224 x 224, and two large ones. The weight's norms are pinned and tau is held, as in
 serving. Times are medians, all candidates in turns; the share of block products kept is of those
-that reach a pixel of the input. The JSON file has relative errors against float64 with the same
-products skipped.
+that reach a pixel of the input. The JSON file has relative errors against float64, skipped alike.
 """
 
 import functools
@@ -144,11 +143,9 @@ class Case:
     def error(self, output, tau):
         """The error of the first block of images against float64 with the same skips."""
         images = self.input[: _BLOCKS["block"][2]].double()
-        expected = spamm_torch.conv2d(
-            images, self.weight.double(), tau=tau, **self.shape, **_BLOCKS
-        )
-        error = (output[: len(images)].double() - expected).norm()
-        return (error / expected.norm().clamp(min=1e-30)).item()
+        wanted = spamm_torch.conv2d(images, self.weight.double(), tau=tau, **self.shape, **_BLOCKS)
+        error = (output[: len(images)].double() - wanted).norm()
+        return (error / wanted.norm().clamp(min=1e-30)).item()
 
 
 def bench_case(layer, batch, precision, data, options):

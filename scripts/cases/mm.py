@@ -1,8 +1,7 @@
 """mm against torch.mm (cuBLAS, oneDNN or MKL) by size, valid ratio, dtype and block.
 
 Times are medians in ms, all candidates in turns; mm includes the norm maps of both operands, tau is
-held. The JSON file has spreads, and relative errors against float64 with the same block products
-skipped.
+held. The JSON file has spreads, and relative errors against float64 that skips the same.
 """
 
 import argparse

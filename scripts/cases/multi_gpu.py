@@ -125,9 +125,7 @@ class Product:
         return {name: partial(from_host, devices=some) for name, some in counts.items()}
 
     def require_same(self, ratio, layout, result):
-        """Raises UserError where C, or its rows in shards, are not what one device gives, bit for
-        bit.
-        """
+        """Raises UserError where C, or its rows in shards, lack the bits that one device gives."""
         shards = result if isinstance(result, (list, tuple)) else [result]
         expected = spamm_torch.mm(self.a, self.b, tau=self.tau(ratio))
         expected = expected.split([len(shard) for shard in shards])

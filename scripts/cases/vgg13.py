@@ -8,8 +8,7 @@ Thresholds are found and chosen on one half of the validation images; the change
 that on the other, the dense accuracy that on all. Valid: the share of block products multiplied,
 weighted by multiplications. Times are medians for one batch, networks in turns. Dense: batch norm
 folded, on CUDA one call of cuDNN a layer. Nothing skipped: what the backend's fusing alone brings,
-without a compiler (inner eager); SpAMM: converted, and fused likewise. A layer's times are in the
-model.
+without a compiler (inner eager); SpAMM: converted, and fused likewise. A layer's: in the model.
 """
 
 import copy

@@ -1,6 +1,4 @@
-"""The machine and its number formats, and cells: each measured by itself, once, whatever happens to
-the others.
-"""
+"""The machine and its number formats, and cells: each measured by itself, whatever others do."""
 
 import functools
 import gc
@@ -71,8 +69,7 @@ def measure_all(cells, tables):
 
 def attempt(kind, measure, **place):
     """{kind: rows} of a cell: its place and what ``measure()`` gives, rows or such a dict; if it
-    fails, a row with "absent", the error's first line. A UserError ends the run, as a wrong result
-    must.
+    fails, a row with "absent", the error's first line. A UserError ends the run.
     """
     try:
         found = measure()

@@ -1,7 +1,6 @@
 """Pictures of rows of results: lines in panels, bars, and a line about the device.
 
-A page shows a picture 850 pixels wide. matplotlib is imported where it is used, for it takes a
-second.
+A page shows a picture 850 pixels wide. matplotlib, which takes a second, is imported late.
 """
 
 import io

@@ -3,8 +3,7 @@
 All candidates take turns, round after round, so that they meet the same clocks and the same
 neighbours on the machine; the median over the rounds counts. On CUDA a candidate is a CUDA graph,
 timed with events: the time of the device, not of Python's launches. Eager calls, and those on a CPU
-or on several devices or processes, are no graphs: by_clock times several in a row until the devices
-are done.
+or on several devices or processes, are no graphs: by_clock times several in a row.
 """
 
 import math

@@ -179,8 +179,7 @@ def rounding(exact, size, inner, sums, dtype, *, alpha=1.0, slope=1.0, own=0.0, 
 
 # The share that an entry of float32 may lose on CUDA where 64 x 64 numbers share a power of two, of
 # the product of their norms. float16 ends 2^-39 below the largest number, with one split part
-# 2^-36: so much is lost of either operand for each k. Magnitudes of 128 sum to at most 2^3.5 of a
-# norm.
+# 2^-36: so much is lost of either operand for each k. 128 magnitudes sum to at most 2^3.5 norms.
 LOST_OF_SPLIT, LOST_OF_TF32 = 2.0**-34, 2.0**-31
 
 
@@ -193,8 +192,7 @@ def flushed(multiply, a, b, least):
 def expect_near(found, exact, bound, size, what="result"):
     """An answer is within ``bound`` of the exact one, and NaN or infinite where that is.
 
-    Where the magnitudes of what is added, ``size``, leave the range of the sums, a right answer may
-    be anything.
+    Where the magnitudes of what is added, ``size``, leave the sums' range, it may be anything.
     """
     dtype, found = found.dtype, reference.to_float64(found)
     expect(found.shape == exact.shape, f"{what}: shape {found.shape}, not {exact.shape}")

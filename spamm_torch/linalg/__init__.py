@@ -16,8 +16,7 @@ or float64, on any device that multiplies them; without gradients. Common argume
 In examples, ``fock`` and ``overlap`` are float64, of a chain of 256 sites.
 
 Errors: TypeError for other layouts and dtypes, ValueError for numbers out of range, RuntimeError
-for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration does not come to
-its end.
+for other shapes, and :class:`NotConverged`, a RuntimeError, of iterations without an end.
 """
 
 from typing import TYPE_CHECKING

@@ -426,8 +426,7 @@ class Matrices:
     def bound_of_norm(self, a: Tensor) -> float:
         """A bound of the spectral norm: the root of the largest sums of a row and of a column.
 
-        Rounded up to eight bits, so that ranks agree with one process: they add up columns in
-        another order.
+        Rounded up to eight bits, so that ranks, which sum in another order, agree with one process.
         """
         rows, columns = (self.whole(_sums(a, dim)).amax() for dim in (1, 0))
         bound, power = math.frexp((rows.sqrt() * columns.sqrt()).item())

@@ -195,8 +195,7 @@ def choose(site: Site, measures: bool, compiles: bool) -> Choice:
     )
     known, count = _measured.setdefault(key, {}), sizes[0]
     if known and not isinstance(images.shape[0], int):
-        # The last, smaller batch of many compiles a graph of any number of images. It serves the
-        # others, too.
+        # The last, smaller batch of many compiles a graph of any number of images, for all.
         count = max(count, *known)
     if count not in known:
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():

@@ -317,8 +317,7 @@ def submatrix(a: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
         columns: likewise, (C,); None: those of ``rows``.
 
     Returns:
-        Entry (r, c) is ``a[rows[r], columns[c]]``. Blocks without an entry other than 0 are left
-        out.
+        Entry (r, c) is ``a[rows[r], columns[c]]``. Blocks of zeros are left out.
     """
     blocks = _read(a, "a", "submatrix")
     place_of_row, rows = _places(rows, a, 0, "rows")

@@ -61,9 +61,7 @@ def cuobjdump():
 
 
 def test_kernels_are_built_for_the_chips_that_run_them(setup_module):
-    """The targets of each file: code for both chips and PTX for others, but Hopper's kernels for it
-    alone.
-    """
+    """Targets of each file: code for both chips and PTX for others, but Hopper's kernels alone."""
     if _library.BUILT["cuda_targets"] != ["8.0+PTX", "9.0a"] or cuobjdump() is None:
         pytest.skip("needs a library built for 8.0+PTX and 9.0a, and cuobjdump")
     found = {}
@@ -133,9 +131,7 @@ def built_with(package, torch_version):
 
 
 def test_what_cannot_be_loaded_is_one_line(copy_of_package):
-    """Another minor version of torch, and files that are damaged, with the loader's reason, or
-    missing.
-    """
+    """Another minor version of torch; files that are damaged (with the loader's reason) or gone."""
     library, facts = copy_of_package / "libspamm_torch.so", copy_of_package / "_built.json"
     whole, damaged = facts.read_bytes(), (str(facts), "is damaged")
     missing = ("pip install --force-reinstall", str(copy_of_package))

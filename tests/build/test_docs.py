@@ -85,9 +85,7 @@ def test_each_parameter_is_described_and_has_a_type(function):
 
 
 def of_the_reader():
-    """The names that pages take from their reader: a network with ResNet's names, pictures and what
-    not.
-    """
+    """The names that pages take from their reader: a network with ResNet's names, pictures."""
     block = nn.Sequential(OrderedDict(conv1=nn.Conv2d(32, 32, 3), relu=nn.ReLU()))
     tail = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4))
     layers = {"conv1": nn.Conv2d(1, 32, 3), "layer1": nn.Sequential(block)}

@@ -1,7 +1,6 @@
 """conv2d: SpAMM on the documented matrices, what decides, gradients and bad input.
 
-Random shapes and settings are held to the same oracle by the fuzzer, of which tests/robustness runs
-some.
+The fuzzer, of which tests/robustness runs some, holds random settings to the same oracle.
 """
 
 import functools

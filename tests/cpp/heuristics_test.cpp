@@ -1,5 +1,4 @@
-// Tests of the CUDA kernel and tile that serve a product or a convolution: plain numbers, no
-// device.
+// Tests of the CUDA kernel and tile that serve a product or a convolution: numbers alone.
 #include "cuda/heuristics.h"
 
 #include <algorithm>

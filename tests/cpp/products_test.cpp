@@ -1,6 +1,5 @@
 // The calls of the C++ API: against at:: where nothing is skipped, against each other or within
-// their promise where something is. The ops below them are held to the definition by the tests in
-// Python.
+// their promise where something is. Python's tests hold ops to the definition.
 #include <c10/util/Exception.h>
 
 #include <limits>

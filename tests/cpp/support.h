@@ -1,5 +1,4 @@
-// Parts that the tests share: devices, matrices with decay, and a slow, obvious SpAMM to compare
-// with.
+// Parts that the tests share: devices, matrices with decay, and a slow, obvious SpAMM.
 #pragma once
 
 #include <ATen/ATen.h>

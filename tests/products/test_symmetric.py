@@ -28,9 +28,7 @@ def rounding(n, dtype=torch.float64, device="cuda", seed=0):
     "n", [1, 64, 200, 500, *(pytest.param(n, marks=pytest.mark.cuda) for n in (1040, 2500, 2690))]
 )
 def test_is_the_mirrored_upper_triangle_of_the_product(force, device, dtype, block, n):
-    """An odd and an even number of tiles along the diagonal, tiles that stick out and large ones;
-    batches.
-    """
+    """Odd and even numbers of tiles on the diagonal, tiles that stick out, large ones; batches."""
     force(1)
     a = torch.stack([rounding(n, dtype, device, seed) for seed in range(2)])
     for tau in (0.0, 20.0, 1e30):

@@ -35,9 +35,7 @@ FINITE = [kind for kind in matrices.NORM_KINDS if kind not in ("specials", "subn
 
 @st.composite
 def norm_maps(draw, max_edge=8, kinds=matrices.NORM_KINDS, tiny=0.0, batched=True):
-    """Pairs of norm maps on the CPU, some empty or batched, B's for itself or for all, with ties
-    and zeros.
-    """
+    """Pairs of norm maps on the CPU, some empty or batched, B's own or shared, with ties, zeros."""
     dtype = draw(st.sampled_from(REAL))
     batch = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)])) if batched else ()
     rows, inner, columns = (draw(st.integers(0, max_edge)) for _ in range(3))

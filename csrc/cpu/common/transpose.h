@@ -33,8 +33,7 @@ SPAMM_INLINE void pick(const Row& a, const Row& b, Row& result) {
 #endif
 }
 
-// One step of a transposition: in each square with edge 2 * distance, swaps the upper right and the
-// lower left quarter.
+// One step of a transposition: swaps upper right and lower left of squares of edge 2 * distance.
 template <class T, int64_t distance, size_t... lane>
 SPAMM_INLINE void swap_quarters(SquareRow<T> (&rows)[kSquare], std::index_sequence<lane...>) {
   using Row = SquareRow<T>;

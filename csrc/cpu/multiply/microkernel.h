@@ -19,8 +19,7 @@
 
 namespace spamm::cpu {
 
-// The end of sums that are complete: to = sum + bias + residual, and no less than 0 with
-// `relu`.
+// The end of sums that are complete: to = sum + bias + residual, and no less than 0 with `relu`.
 template <class T>
 struct Finish {
   T* const* to_rows;
@@ -39,8 +38,7 @@ struct StridedRows {
   bool add;
 
   static constexpr bool kAnyColumns = true;
-  // Addresses of so many rows have one register, and their distance another: twelve registers and
-  // more would lie in memory.
+  // Addresses of so many rows share one register, and distance another: twelve would lie in memory.
   static constexpr int kTogether = by_columns ? 16 : 3;
   static constexpr int64_t column = 0;
   static constexpr const Finish<T>* finish = nullptr;
@@ -109,8 +107,7 @@ template <class T, int bytes, int rows, int vectors>
 }
 
 // Computes a tile of `rows` x `vectors` vectors of C, from row `first` and column n on. The last
-// vector begins at column `last` of the tile: it may overlap the one before it, and both then have
-// the same entries.
+// vector begins at column `last` of the tile: it may overlap the one before, with equal entries.
 template <class T, int bytes, int rows, int vectors, class Rows>
 [[gnu::always_inline]] inline void multiply_tile(const Rows& of, int64_t first, int64_t n,
                                                  int64_t last, int64_t K, const T* B, int64_t ldb) {
@@ -265,8 +262,7 @@ void with_panel_types(at::ScalarType dtype, const Run& run) {
 }
 
 // C (M x N) = A (M x K) @ B (K x N), or added to C with `add`, which rounds once more. Rows of B
-// and C are contiguous, of 64 bytes at least; `by_columns`: so are A's columns, in place of its
-// rows.
+// and C are contiguous, of 64 bytes at least; `by_columns`: so are A's columns, not its rows.
 template <class T>
 void gemm(int64_t M, int64_t N, int64_t K, const T* A, int64_t lda, bool by_columns, const T* B,
           int64_t ldb, T* C, int64_t ldc, bool add);
@@ -275,8 +271,7 @@ extern template void gemm(int64_t, int64_t, int64_t, const float*, int64_t, bool
 extern template void gemm(int64_t, int64_t, int64_t, const double*, int64_t, bool, const double*,
                           int64_t, double*, int64_t, bool);
 
-// The kernel of dense products. P: type of the panels' elements. C is float64 for float64, else
-// float32.
+// The kernel of dense products. P: the panels' type. C is float64 for float64, else float32.
 template <class P>
 struct Microkernel {
   static constexpr bool kVnni = std::is_same_v<P, c10::Half> || std::is_same_v<P, c10::BFloat16>;

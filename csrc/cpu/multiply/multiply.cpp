@@ -203,8 +203,7 @@ class Product {
     tile_rows_ = std::min(blocks_of(tile_height_, block_.m) + 1, mb_);
   }
 
-  // For each k of each batch, the largest norm in row k of B's map. A block of A that is not valid
-  // with it is not needed at all.
+  // The largest norm of each row of B's maps. A block of A that is not valid with it is not needed.
   std::vector<N> largest_norms() const {
     std::vector<N> largest(batches_ * kb_, N(0));
     for (int64_t row = 0; row < batches_ * kb_; ++row) {
@@ -244,8 +243,7 @@ class Product {
     pack_a();
   }
 
-  // Packs A as [block row][slice][row][K of the slice]. Rows and K are padded with zeros to the
-  // sizes that multiply_run uses.
+  // Packs A as [block row][slice][row][K of the slice], padded with zeros to multiply_run's sizes.
   void pack_a() {
     is_packed_ = true;
     by_columns_ = false;

@@ -29,8 +29,7 @@ struct View {
 };
 
 // Calls visit(r, c, address of the element) for all (r, c). The order reads runs of memory for rows
-// and columns alike, and few cache lines at a time: lines at a distance of a power of two evict
-// each other.
+// and columns alike, and few cache lines at a time: lines a power of two apart evict each other.
 template <class T, class Visit>
 SPAMM_INLINE void each_element(const View<T>& view, const Visit& visit) {
   const int64_t rows = view.rows, columns = view.columns;

@@ -80,8 +80,7 @@ inline int64_t rounded_rows(int64_t rows) {
 }
 
 // Tells whether the shape described by `values` is among the first in this process. The answer for
-// a shape never changes. Two shapes with the same hash count as one; at worst brgemm then generates
-// one more kernel.
+// a shape never changes. Shapes with the same hash are one; at worst brgemm makes one more kernel.
 template <class... Values>
 bool is_early_shape(const Values&... values) {
   constexpr int kMost = 32;

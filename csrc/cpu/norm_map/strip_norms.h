@@ -125,8 +125,7 @@ SPAMM_INLINE void sum_squares(const Strip<T>& strip, double* sums) {
   for (; r < strip.rows; ++r) add_squares_of_rows<T, 1>(strip, r, sums);
 }
 
-// A finite sum of at least this value is accurate: squares that underflowed are too small to
-// matter.
+// A finite sum of at least this is accurate: squares that underflowed are too small to matter.
 template <class T>
 constexpr double kSafe = std::is_same_v<T, double>          ? 0x1p-900
                          : std::is_same_v<T, c10::BFloat16> ? 0x1p-80

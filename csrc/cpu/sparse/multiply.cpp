@@ -20,8 +20,7 @@ namespace {
 
 constexpr int64_t kGroupRows = 512;      // of C, at most
 constexpr int64_t kGroupsPerThread = 4;  // at least, if C has enough block rows
-// The stride of packed rows of A: a slice, and no power of two, whose multiples evict each other
-// from caches.
+// The stride of packed rows of A: a slice, but no power of two, whose multiples evict each other.
 constexpr int64_t kPageStride = kSliceDepth + 32;
 
 // T: type of the operands. P: type of the packed panels.

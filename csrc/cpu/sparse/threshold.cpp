@@ -31,8 +31,7 @@ double loss_of(N a, N b) {
   return double{kernels::at_most(a)} * kernels::at_most(b) + kUnderflow;
 }
 
-// The step of a threshold. Its cost is the error bound, as that of dense storage: blocks that are
-// not stored lose nothing.
+// The step of a threshold. Its cost is dense storage's error bound: blocks not stored lose nothing.
 template <class N>
 Step<N> step_at(const CsrMaps<N>& maps, N tau) {
   std::vector<double> row_bounds(maps.a.rows);

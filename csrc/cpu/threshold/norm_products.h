@@ -1,5 +1,4 @@
-// Norm maps as the threshold ops of the CPU read them, and searches of a threshold by counts of
-// valid block products.
+// Norm maps as the CPU's threshold ops read them, and searches by counts of valid block products.
 //
 // A search narrows the bit patterns of thresholds, which have the order of the numbers, from one
 // product of norms to another. To count the products that a threshold skips, the norms of A's
@@ -238,8 +237,7 @@ N rounded_up(double x) {
   return rounded < x ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded;
 }
 
-// The error bound, rounded up. It includes the rounding of the norms and of sums of at most
-// `additions` terms.
+// The error bound, rounded up, with the rounding of norms and of sums of at most `additions` terms.
 template <class N>
 N bound_of_rows(const std::vector<double>& row_bounds, int64_t additions) {
   const double slack = kernels::kNormSlack<N> +

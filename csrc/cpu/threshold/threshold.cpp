@@ -101,8 +101,7 @@ SPAMM_CPU_CLONES void count_row(const N* a, const N* b, int64_t kb, int64_t nb, 
 
 // ---- Error bound -------------------------------------------------------------------------------
 
-// The step of a threshold. Its cost is the error bound, which includes the rounding of the norms
-// and of the sums here.
+// The step of a threshold. Its cost is the error bound, with the rounding of norms and sums here.
 template <class N>
 Step<N> step_at(const Maps<N>& maps, const N* skip_norm_b, N tau) {
   const int64_t rows = maps.batches * maps.mb;

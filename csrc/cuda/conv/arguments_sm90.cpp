@@ -189,7 +189,7 @@ ConvNorms Arguments::norms_of(const NormUse& use, cudaStream_t stream) const {
   }
   if (!conv_.norm_weight) p.jobs[1] = weight_job(weight, conv_.block, norms.weight);
   if (!use.input || !conv_.norm_weight) {
-    C10_CUDA_CHECK(launch_norms_of_pixels(input.scalar_type(), p, stream));
+    C10_CUDA_CHECK(launch_norms(input.scalar_type(), p, stream));
   } else if (!use.by_block) {
     C10_CUDA_CHECK(launch_clear_counter(norms.next_tile, stream));
   }

@@ -55,8 +55,7 @@ inline kernels::conv::sm90::Log2Block log2_block(const Box& edge) {
 // Channels covered by one norm. A block of 32 holds all channels and is padded to 64.
 inline int log2_group(const Block& block) { return std::max(log2_of(block.k), 6); }
 
-// Tells whether the kernels support a block's m and k: 64 or 128, or 32 if one block holds all
-// channels.
+// Tells whether kernels support a block's m and k: 64 or 128, or 32 if a block holds all channels.
 inline bool supports_channels(const Block& block, int64_t out_channels, int64_t in_channels) {
   return (block.m >= 64 || out_channels <= block.m) && (block.k >= 64 || in_channels <= block.k);
 }
@@ -156,17 +155,15 @@ struct NormUse {
 };
 NormUse norm_use(const Convolution& conv, const Knob& knob);
 
-cudaError_t launch_norms_of_pixels(at::ScalarType dtype,
-                                   const kernels::conv::sm90::PixelNormsParams& params,
-                                   cudaStream_t stream);
+cudaError_t launch_norms(at::ScalarType dtype, const kernels::conv::sm90::PixelNormsParams& params,
+                         cudaStream_t stream);
 
 // Its job for a weight, a result of readable_pixels(), and the shape of that one's norms.
 kernels::conv::sm90::PixelNormsJob weight_job(const at::Tensor& weight, const Block& block,
                                               const at::Tensor& norms);
 std::array<int64_t, 3> weight_norms_shape(const at::Tensor& weight, const Block& block);
 
-// The norms of a weight for TF32: those of norm_map, so that pinned norms do not depend on
-// PyTorch's setting.
+// The norms of a weight for TF32: norm_map's, so that pinned ones do not depend on torch's setting.
 at::Tensor norm_map_of_weight(const at::Tensor& weight, const Block& block);
 
 // A channels-last tensor as a batch of matrices (images x channels), one for each pixel.
@@ -198,8 +195,7 @@ Convolution in_dense_mode(Convolution conv);
 // images that fills tiles better. Each pixel is then judged by itself, as its block demands.
 std::optional<Box> box_of_several_pixels(const Convolution& conv);
 
-// The parameters and the tensors they point to: operands, what was chosen, norms, threshold and
-// output, in this order.
+// Parameters and the tensors they point to: operands, choice, norms, threshold, output, in order.
 class Arguments {
  public:
   kernels::conv::sm90::ConvParams params{};  // all but the maps

@@ -1,5 +1,4 @@
-// The portable convolutions without an im2col matrix: turns tensors into kernel parameters. Dense
-// ones by cuDNN.
+// The portable convolutions without an im2col matrix: parameters from tensors. Dense ones by cuDNN.
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/util/accumulate.h>
@@ -96,8 +95,7 @@ ThinParams<Norm> thin_params(const Convolution& conv, const kernels::ConvSm80Par
 }
 
 template <template <class> class Params, class Norm, class Stage>
-void launch_stage(const Params<Norm>& params, at::ScalarType dtype, Stage stage,
-                  const OnDevice& device) {
+void launch(const Params<Norm>& params, at::ScalarType dtype, Stage stage, const OnDevice& device) {
   with_element(dtype, [&]<class Element>(Element) {
     if constexpr (std::is_same_v<Element, double> == std::is_same_v<Norm, double>) {
       C10_CUDA_CHECK(launch_thin<Element>(params, stage, device.stream()));
@@ -119,7 +117,7 @@ Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const K
   if (thin) {
     ThinParams<Norm> params = thin_params<Norm>(conv, {}, matrix);
     params.norms = norms.mutable_data_ptr<Norm>();
-    launch_stage(params, dtype, ThinStage::kNorms, device);
+    launch(params, dtype, ThinStage::kNorms, device);
   } else {
     launch_im2col_norms<Norm>({matrix, log2_of(conv.block.k), norms.mutable_data_ptr<Norm>()},
                               dtype, device.stream());
@@ -175,15 +173,10 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
   const bool depthwise = way == HeldWay::kDepthwise, thin = way == HeldWay::kThin;
   Tensor input, weight, norm_a;
   kernels::ConvSm80Params<Norm> p{};
-  if (depthwise) {
-    input = readable_pixels(conv.input);
-    weight = conv.weight.contiguous();
-    norm_a = conv.norm_weight ? conv.norm_weight->contiguous() : Tensor();
-    p.weight.data = weight.const_data_ptr();
-  } else if (thin) {
-    input = readable_pixels(conv.input, 1);
-    weight = conv.weight.permute({2, 3, 1, 0}).contiguous();
-    norm_a = weight_norms(conv).contiguous();
+  if (thin || depthwise) {
+    input = thin ? readable_pixels(conv.input, 1) : readable_pixels(conv.input);
+    weight = (thin ? conv.weight.permute({2, 3, 1, 0}) : conv.weight).contiguous();
+    if (thin || conv.norm_weight) norm_a = weight_norms(conv).contiguous();
     p.weight.data = weight.const_data_ptr();
   } else {
     input = readable_pixels(conv.input);
@@ -234,12 +227,11 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
     kernels::DepthwiseParams<Norm> of{};
     of.conv = p, of.channels = static_cast<int>(shape.groups);
     choose_depthwise(of, input.element_size(), most_bytes, device.multiprocessors());
-    launch_stage(of, conv.input.scalar_type(), most_bytes, device);
+    launch(of, conv.input.scalar_type(), most_bytes, device);
     return output;
   }
   if (thin) {
-    launch_stage(thin_params(conv, p, p.pixels), conv.input.scalar_type(), ThinStage::kMultiply,
-                 device);
+    launch(thin_params(conv, p, p.pixels), conv.input.scalar_type(), ThinStage::kMultiply, device);
     return output;
   }
   const Kernel kernel =
@@ -297,17 +289,15 @@ bool are_groups_aligned(const Convolution& conv) {
 bool supports(const Convolution& conv, const Knob&) {
   const int64_t channels = conv.shape.group_in_channels();
   const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
-  const Kernel of_matrix =
-      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
-  return channels > 0 && !im2col_matrix_pays(of_matrix, conv.block, channels) &&
+  const auto kernel = choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
+  return channels > 0 && !im2col_matrix_pays(kernel, conv.block, channels) &&
          are_groups_aligned(conv) && sizes_fit(conv, /*thin=*/false);
 }
 
 // The depthwise kernel takes pairs of channels but for float64, and holds a window of all images.
 HeldWay held_way(const Convolution& conv, const Knob& knob) {
   const ConvShape& shape = conv.shape;
-  if (conv.shape.group_in_channels() == 0 || skips_nothing(knob) ||
-      !sizes_fit(conv, /*thin=*/true)) {
+  if (shape.group_in_channels() == 0 || skips_nothing(knob) || !sizes_fit(conv, /*thin=*/true)) {
     return HeldWay::kFilled;
   }
   const auto& device = check_device(conv.input.device());
@@ -342,8 +332,7 @@ template <HeldWay kWay>
 ConvolutionResult run(const Convolution& given, const Knob& knob) {
   const Convolution conv = skips_nothing(knob) ? in_full_blocks(given) : given;
   const bool is_double = conv.input.scalar_type() == at::kDouble;
-  return {is_double ? convolve<double>(conv, knob, kWay) : convolve<float>(conv, knob, kWay),
-          Tensor()};
+  return {is_double ? convolve<double>(conv, knob, kWay) : convolve<float>(conv, knob, kWay), {}};
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
@@ -363,8 +352,7 @@ const auto of_packed = special<HeldWay::kPacked>("sm80-packed");
 
 // cuDNN's fused kernels are for tensor cores. Half types with channels in units of 16 bytes alone
 // take them: elsewhere, in TF32 as well, its ReLU turns NaN into zero. Offsets have 32 bits. With
-// groups they convert more tensors than they save. Their call follows no setting of deterministic
-// algorithms.
+// groups they convert more tensors than they save. Their call follows no deterministic setting.
 bool supports_dense(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
   const ConvShape& shape = conv.shape;

@@ -17,8 +17,7 @@ namespace spamm::cuda {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-cudaError_t launch_norms_of_pixels(at::ScalarType dtype, const PixelNormsParams& p,
-                                   cudaStream_t stream) {
+cudaError_t launch_norms(at::ScalarType dtype, const PixelNormsParams& p, cudaStream_t stream) {
   return of_type(dtype, launch_pixel_norms<__half>, launch_pixel_norms<__nv_bfloat16>,
                  launch_pixel_norms<float>)(p, stream);
 }
@@ -78,7 +77,7 @@ void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream
   p.jobs[0] = norms_job(output.const_data_ptr(), output.size(0), output.size(2) * output.size(3),
                         output.size(1), log2_of(kLayerNormBlock), log2_of(kLayerNormBlock),
                         norms.mutable_data_ptr<float>(), static_cast<int>(output.element_size()));
-  C10_CUDA_CHECK(launch_norms_of_pixels(output.scalar_type(), p, stream));
+  C10_CUDA_CHECK(launch_norms(output.scalar_type(), p, stream));
 }
 
 namespace {
@@ -96,7 +95,7 @@ Tensor weight_norms_of(const Tensor& weight, int64_t, const Block& block) {
                                  weight.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   PixelNormsParams p{};
   p.jobs[1] = weight_job(pixels, block, norms);
-  C10_CUDA_CHECK(launch_norms_of_pixels(weight.scalar_type(), p, device.stream()));
+  C10_CUDA_CHECK(launch_norms(weight.scalar_type(), p, device.stream()));
   return norms;
 }
 

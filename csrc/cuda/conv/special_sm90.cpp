@@ -1,7 +1,6 @@
 // Hopper's convolutions in special cases: of few input channels, half types; where nothing is
-// skipped, half types and TF32. Turns tensors into the parameters of few_channels.cuh and
-// unskipped.cuh. The kernel of boxes (conv_sm90.cpp) serves the layers for which the latter does
-// not pay, and its output norms.
+// skipped, half types and TF32. Finds the parameters of few_channels.cuh and unskipped.cuh. The
+// kernel of boxes (conv_sm90.cpp) serves layers for which the latter does not pay, and norms.
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,5 +1,4 @@
-// The launch of a product on CUDA, shared by the ops of products, and float32 operands in split
-// parts.
+// The launch of a product on CUDA, shared by ops of products, and float32 operands in split parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -97,8 +96,7 @@ class SplitTensor {
   int64_t strides_[2];
 };
 
-// Tells whether the split parts of one operand serve both: of one matrix with contiguous rows,
-// whose blocks lie in one column.
+// Tells whether one operand's split parts serve both: of contiguous rows, blocks in one column.
 inline bool is_split_once(const at::Tensor& a, const at::Tensor& b) {
   return a.dim() == 2 && b.dim() == 2 && a.const_data_ptr() == b.const_data_ptr() &&
          a.sizes() == b.sizes() && a.strides() == b.strides() && a.size(0) > 1 && 1 < a.size(1) &&
@@ -173,8 +171,7 @@ struct Product {
   const kernels::ProductLists* lists = nullptr;
 };
 
-// Tells whether `rows` of B, from `first` on, can be read where they are, beside the other rows in
-// `b`.
+// Tells whether `rows` of B, from `first` on, can be read where they are, beside others in `b`.
 bool reads_in_place(Kernel kernel, const at::Tensor& rows, int64_t first, const at::Tensor& b);
 
 void launch_product(const Product& product, const Choice& choice, const OnDevice& device);

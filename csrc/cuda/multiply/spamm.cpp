@@ -28,8 +28,7 @@ const Tensor* added(const OptTensor& input, const Scalar& beta) {
   return input && beta.toDouble() != 0 ? &*input : nullptr;
 }
 
-// The norm maps of a product: those that are given, and memory for the others, with the product's
-// counters behind them.
+// A product's norm maps: those given, and memory for others, with the product's counters behind.
 class ProductNorms {
  public:
   // `shared`: one map serves both operands.
@@ -152,8 +151,7 @@ bool is_off_sectors(const Tensor& x) {
 }
 
 // An operand as the kernels read it: copied by the norm pass where they cannot read it in place, or
-// if `is_slow`. Lines of the copy begin with lines of the caches. Operands of float32 are cut into
-// split parts anyway.
+// if `is_slow`. Lines of the copy begin with cache lines. Float32 is cut into split parts anyway.
 class CopiedOperand {
  public:
   CopiedOperand(const Tensor& x, bool is_slow, int64_t alignment) : tensor(x) {
@@ -214,9 +212,8 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   const bool is_half = has_product_time(choice.kernel) && split_parts == 0;
   const double product_us =
       is_half ? product_time(row, size, device.multiprocessors(), mirrors, choice.segments) : 0;
-  // Then norms that are not given are not computed: whatever their memory holds is not below
-  // -infinity. So a product that needs no counter either is one launch. Split parts have norms on
-  // the way.
+  // Then norms that are not given are not computed: whatever memory holds is not below -infinity.
+  // So a product that needs no counter either is one launch. Split parts have norms on the way.
   const bool all_valid = split_parts == 0 && !x.norm_a && !x.norm_b && skips_nothing(x.knob) &&
                          omits_norms(choice, size, device.multiprocessors());
   const auto job_of = [&](int operand) { return all_valid ? std::nullopt : maps.job(operand); };
@@ -271,8 +268,7 @@ void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
   complete(c, block, mirrors, norms, device);
 }
 
-// Tells whether the kernels can write to `c`: rows of contiguous entries, which do not overlap,
-// from a 16-byte address on.
+// Tells whether kernels can write to `c`: contiguous rows without overlap, at a 16-byte address.
 bool is_writable(const Tensor& c) {
   const Matrices x(c);
   return (x.size(2) <= 1 || x.stride(2) == 1) && (x.size(1) <= 1 || x.stride(1) >= x.size(2)) &&

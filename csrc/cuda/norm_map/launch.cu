@@ -16,8 +16,7 @@ namespace {
 using c10::ScalarType;
 using kernels::NormMapParams, kernels::NormOf;
 
-// Small thread blocks spread small matrices over more of the device. Only the largest groups of
-// threads need larger ones.
+// Small thread blocks spread small matrices over the device. Only the largest groups need larger.
 constexpr int kLeastThreads = 128;
 
 template <class Norm>

@@ -136,8 +136,7 @@ inline MapJob job_for(const Matrices& x, int64_t block_rows, int64_t block_colum
   return {x, block_rows, block_columns, map};
 }
 
-// Refuses a map of more norms than the kernel counts; `name` is that of the matrix, of shape
-// `shape`.
+// Refuses a map of more norms than the kernel counts; `name` and `shape` are those of the matrix.
 void check_blocks(int64_t norms, const char* name, c10::IntArrayRef shape);
 
 // Computes one or two maps of matrices of `dtype` in one launch; empty ones are left out. `zeroed`,
@@ -163,9 +162,8 @@ struct SquareMatrices {
   int64_t size;
 };
 
-// Makes `c` symmetric: below the diagonal goes the mirror image of what lies above it. Computes the
-// norm map in blocks of 2^log2_block into `norms`, (batch, blocks, blocks), unless that is null.
-// Blocks have 32 or 64 rows.
+// Makes `c` symmetric: mirrors what lies above the diagonal. Computes the norm map in blocks of
+// 2^log2_block (32 or 64) into `norms`, (batch, blocks, blocks), unless that is null.
 void launch_complete_symmetric(const SquareMatrices& c, c10::ScalarType dtype, int log2_block,
                                void* norms, cudaStream_t stream);
 

@@ -1,5 +1,4 @@
-// Copies of rows between devices: by the copy engine, or through the host where one GPU cannot
-// reach the other's memory.
+// Copies of rows between devices: by the copy engine, or through the host without peer access.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/PeerToPeerAccess.h>
 #include <c10/cuda/CUDAException.h>

@@ -46,8 +46,7 @@ SweepRoom sweep_room(int64_t columns, const cudaDeviceProp& device) {
   return room;
 }
 
-// Launches a cooperative kernel with work for so many thread blocks, of which a multiprocessor runs
-// `together`.
+// Launches a cooperative kernel with work for so many thread blocks, `together` a multiprocessor.
 template <class... Params>
 void launch_search(void (*kernel)(Params...), int64_t blocks, int together, int threads,
                    int64_t bytes, const cudaDeviceProp& device, cudaStream_t stream,

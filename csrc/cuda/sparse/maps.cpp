@@ -15,8 +15,7 @@ using kernels::CsrFindings;
 using kernels::CsrMaps;
 using kernels::RowCounts;
 
-// The bytes that the device's memory still takes, where so much is needed that it is worth the
-// question.
+// The bytes that the device's memory still takes, where so much is needed that asking pays.
 std::optional<double> free_bytes(double needed, const OnDevice& device, at::Device of) {
   if (needed < static_cast<double>(device.properties().totalGlobalMem) / 16) return std::nullopt;
   size_t free = 0, total = 0;

@@ -16,8 +16,7 @@
 
 namespace spamm::cuda {
 
-// Findings of a kernel for the host, in pinned memory, which it writes itself: a copy behind it
-// would take longer.
+// A kernel's findings for the host, in pinned memory that it writes: copies after it take longer.
 template <class T>
 class HostResult {
  public:

@@ -1,6 +1,5 @@
 // Passes over stored blocks beside a product: blocks of 32 to cells of 64 x 64 and back, the blocks
-// of another pattern, mirror images, and the tiles of C. A row of thread blocks, blockIdx.x, serves
-// a block row.
+// of another pattern, mirror images, and the tiles of C. blockIdx.x is a block row.
 #pragma once
 
 #include <cstdint>

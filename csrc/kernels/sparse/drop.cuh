@@ -1,5 +1,4 @@
-// The choice of a result's blocks to drop, from their norms: those below a limit, the smallest
-// first.
+// The choice of a result's blocks to drop, by their norms: below a limit, the smallest first.
 //
 // The search of threshold/error_search.cuh finds the limit. What blocks lose is added in whole
 // numbers of a small unit, rounded up, so that the limit does not depend on the order of sums. Each

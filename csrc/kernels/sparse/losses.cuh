@@ -1,6 +1,5 @@
 // The error bound of a block-sparse product, and the largest tau whose bound is within a limit: the
-// search of threshold/error_search.cuh over the products of stored blocks. And the tau of a valid
-// ratio, below.
+// search of threshold/error_search.cuh over products of stored blocks. And a valid ratio's tau.
 //
 // A thread block sums the losses of the blocks of a row of C. Where bins of all columns do not fit
 // in shared memory, it first numbers the columns that lose anything. Losses are added as whole
@@ -36,8 +35,7 @@ __device__ double loss_of(Norm a, Norm b) {
   return __dmul_ru(at_most(a), at_most(b));
 }
 
-// A sum of losses of a block of C fits its 64 bits, if each is at most 16 times what 2^log2_units()
-// units are.
+// A sum of losses of a block of C fits 64 bits if each is at most 16 times 2^log2_units() units.
 __device__ inline int log2_units(const CsrFindings& findings) {
   return 58 - (64 - __clzll(static_cast<long long>(findings.longest)));
 }
@@ -66,8 +64,7 @@ __device__ inline int number_columns(uint16_t* columns, int width) {
   return total;
 }
 
-// One sweep over all products, see Sweep. `scale` is from losses to units. All warps of all thread
-// blocks get the same result.
+// One sweep over all products, see Sweep. `scale`: from losses to units. All warps get the result.
 template <class Norm>
 __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& interval, double scale,
                             double most_units, const SweepRoom& room, int half,
@@ -129,8 +126,7 @@ __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& int
   return combine_blocks(combine_warps<Norm>(own, shared.of_block[half]), half, global, shared);
 }
 
-// Two thread blocks of a multiprocessor hide each other's waits. More threads would leave them too
-// few registers.
+// Two thread blocks of a multiprocessor hide each other's waits. Of more, threads lack registers.
 constexpr int kSweepThreads = 256, kSweepsTogether = 2;
 static_assert(kSweepThreads <= kMostSearchThreads);
 

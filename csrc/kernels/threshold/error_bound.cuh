@@ -1,7 +1,6 @@
 // The error bound of skipping, sqrt(sum over (i, j) of (sum over skipped k of norm_a * norm_b)^2).
 //
-// All sums are double, rounded upwards, in a fixed order. kNormSlack and at_most cover the rounding
-// of the norms themselves.
+// Sums are double, rounded upwards, in a fixed order. kNormSlack and at_most cover norms' rounding.
 #pragma once
 
 #include <cstdint>

@@ -154,8 +154,7 @@ struct SearchLimit {
                                                             << (sizeof(Norm) == 4 ? 23 : 52);
 };
 
-// Values of k whose norms are loaded together, if B has no skip norms of its own. sm_80 has too few
-// registers for eight.
+// Values of k whose norms are loaded together, if B has no own skip norms. Eight do not fit sm_80.
 template <class Norm>
 #if __CUDA_ARCH__ >= 900
 constexpr int kNormsAhead = 8;
@@ -260,8 +259,7 @@ __device__ Sweep combine_warps(const Sweep& own, WarpSweeps& warps) {
   return all;
 }
 
-// Joins the findings of all thread blocks. All warps get it. `half` is the turn's half of
-// `global`.
+// Joins the findings of all thread blocks. All warps get it. `half` is the turn's half of `global`.
 template <class Norm>
 __device__ Sweep combine_blocks(const Sweep& own, int half, ErrorSearch<Norm>* global,
                                 ErrorSearchShared<Norm>& shared) {

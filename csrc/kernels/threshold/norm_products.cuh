@@ -16,8 +16,7 @@ namespace spamm::kernels {
 constexpr int kProductThreads = 256, kProductWarps = kProductThreads / 32;
 constexpr int kBatch = 4;  // values of k whose norms are loaded together
 
-// A patch of the blocks of C. Each lane has one column, so that a norm of B that it reads serves
-// all rows of the patch.
+// A patch of C's blocks. Each lane has one column, so that a norm of B serves all of its rows.
 struct Patch {
   static_assert(kPatchColumns == 32);
   int64_t batch;
@@ -112,8 +111,7 @@ __device__ T sum_through(T own) {
 
 // A barrier of all thread blocks of a launch.
 
-// All threads arrive, then wait. kGrid: the launch is cooperative and may have several thread
-// blocks; if not, it has one.
+// All threads arrive, then wait. kGrid: the launch is cooperative; if not, it has one thread block.
 template <bool kGrid>
 struct Meeting {
   __device__ void arrive() {}

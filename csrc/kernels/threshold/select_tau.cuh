@@ -283,8 +283,7 @@ __device__ void select_among(const Products& products, KeyInterval<Norm> interva
 }
 
 // `target`: the wanted number of products. `rank`: the nearest whole number, at least 1. kGrid: the
-// launch is cooperative and has several thread blocks; if not, `global` is unused. `kept`: see
-// Staircases.
+// launch is cooperative, of several thread blocks; else `global` is unused. `kept`: see Staircases.
 template <bool kGrid, class Norm, class Count>
 __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
     select_tau(const __grid_constant__ NormMaps<Norm> maps, Selection<Norm, Count>* global,

@@ -2,8 +2,7 @@
 // of A's map with a sorted row of B's. Rounding is monotone, so two binary searches find the
 // products of one norm of A that lie in an interval.
 //
-// A warp sorts 64 norms of a row in registers and keeps them in shared memory. A search then takes
-// 7 steps instead of 64 products.
+// A warp sorts 64 norms of a row, kept in shared memory: a search takes 7 steps for 64 products.
 #pragma once
 
 #include <cstdint>
@@ -97,8 +96,7 @@ struct StairRow {
   __device__ Key key(int column) const { return product_key(a, Bits<Norm>::to(b[column])); }
 
   // Finds the columns [begin, end) whose products lie in an interval. Both searches run
-  // interleaved, because each is a chain of dependent loads. Padding of a row has the largest key
-  // and comes last.
+  // interleaved, as each is a chain of dependent loads. Padding has the largest key.
   __device__ void find(const KeyInterval<Norm>& interval, int& begin, int& end) const {
     begin = end = 0;
 #pragma unroll

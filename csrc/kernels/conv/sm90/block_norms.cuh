@@ -1,6 +1,5 @@
-// Computes the norms of im2col blocks from the norms of pixels (norms.cuh): the root of the sum of
-// squares over the existing pixels of a block. And what clears a tile counter where no norms are
-// computed.
+// Computes the norms of im2col blocks from those of pixels (norms.cuh): the root of the sum of
+// squares over a block's existing pixels. And clears tile counters where no norms are computed.
 #pragma once
 
 #include <algorithm>

@@ -182,8 +182,7 @@ class FewChannels {
   // acc = the windows at `window` times the weights.
   __device__ __forceinline__ void multiply(uint32_t window, float (&acc)[32]) {
     namespace wgmma = kernels::sm90;
-    uint64_t weights =
-        wgmma::descriptor<wgmma::Major::K>(weights_[parity_ * p_.plan.weight_blocks()]);
+    auto weights = wgmma::descriptor<wgmma::Major::K>(weights_[parity_ * p_.plan.weight_blocks()]);
     __syncwarp();  // lanes may have parted ways where pixels do not exist
 #pragma unroll 1
     for (int pass = 0; pass < p_.plan.passes; ++pass) {

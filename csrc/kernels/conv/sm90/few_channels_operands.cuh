@@ -23,10 +23,9 @@ struct FewChannelsTile {
     image = image_tile * p.plan.images;
     row = row_tile * p.plan.rows;
     column = column_tile * p.plan.columns;
-    const int entry =
-        (column * p.shape.stride.columns - p.shape.padding.columns) * p.shape.channels;
-    skew = entry & 7;
-    first_entry = entry - skew;
+    const int from = (column * p.shape.stride.columns - p.shape.padding.columns) * p.shape.channels;
+    skew = from & 7;
+    first_entry = from - skew;
   }
 };
 
@@ -54,16 +53,14 @@ struct PatchRow {
   __device__ bool has(int entry) const { return static_cast<unsigned>(first + entry) < length; }
 };
 
-// Starts the copy of a patch, kTogether entries at a time, which lie inside of their row or
-// outside. With single entries it is over when this returns. The thread block calls it together;
-// some threads share a row.
+// Starts the copy of a patch, kTogether entries at a time, inside of their row or outside. Single
+// entries are there when this returns. All threads call it; some share a row.
 template <int kTogether>
-__device__ void copy_patch(const FewChannelsParams& p, const FewChannelsTile& tile,
-                           uint16_t* patch) {
+__device__ void copy_patch(const FewChannelsParams& p, const FewChannelsTile& tile, uint16_t* to) {
   const int log2 = p.plan.log2_row_threads, step = kTogether << log2;
   const int rows = p.plan.images * p.plan.patch_rows, line = p.plan.line;
   for (int number = threadIdx.x >> log2; number < rows; number += kFewChannelsThreads >> log2) {
-    const PatchRow row(p, tile, patch, number);
+    const PatchRow row(p, tile, to, number);
     const int first = (threadIdx.x & ((1 << log2) - 1)) * kTogether;
     if constexpr (kTogether == 1) {
       constexpr int kUnroll = 8;
@@ -95,14 +92,9 @@ __device__ void copy_patch(const FewChannelsParams& p, const FewChannelsTile& ti
 
 __device__ inline void copy_patch(const FewChannelsParams& p, const FewChannelsTile& tile,
                                   uint16_t* patch) {
-  switch (p.together) {
-    case 8:
-      return copy_patch<8>(p, tile, patch);
-    case 2:
-      return copy_patch<2>(p, tile, patch);
-    default:
-      return copy_patch<1>(p, tile, patch);
-  }
+  if (p.together == 8) return copy_patch<8>(p, tile, patch);
+  if (p.together == 2) return copy_patch<2>(p, tile, patch);
+  copy_patch<1>(p, tile, patch);
 }
 
 // ---- Weights: operand blocks with an output channel in each line, for each parity of columns, and
@@ -114,8 +106,7 @@ __device__ inline int channel_of_column(int column) {
   return column / 32 * 32 + column % 8 / 2 * 8 + column / 8 % 4 * 2 + column % 2;
 }
 
-// Tells whether entry `entry` of a kernel row, counted from its even beginning, is one of the
-// window.
+// Tells whether an entry of a kernel row, counted from its even beginning, is one of the window.
 __device__ inline bool is_in_window(const FewChannelsWindow& window, int parity, int entry) {
   return static_cast<unsigned>(entry - window.lead(parity)) < window.entries;
 }
@@ -150,10 +141,7 @@ struct WeightChunk {
       entries[i] = load_two_bytes(pair, exists && is_in_window(window, parity, entry));
       entries[i + 1] = load_two_bytes(pair + 1, exists && is_in_window(window, parity, entry + 1));
       entry += 2;
-      if (entry == 2 * window.pairs) {
-        entry = 0;
-        ++row;
-      }
+      if (entry == 2 * window.pairs) entry = 0, ++row;
     }
   }
 
@@ -165,8 +153,7 @@ struct WeightChunk {
   }
 };
 
-// Copies the weights of 64 output channels from `first_channel` on. The thread block calls it
-// together.
+// Copies the weights of 64 output channels from `first_channel` on. All threads call it.
 __device__ inline void stage_weights(const FewChannelsParams& p, int first_channel,
                                      kernels::sm90::OperandBlock* blocks) {
   constexpr int kAtOnce = 3;  // 24 loads in flight
@@ -226,13 +213,12 @@ __device__ PairPlace pair_place(const FewChannelsParams& p, int parity, int numb
 
 // Fills the table of places: for each parity, step and thread of four the thread's two pairs.
 template <bool kMasked>
-__device__ void stage_places(const FewChannelsParams& p, PairPlace* places,
-                             const PixelRanks& ranks) {
+__device__ void stage_places(const FewChannelsParams& p, PairPlace* to, const PixelRanks& ranks) {
   const int count = p.plan.all_steps() * 8;
   for (int i = threadIdx.x; i < p.plan.window.parities * count; i += kFewChannelsThreads) {
     const int parity = i / count, place = i - parity * count;
     const int pair_of_step = place % 8 / 2 + place % 2 * 4;
-    places[i] = pair_place<kMasked>(p, parity, place / 8 * 8 + pair_of_step, ranks);
+    to[i] = pair_place<kMasked>(p, parity, place / 8 * 8 + pair_of_step, ranks);
   }
 }
 
@@ -241,10 +227,9 @@ __device__ void stage_places(const FewChannelsParams& p, PairPlace* places,
 
 // Orders the kernel positions. The thread block calls this and rank_pixels() together, and all have
 // what they write when they return.
-__device__ inline void order_positions(const FewChannelsParams& p, int first_channel,
-                                       PixelRanks& ranks) {
+__device__ inline void order_positions(const FewChannelsParams& p, int channel, PixelRanks& ranks) {
   const int positions = p.shape.kernel.rows * p.shape.kernel.columns, position = threadIdx.x;
-  const float* norms = p.held.weights + (first_channel >> p.held.log2_block_m) * positions;
+  const float* norms = p.held.weights + (channel >> p.held.log2_block_m) * positions;
   // NaN and infinity keep the same products, all of them.
   const auto norm = [&](int i) { return isnan(norms[i]) ? INFINITY : norms[i]; };
   if (position < positions) {
@@ -267,9 +252,8 @@ __device__ inline void rank_pixels(const FewChannelsParams& p, const FewChannels
   const auto [images, rows, columns] = p.shape.input;
   const int positions = p.shape.kernel.rows * p.shape.kernel.columns, line = p.plan.line;
   const int edge = 1 << p.held.log2_images, block = tile.image >> p.held.log2_images;
-  const float whole = static_cast<float>(edge),
-              left_over = static_cast<float>(images - block * edge);
-  const float scale = partial_block_scale(whole, min(whole, left_over)), tau = p.held.tau.value();
+  const auto whole = static_cast<float>(edge), rest = static_cast<float>(images - block * edge);
+  const float scale = partial_block_scale(whole, min(whole, rest)), tau = p.held.tau.value();
   const int left = tile.column * p.shape.stride.columns - p.shape.padding.columns - kMostBefore;
   const auto entry_of = [&](int x) { return x * p.shape.channels - tile.first_entry; };
   for (int row = threadIdx.x / 32; row < p.plan.patch_rows; row += kFewChannelsThreads / 32) {
@@ -280,10 +264,9 @@ __device__ inline void rank_pixels(const FewChannelsParams& p, const FewChannels
       int rank[kUnroll] = {};
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        const int column = x + 32 * i;
-        const bool exists =
-            static_cast<unsigned>(y) < rows && static_cast<unsigned>(column) < columns;
-        norm[i] = exists ? norm_product(norms[column], scale) : 0;
+        const int at = x + 32 * i;
+        const bool exists = static_cast<unsigned>(y) < rows && static_cast<unsigned>(at) < columns;
+        norm[i] = exists ? norm_product(norms[at], scale) : 0;
       }
       for (int step = 1 << (31 - __clz(positions)); step > 0; step /= 2) {
 #pragma unroll

@@ -1,5 +1,4 @@
-// The parameters of the convolution of few input channels, and how it cuts its work: plain
-// functions of numbers.
+// Parameters of the convolution of few input channels, and how it cuts its work.
 #pragma once
 
 #include <algorithm>
@@ -174,8 +173,7 @@ inline int few_channels_grid(const ConvShape& shape, const FewChannelsPlan& plan
   return ceil_div(few_channels_blocks(plan) * multiprocessors, ceil_div(shape.out_channels, 64));
 }
 
-// The time that the thread block with the most tiles takes. A unit is half a product with its
-// epilogue.
+// The time of the thread block with the most tiles. A unit is half a product with its epilogue.
 inline int64_t few_channels_cost(const ConvShape& shape, const FewChannelsPlan& plan,
                                  int multiprocessors) {
   const int products = ceil_div(plan.rows * plan.strips, kStripsOfProduct);

@@ -3,8 +3,7 @@
 // A thread block computes one norm: an output pixel, 64 images, 64 channels. A thread pools 8
 // channels of two images, with all loads of a 2 x 2 window in flight. The norm pass (norms.cuh)
 // sums the squares of 8 images in four chains of a thread. Here four threads have two images each,
-// so they exchange entries, and each sums one chain in the order of that pass: the bits are the
-// same.
+// so they exchange entries, and each sums one chain in the order of that pass: the same bits.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +50,7 @@ __device__ __forceinline__ Chunk<Element> lowest_chunk() {
 // The largest values of one window in several images, for one chunk of channels. All loads of a
 // 2 x 2 window are in flight at once.
 //
-// `images`: where the channels of each image begin; null for one that does not exist.
-// `row`, `column`: of the output.
+// `images`: where each image's channels begin, null if none. `row`, `column`: of the output.
 template <class Element, int kImages, class Params>
 __device__ __forceinline__ void pool_window(const Params& p, int channels, int row, int column,
                                             const Element* const (&images)[kImages],
@@ -132,8 +130,7 @@ cudaError_t launch_pixel_pool(PixelPoolParams p, cudaStream_t stream) {
                 /*overlap_previous=*/true, stream, p);
 }
 
-// As in the norm pass, except that the lanes that have neighbouring norms there share one norm
-// here.
+// As in the norm pass, but lanes that have neighbouring norms there share one norm here.
 constexpr int kLog2PoolLanes = 3, kPoolParts = 1 << log2_norms(/*log2_held=*/-1, kLog2PoolLanes);
 constexpr int kImagesAPart = (64 >> kLog2Slices) / kPoolParts;
 static_assert(kPoolParts << kLog2PoolLanes == 32, "a warp is a slice");
@@ -152,8 +149,7 @@ __device__ __forceinline__ Chunk<Element> of_number(const Chunk<Element> (&best)
 }
 
 // The entries of the thread's chain, of all images of its slice: entries `part` and `part` + 4 in
-// one word. Threads that differ in their part alone exchange words, as when a 4 x 4 matrix is
-// transposed.
+// one word. Threads that differ in their part alone exchange words, as a 4 x 4 transposition.
 template <class Element>
 __device__ __forceinline__ void exchange_entries(const Chunk<Element> (&best)[kImagesAPart],
                                                  uint32_t (&words)[kPoolParts][kImagesAPart]) {

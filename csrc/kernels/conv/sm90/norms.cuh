@@ -96,8 +96,7 @@ struct SlicedChunks {
   __device__ __forceinline__ bool any(bool x) const { return __syncthreads_or(x); }
 };
 
-// The same where a thread holds the chunks of all images, each a slice by itself. Those that do not
-// exist are zero.
+// The same where a thread holds all images' chunks, each a slice. Those that do not exist are zero.
 template <class Element, int kLog2Lanes, int kImages>
 struct HeldChunks {
   const uint4 (&words)[kImages];
@@ -180,8 +179,7 @@ __device__ __forceinline__ const Chunk<Element>* chunk_at(const PixelNormsJob& j
          ((static_cast<int64_t>(pixel) * job.channels + channel) >> kLog2Entries<Element>);
 }
 
-// Computes the norms of one thread block of a job, its images in slices. Calls wait() before it
-// reads.
+// Computes the norms of a thread block of a job, images in slices. Calls wait() before it reads.
 template <class Element, int kLog2Lanes, class Wait>
 __device__ __forceinline__ void sliced_norms(const PixelNormsJob& job, int number,
                                              const Wait& wait) {
