@@ -347,11 +347,12 @@ void autocast(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxed(stack);
 }
 
-constexpr auto kCast = {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d", "conv2d_with_norms"};
+constexpr auto kCasting = {"spamm", "spamm_with_norms", "conv2d", "dense_conv2d",
+                           "conv2d_with_norms"};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { impl<&autocast<at::kCPU>>(m, kCast); }
-TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { impl<&autocast<at::kCUDA>>(m, kCast); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { impl<&autocast<at::kCPU>>(m, kCasting); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { impl<&autocast<at::kCUDA>>(m, kCasting); }
 
 }  // namespace spamm

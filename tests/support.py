@@ -140,10 +140,8 @@ def assert_near(got, expected, tolerance=None):
     """No entry is off by more than the tolerance times the largest."""
     assert got.shape == expected.shape
     off, size = got.double() - expected.to(got.device), expected.abs()
-    limit = (tolerance or TOLERANCE[got.dtype]) * max(
-        size.max().item() if size.numel() else 0, 1e-3
-    )
-    assert not (off.abs() > limit).any()
+    largest = max(size.max().item() if size.numel() else 0, 1e-3)
+    assert not (off.abs() > (tolerance or TOLERANCE[got.dtype]) * largest).any()
     assert got.isfinite().all()
 
 

@@ -405,9 +405,7 @@ def _cells(kind, rows):
     """Head and rows of a table, as text, and how many columns say where a row belongs."""
     rows = [row for row in rows if kind.title and not row.get("absent")]
     has = {name for row in rows for name, value in row.items() if value is not None}
-    has -= {
-        name for name in kind.key if not any(row.get(name) not in (None, False) for row in rows)
-    }
+    has -= {key for key in kind.key if all(row.get(key) in (None, False) for row in rows)}
     index = [name for name in ("run", *kind.key) if name in has and name not in kind.across]
     if len({row.get("run") for row in rows}) == 1:
         index = [name for name in index if name != "run"]

@@ -78,9 +78,7 @@ def geometry_of(case):
     return shape, (outer, inner // groups, *kernel), geometry | {"groups": groups}
 
 
-def expect_near(
-    found, wanted, bare, size, inner, activation="none", passes=0, lost=0.0, slope=None
-):
+def expect_near(found, exact, bare, size, inner, activation="none", passes=0, lost=0.0, slope=None):
     """Within the rounding of the sums, and of what follows, ``passes`` before the last. bare: what
     a backend may store before that, where it may be infinite. lost: of the operands.
     """
@@ -95,12 +93,12 @@ def expect_near(
     follow = {"slope": largest, "own": own * largest, "passes": passes}
     sums = space.sums_of_conv(found.device, dtype)
     with np.errstate(all="ignore"):
-        bound = space.rounding(wanted.numpy(), size, inner, sums, dtype, **follow)
+        bound = space.rounding(exact.numpy(), size, inner, sums, dtype, **follow)
         bound = bound + largest * np.asarray(lost)
         if passes and found.is_cuda and dtype == torch.float16:
             overflows = np.abs(bare.numpy()) >= torch.finfo(dtype).max * (1 - 2.0**-10)
             size = np.where(overflows, np.finfo(np.float64).max / 8, size)
-    space.expect_near(found, wanted.numpy(), bound, size * 4)
+    space.expect_near(found, exact.numpy(), bound, size * 4)
 
 
 def norms_of(images, together=1):
@@ -136,19 +134,16 @@ def convolution(case, device):
     blocks = {"block": block, "pixel_block": pixel_block}
     is_torchs = form == "dense" or geometry["groups"] > 1
     if case["share"] == 0 and form not in ("valid_ratio", "max_error"):
-        operands = (
-            torch.empty(sizes, dtype=dtype, device=device) for sizes in (shape, weight_shape)
-        )
-        backend = OPS.conv2d_backend(*operands, threshold=0.0, **geometry, **blocks)
+        pair = (torch.empty(of, dtype=dtype, device=device) for of in (shape, weight_shape))
+        backend = OPS.conv2d_backend(*pair, threshold=0.0, **geometry, **blocks)
         is_torchs = is_torchs or backend in ("cudnn", "onednn")
     if is_torchs or dtype == torch.bfloat16:
         # torch's own convolution and instructions for bfloat16 take subnormals for zero; the former
         # multiplies no padding, but channels that it has added.
         other = dict.fromkeys(("tiny", "huge", "nan", "inf"), "normal")
         pattern_x, pattern_w = other.get(pattern_x, pattern_x), other.get(pattern_w, pattern_w)
-    host_x, x = space.laid_out(
-        LAYOUTS, case["layout"], values(shape, pattern_x, dtype, seed), device
-    )
+    host_x = values(shape, pattern_x, dtype, seed)
+    host_x, x = space.laid_out(LAYOUTS, case["layout"], host_x, device)
     host_w = values(weight_shape, pattern_w, dtype, seed + 1)
     host_w, w = space.laid_out(LAYOUTS, case["layout_weight"], host_w, device)
     oracle = reference.Im2col(host_x, host_w, **geometry, **blocks)

@@ -110,16 +110,14 @@ def test_training_and_compiled_models_are_recorded(device, is_compiled):
     assert model[0].weight.grad is not None
 
 
-@pytest.mark.parametrize(
-    "options", [{"padding": "same", "dilation": 2}, {"padding_mode": "reflect"}]
-)
-def test_padding_that_torch_makes_and_weights_computed_anew(options):
-    conv = SpAMMConv2d(32, 64, 3, tau=TAU, **{"padding": 1, **options})
+@pytest.mark.parametrize("more", [{"padding": "same", "dilation": 2}, {"padding_mode": "reflect"}])
+def test_padding_that_torch_makes_and_weights_computed_anew(more):
+    conv = SpAMMConv2d(32, 64, 3, tau=TAU, **{"padding": 1, **more})
     parametrize.register_parametrization(conv, "weight", nn.Softplus())
     input = dark_pictures(2, channels=32)
     with record_stats(nn.Sequential(conv)) as stats:
         conv(input)
-    mode = "reflect" if "padding_mode" in options else "constant"
+    mode = "reflect" if "padding_mode" in more else "constant"
     padded = nn.functional.pad(input, [conv.dilation[0]] * 4, mode=mode)
     given = {"padding": 0, "dilation": conv.dilation, "pixel_block": (64, 1, 1)}
     assert_is(stats["0"], info_of(padded, conv.weight, **given))

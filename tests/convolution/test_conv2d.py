@@ -192,9 +192,8 @@ def test_one_image_and_none(device, knob):
     assert torch.equal(got, call(input[None], residual=residual[None])[0])
     assert call(input.expand(0, 6, 9, 9)).shape == (0, 4, 7, 7)
     dense = functools.partial(ops.dense_conv2d, weight=weight)
-    assert torch.equal(
-        dense(input, residual=residual), dense(input[None], residual=residual[None])[0]
-    )
+    batch = dense(input[None], residual=residual[None])
+    assert torch.equal(dense(input, residual=residual), batch[0])
 
 
 # ---- Gradients, autocast, tracing ---------------------------------------------------------------

@@ -229,9 +229,7 @@ def of_segment(a, b, segment, segments):
 @pytest.mark.parametrize("block", [64, 32])
 @pytest.mark.parametrize("segments", [2, 4, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_each_segment_has_the_bits_of_a_product_of_its_steps(
-    force, shape, tau, block, segments, dtype
-):
+def test_each_segment_has_the_bits_of_its_own_product(force, shape, tau, block, segments, dtype):
     """And they are added in their order, as float64."""
     a, b = operands(dtype, 0, *shape)
     tau *= (block / 64) ** 2

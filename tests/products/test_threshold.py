@@ -242,9 +242,7 @@ def test_error_bound_neither_vanishes_nor_overflows(device, dtype, small, large)
     max_error=st.one_of(st.sampled_from([0.0, 1.0, 1.01]), st.floats(1e-6, 1)),
     skipping=st.booleans(),
 )
-def test_find_tau_for_error_keeps_the_promise_and_skips_all_it_may(
-    device, pair, max_error, skipping
-):
+def test_find_tau_for_error_keeps_promises_and_skips_all_it_may(device, pair, max_error, skipping):
     norm_a, norm_b = (norm.to(device) for norm in pair)
     skip_norm = norm_b * 2 if skipping else None
     tau = find_tau_for_error(norm_a, norm_b, max_error, skip_norm_b=skip_norm)

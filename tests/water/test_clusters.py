@@ -162,9 +162,8 @@ def bisected(positions):
 
 
 def box(positions, indices):
-    return [
-        (min(along), max(along)) for along in zip(*(positions[i] for i in indices), strict=True)
-    ]
+    places = zip(*(positions[i] for i in indices), strict=True)
+    return [(min(along), max(along)) for along in places]
 
 
 PLACES = [

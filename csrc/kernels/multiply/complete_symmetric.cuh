@@ -50,7 +50,8 @@ struct SquarePart {
 };
 
 // Writes to norms[number(line, entry)] the norms of the blocks in the first rows and columns of a
-// square, or with kMirrored in the square that mirrors it. All threads call it; one a block writes.
+// square, or with kMirrored in the square that mirrors it. All threads call it; one of each block
+// writes.
 template <bool kMirrored, class Element, class Number>
 __device__ void norms_in_square(const SharedSquare<Element>& square, int rows, int columns,
                                 int log2_block, NormOf<Element>* norms, const Number& number) {

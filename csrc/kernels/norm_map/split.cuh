@@ -57,7 +57,8 @@ __device__ inline int exponent_of(uint32_t bits) {
   return exponent > 0 ? exponent - 127 : 31 - 149 - __clz(static_cast<int>(bits));
 }
 
-// Finds the largest magnitude for each k of a block. All its threads call it. `largest`: zeros.
+// Finds the largest magnitude for each k of a block. The threads of the block call it together.
+// `largest` must be zero before.
 __device__ inline void find_largest(const SplitShare& share, bool lines_along_k, int thread,
                                     uint32_t (&largest)[kSplitBlock]) {
   constexpr uint32_t kMagnitude = 0x7fffffff;
@@ -113,7 +114,8 @@ __device__ inline SplitScale split_scale(uint32_t most, uint32_t least, bool zer
   return {true, exponent, kinds};
 }
 
-// From the largest magnitudes of a block, `inside` k of it in the matrix. A whole warp calls it.
+// From the largest magnitudes of a block, of which `inside` k lie in the matrix. A warp calls it
+// together.
 template <int kSplitParts>
 __device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock], int64_t inside) {
   uint32_t most = 0, least = ~0u;
@@ -131,7 +133,8 @@ __device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock],
   return split_scale<kSplitParts>(most, least, __any_sync(~0u, zeros));
 }
 
-// The distance from the granule's bound down to the largest magnitude at some k: see SplitProfile.
+// The distance by which the largest magnitude at some k lies below the granule's bound: see
+// SplitProfile.
 __device__ inline uint16_t below_bound(const SplitScale& scale, uint32_t largest) {
   return scale.holds_numbers && largest != 0
              ? static_cast<uint16_t>(scale.exponent + kSplitBits - exponent_of(largest))

@@ -52,14 +52,15 @@ class ThinBlock {
     const bool reads = !kImages || step_.is_inside(m, start.row, start.column);
     const int count = !reads ? 0 : kImages ? min(p_.pixels, m.images - origin_.image) : p_.pixels;
     const int64_t image_entries = int64_t{m.input.rows} * m.input.columns * m.channels;
-    const auto* next = first_ + static_cast<int64_t>(start.input_pixel + step_.pixels) * m.channels;
+    const auto* image =
+        first_ + static_cast<int64_t>(start.input_pixel + step_.pixels) * m.channels;
     Norm total = 0;
     for (int first = 0; first < p_.pixels; first += kRun) {
       const Element* from[kRun];
       bool exists[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
-        from[i] = next, next += image_entries;
+        from[i] = image, image += image_entries;
         exists[i] = first + i < count;
         if constexpr (!kImages) {
           const Im2colRow row = Im2colRow::at(m, origin_, first + i);

@@ -92,9 +92,14 @@ __device__ void copy_patch(const FewChannelsParams& p, const FewChannelsTile& ti
 
 __device__ inline void copy_patch(const FewChannelsParams& p, const FewChannelsTile& tile,
                                   uint16_t* patch) {
-  if (p.together == 8) return copy_patch<8>(p, tile, patch);
-  if (p.together == 2) return copy_patch<2>(p, tile, patch);
-  copy_patch<1>(p, tile, patch);
+  switch (p.together) {
+    case 8:
+      return copy_patch<8>(p, tile, patch);
+    case 2:
+      return copy_patch<2>(p, tile, patch);
+    default:
+      return copy_patch<1>(p, tile, patch);
+  }
 }
 
 // ---- Weights: operand blocks with an output channel in each line, for each parity of columns, and

@@ -250,7 +250,8 @@ constexpr auto pooling() {
 }
 
 // Like convolve(), with ReLU and max pooling with stride 2: `output` is the pooled one. Half types;
-// pixel blocks of 64 images; an even output of the convolution; no residual, no output norms.
+// a pixel block is 64 images of one pixel; rows and columns of the convolution's output are even;
+// no residual, no output norms.
 template <class Element, Tiles kTiles>
 cudaError_t convolve_and_pool(ConvParams p, const void* input, const void* weight,
                               const Launch& how) {

@@ -145,7 +145,8 @@ __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channe
 }
 
 // The largest terms are not computed: any loss of digits may do harm. Only pairs of two faint
-// blocks count. Zeros beside a faint block would make exact products of all channels switched off.
+// blocks count. Zeros beside a faint block would make exact products of all channels that are
+// switched off.
 struct UnknownTerms {
   static constexpr SplitKind kBesideFaint = kSplitFaint;
 

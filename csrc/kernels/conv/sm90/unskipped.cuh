@@ -254,7 +254,8 @@ class UnskippedLoader {
     }
   }
 
-  // A stage with a line of the residual's channels for the pixels, from `channel` of the tile on.
+  // A stage with a line of the residual's channels in place of the pixels, from `channel` of the
+  // tile on.
   __device__ void load_residual(const TileWalk<Config>& tile, int channel) {
     auto& pixels = storage_.stages[at_.slot].pixels;
     announce(kWeights ? 0 : sizeof(pixels));

@@ -25,11 +25,13 @@ namespace spamm::kernels::multiply::sm90 {
 
 // Adds up the sums of a tile's two segments (list.cuh).
 //
-// Every warp does so for its piece of the tile. The first one done leaves its sums in C, which is
-// then in the L2 cache; the other adds them to its own, and stores C. A sum of two does not depend
-// on their order, so neither does it on timing. The second waits only while the first is storing.
+// Every warp does so for its own piece of the tile. The one that is done first leaves its sums in C
+// itself, which is then in the L2 cache; the other adds them to its own, and stores C. A sum of two
+// does not depend on which is first, so the result does not depend on timing. The second waits only
+// while the first is storing.
 
-// The meeting place of the warps of two segments with the same piece of a tile. All lanes call all.
+// The meeting place of the warps of two segments with the same piece of a tile meet. All lanes call
+// everything.
 class SegmentMeeting {
  public:
   __device__ explicit SegmentMeeting(unsigned* state) : state_(state) {}
@@ -99,8 +101,9 @@ struct DoubleProduct : TiledProduct<double> {
   CUtensorMap map_a, map_b, map_own_b;
 };
 
-// Maps of lines that begin at any entry. TMA reads from multiples of 16 bytes, two entries. So even
-// and odd lines have a map each, whose lines begin `shifts` (0 or 1) before those of the operand.
+// Maps of lines that begin at any entry. TMA reads from multiples of 16 bytes on, which are two
+// entries. So even and odd lines have a map each, whose lines begin `shifts` entries, 0 or 1,
+// before those of the operand.
 struct ShiftedMap {
   CUtensorMap maps[2];
   int shifts[2];
@@ -398,7 +401,8 @@ class WarpSums {
   }
 
  private:
-  // The ways of sums and C: see store_pair(), leave_pair(), take_pair(). The first two clear sums.
+  // The ways of sums and C: see store_pair(), leave_pair() and take_pair(). The sums are
+  // zeros after the first two.
   enum class Exchange { kStore, kLeave, kTake };
 
   // Tells whether any sum of the warp is not zero.
