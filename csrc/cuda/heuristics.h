@@ -419,7 +419,7 @@ inline TileSize choose_conv_tile_sm80(Kernel kernel, int64_t groups, int64_t pix
 
 // The tile of the Hopper convolution. `boxes`: boxes of 64 output pixels. Large tiles pay if they
 // make more waves than the table says; below that, small tiles fill more of the chip, and skip
-// more. With nothing skipped waves tell alone. Few output channels take the narrow tile.
+// more. With nothing skipped only waves tell. Few output channels take the narrow tile.
 inline TileSize choose_conv_tile_sm90(Kernel kernel, int64_t out_channels, int64_t boxes,
                                       int multiprocessors, bool skips_nothing,
                                       std::optional<TileSize> forced = std::nullopt) {

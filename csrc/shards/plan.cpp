@@ -147,7 +147,7 @@ Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
 }
 
 // A unit is needed if its largest norm, times the largest norm in the part's column, is valid:
-// rounding is monotone, so some block product of both is valid. at::amax keeps NaN.
+// rounding is monotone, so exactly then some block product of both is valid. at::amax keeps NaN.
 Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
                     int64_t stage_blocks) {
   const Tensor largest_b = in_stages(norm_b, stage_blocks).amax(2);

@@ -96,7 +96,7 @@ class SplitTensor {
   int64_t strides_[2];
 };
 
-// Tells whether one operand's split parts serve both: of contiguous rows, blocks in one column.
+// Tells whether split parts of one serve both: one matrix of contiguous rows, blocks in a column.
 inline bool is_split_once(const at::Tensor& a, const at::Tensor& b) {
   return a.dim() == 2 && b.dim() == 2 && a.const_data_ptr() == b.const_data_ptr() &&
          a.sizes() == b.sizes() && a.strides() == b.strides() && a.size(0) > 1 && 1 < a.size(1) &&

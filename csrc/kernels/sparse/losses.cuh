@@ -126,7 +126,7 @@ __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& int
   return combine_blocks(combine_warps<Norm>(own, shared.of_block[half]), half, global, shared);
 }
 
-// Two thread blocks of a multiprocessor hide each other's waits. Of more, threads lack registers.
+// Two thread blocks a multiprocessor hide each other's waits. More leave threads few registers.
 constexpr int kSweepThreads = 256, kSweepsTogether = 2;
 static_assert(kSweepThreads <= kMostSearchThreads);
 

@@ -149,7 +149,7 @@ __device__ __forceinline__ Chunk<Element> of_number(const Chunk<Element> (&best)
 }
 
 // The entries of the thread's chain, of all images of its slice: entries `part` and `part` + 4 in
-// one word. Threads that differ in their part alone exchange words, as a 4 x 4 transposition.
+// one word. Threads that differ in their part alone exchange words: a 4 x 4 transposition.
 template <class Element>
 __device__ __forceinline__ void exchange_entries(const Chunk<Element> (&best)[kImagesAPart],
                                                  uint32_t (&words)[kPoolParts][kImagesAPart]) {
