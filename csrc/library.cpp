@@ -130,7 +130,7 @@ TORCH_LIBRARY(spamm_torch, m) {
       "Tensor, Tensor)");
   // The blocks of alpha * A @ B + beta * input and, with norms, their norms, else (0,), by what
   // bsr_plan returns. On CUDA nothing waits for the host: indices and lists are not checked there.
-  // Blocks of 32 then need B's pattern. float32's rounding depends on tau (else 0).
+  // Blocks of 32 then need B's pattern. float32's rounding depends on tau (0 if absent).
   m.def(
       "bsr_multiply(Tensor crow, Tensor col, Tensor first, Tensor slots_a, Tensor slots_b, Tensor "
       "crow_a, Tensor col_a, Tensor values_a, Tensor values_b, *, Tensor? crow_b=None, Tensor? "
