@@ -165,6 +165,32 @@ def test_depthwise_convolutions(device, dtype, images, channels, size, kernel, s
         torch.testing.assert_close(got.isfinite(), expected.isfinite())
 
 
+@pytest.mark.parametrize("images", [1, 6, 66])
+@pytest.mark.parametrize(
+    ("channels", "groups", "kernel", "stride"),
+    [
+        *((20, 20, 3, 1), (33, 33, 3, 2), (24, 24, 5, 1), (40, 40, 5, 2), (17, 17, 7, 1)),
+        *((24, 24, 2, 3), (24, 6, 3, 1), (40, 5, 3, 2), (48, 3, 3, 1)),
+    ],
+)
+def test_groups_that_share_a_vector_on_the_cpu(images, channels, groups, kernel, stride):
+    input = uneven(images, channels, 4, 14, seed=1, dtype=torch.bfloat16)
+    weight = uneven(channels, channels // groups, kernel, kernel, seed=2, dtype=torch.bfloat16)
+    setting = {"stride": stride, "padding": kernel // 2, "groups": groups}
+    call = functools.partial(spamm_torch.conv2d, input.float(), weight.float(), **setting)
+    reference = Im2col(input.double(), weight.double(), **setting)
+    tau, valid = reference.decide(0.5)
+    assert_near(call(tau=tau), reference.product(valid))
+    assert_near(call(tau=1e-30), reference.product(torch.ones_like(valid)))
+    weight[1] = torch.inf  # meets zeros of padding
+    reference = Im2col(input.double(), weight.double(), **setting)
+    expected = reference.product(~(norm_products(*reference.norms()[::2]) < tau))
+    got = spamm_torch.conv2d(input.float(), weight.float(), **setting, tau=tau)
+    rest = [channel for channel in range(channels) if channel != 1]
+    assert_near(got[:, rest], expected[:, rest])
+    assert got[:, 1].isnan().equal(expected[:, 1].isnan())
+
+
 @pytest.mark.parametrize("images", [1, 3, 33, 70])
 @pytest.mark.parametrize("segments", [None, 2, 4])
 def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype, segments, force):
