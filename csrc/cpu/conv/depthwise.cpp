@@ -383,16 +383,10 @@ void convolve_row(const Row& row) {
 
 template <bool tested>
 void convolve_row(const Row& row, int64_t depth) {
-  switch (depth) {
-    case 1:
-      return convolve_row<tested, 1>(row);
-    case 4:
-      return convolve_row<tested, 4>(row);
-    case 8:
-      return convolve_row<tested, 8>(row);
-    default:
-      return convolve_row<tested, kPart>(row);
-  }
+  return depth == 1   ? convolve_row<tested, 1>(row)
+         : depth == 4 ? convolve_row<tested, 4>(row)
+         : depth == 8 ? convolve_row<tested, 8>(row)
+                      : convolve_row<tested, kPart>(row);
 }
 
 // Writes a row's pixels, which `row` has as its output.
@@ -613,10 +607,8 @@ class NarrowGroups {
   }
 
   const ConvShape& shape_;
-  int64_t edge_;              // images of a block
-  int64_t depth_, channels_;  // of a group; of the input, kPart at least
-  int64_t positions_, line_;  // of the kernel; columns of the input, padding included
-  int64_t held_rows_;         // of the input, that a row of the output reads
+  int64_t edge_, depth_, channels_;       // images of a block; of a group; of the input, padded
+  int64_t positions_, line_, held_rows_;  // of the kernel; of the input, that a row reads
   bool slides_;
   Tensor input_;
   std::vector<float> weights_, norm_weights_;  // (group's channels, positions, channels)
@@ -637,14 +629,11 @@ bool supports(const Convolution& conv, const Knob& knob) {
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
-  switch (conv.input.scalar_type()) {
-    case at::kHalf:
-      return {NarrowGroups<at::Half>(conv, knob).run(), Tensor()};
-    case at::kBFloat16:
-      return {NarrowGroups<at::BFloat16>(conv, knob).run(), Tensor()};
-    default:
-      return {NarrowGroups<float>(conv, knob).run(), Tensor()};
-  }
+  const at::ScalarType dtype = conv.input.scalar_type();
+  return {dtype == at::kHalf       ? NarrowGroups<at::Half>(conv, knob).run()
+          : dtype == at::kBFloat16 ? NarrowGroups<at::BFloat16>(conv, knob).run()
+                                   : NarrowGroups<float>(conv, knob).run(),
+          Tensor()};
 }
 
 const Backends<ConvBackend> registered(at::kCPU, Rank::kSpecial,
