@@ -63,9 +63,6 @@ def factor(value):
     return f"{value:.{(value < 1.95) + (value < 9.95)}f}x"
 
 
-# ---- Table --------------------------------------------------------------------------------------
-
-
 def figures(rows):
     """The lines of README's table."""
     lines = []
@@ -109,9 +106,6 @@ def with_figures(text, lines):
     return before + begin + "\n".join(lines) + "\n" + end + after
 
 
-# ---- Picture ------------------------------------------------------------------------------------
-
-
 def summary(rows):
     """README's picture, as the bytes of a PNG."""
     skips, whole = [], []
@@ -132,9 +126,6 @@ def summary(rows):
     }
     caption = "Speed over what stands behind the bar, on one H200, N = 8192; longer is faster"
     return plots.bars(groups, caption)
-
-
-# ---- The command --------------------------------------------------------------------------------
 
 
 def main(arguments=None):

@@ -56,8 +56,6 @@ def _write(target: Path, text: str) -> None:
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-# ---- Progress on standard error -----------------------------------------------------------------
-
 _EVERY_S = 10
 Item = TypeVar("Item")
 

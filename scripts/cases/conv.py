@@ -22,9 +22,6 @@ from spamm_torch._info import conv2d_norm_maps
 TITLE = "conv2d against torch.nn.functional.conv2d"
 
 
-# ---- Layers -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Layer:
     name: str
@@ -98,9 +95,6 @@ def cases_of(options):
         if (layer.name in options.layers if options.layers else group in options.groups)
     ]
     return itertools.product(layers, options.batches, options.precisions, options.data)
-
-
-# ---- A case -------------------------------------------------------------------------------------
 
 
 class Case:

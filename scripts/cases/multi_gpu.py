@@ -43,9 +43,6 @@ def add_options(parser):
     cli.add_repeats_option(parser, DEFAULTS)
 
 
-# ---- Cells --------------------------------------------------------------------------------------
-
-
 def cells(options):
     """The largest products first; those of one follow each other."""
     product_of = functools.lru_cache(maxsize=1)(partial(Product, devices=options.devices))
@@ -76,9 +73,6 @@ def rows(product_of, options, layout, **place):
         row["spread"] = times["all"].spread / row["all_ms"]
         found.append(row | {"speedup": row["one_ms"] / row["all_ms"]})
     return found
-
-
-# ---- Products with operands on several devices --------------------------------------------------
 
 
 def split(matrix, cuts, devices):

@@ -51,9 +51,6 @@ def _device_name(device):
     return f"{name}, {torch.get_num_threads()} threads ({torch.backends.cpu.get_cpu_capability()})"
 
 
-# ---- Cells ---------------------------------------------------------------------------------------
-
-
 def measure_all(cells, tables):
     """Adds the rows of each cell, {name: call that gives {kind: rows}}, to ``tables``, as plain
     data, as soon as it is measured.

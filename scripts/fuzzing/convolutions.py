@@ -222,9 +222,6 @@ def convolution(case, device):
         expect_bits(layer(norm_input=norms), layer(), "a layer that gets norms")
 
 
-# ---- Pools --------------------------------------------------------------------------------------
-
-
 POOL = COMMON | {"images": (1, 2, 3, 17, 64, 65, 129, 300, 0)}
 POOL |= {"channels": (1, 3, 8, 17, 64, 72, 136)}
 POOL |= {"height": (1, 2, 3, 5, 8, 13), "width": (1, 2, 3, 5, 8, 16), "pattern": PATTERNS}

@@ -200,8 +200,6 @@ def dense(case, device):
     compare(results, host_a, host_b, host, tau, case, device, upper, **scaling)
 
 
-# ---- Block-sparse -------------------------------------------------------------------------------
-
 SPARSE = {"form": ("mm", "addmm", "dense b", "symmetric", "drop", "plan"), "edge": (32, 64, 128)}
 SPARSE |= {"m": (1, 2, 3, 5, 0), "k": (1, 2, 4, 7, 0), "n": (1, 2, 3, 5, 0), "knob": KNOBS}
 SPARSE |= {"stored": (0.5, 1.0, 0.1, 0.0), "stored_b": (0.5, 1.0, 0.1, 0.0)}

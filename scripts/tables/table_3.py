@@ -125,11 +125,9 @@ def _at_error(a, b, exact, target, block):
     return {"tau": low, "error": error, "valid_ratio": valid}
 
 
-# ---- Sparse products -----------------------------------------------------------------------------
-
-# By torch.sparse, in the CSR format and float32. It takes cuSPARSE's default algorithm. Called
-# directly, ALG1 was as fast, ALG2 and ALG3 slower, and only ALG3 could make a product that the
-# default refuses: docs/results/tables.json.
+# Sparse products by torch.sparse, in the CSR format and float32. It takes cuSPARSE's default
+# algorithm. Called directly, ALG1 was as fast, ALG2 and ALG3 slower, and only ALG3 could make a
+# product that the default refuses: docs/results/tables.json.
 
 
 _MOST_PRODUCTS = 2**31 - 1  # of entries, that an integer of 32 bits counts

@@ -205,8 +205,6 @@ class _Calibration:
         return ConvertReport(rows, device=device_name(self._bench.model)).to_dict()
 
 
-# ---- The report ---------------------------------------------------------------------------------
-
 _HEAD = ("layer", "shape", "valid", "tau", "pixel block", "dense us", "chosen us", "error")
 
 

@@ -128,9 +128,6 @@ def isolated(model: nn.Module) -> Iterator[None]:
         )
 
 
-# ---- Scores ------------------------------------------------------------------------------------
-
-
 class Evaluator:
     """Calls ``evaluate`` on the halves of a loader, and compares with the model as it is."""
 

@@ -133,9 +133,6 @@ def one_ahead(started: Iterable[Any]) -> Iterator[Any]:
     return (item for item, _ in pairwise(chain(started, (None,))))
 
 
-# ---- Units that travel, stage by stage -----------------------------------------------------------
-
-
 class Exchange:
     """One exchange of a matrix (K, columns) between the ranks of an axis, a shard of rows each.
 

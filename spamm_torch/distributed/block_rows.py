@@ -215,9 +215,6 @@ class _Asked:
         return fetched
 
 
-# ---- Many products of square matrices -----------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Rows:
     """The block rows of square matrices that a rank holds: ``at[rank]`` to ``at[rank + 1]``.

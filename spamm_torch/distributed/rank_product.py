@@ -208,9 +208,6 @@ class _Part:
         return need & multiplies[:, None, None], stage * edge
 
 
-# ---- Dense gradients, by collective calls --------------------------------------------------------
-
-
 class Product(torch.autograd.Function):
     """The product with skipping. In the backward pass, collective too, each rank has all of B."""
 

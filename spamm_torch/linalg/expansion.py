@@ -140,9 +140,6 @@ def edges(expansion: Expansion, residuals: Sequence[float], noise: float) -> tup
     return homo, lumo
 
 
-# ---- The Fermi function -------------------------------------------------------------------------
-
-
 def fermi_window(
     kt: float, spectrum: tuple[float, float], mu: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -128,9 +128,6 @@ def in_basis(
     return of.result(of.product("Z^T A Z", of.operand(left), half, max_error).matrix)
 
 
-# ---- Powers -------------------------------------------------------------------------------------
-
-
 class _Factor(NamedTuple):
     """A power, and the number of its product; 0: a itself."""
 

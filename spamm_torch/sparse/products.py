@@ -203,9 +203,6 @@ def _operands(
     return found["a"], found["b"], found.get("input"), is_dense
 
 
-# ---- Counts ------------------------------------------------------------------------------------
-
-
 def info_of(
     pair: tuple[Blocks, Blocks],
     tau: Tensor,

@@ -96,9 +96,6 @@ def test_nothing_to_compute(device, call, images, channels, groups, activation):
     torch.testing.assert_close(call(input, weight, bias, **options), expected)
 
 
-# ---- Gradients ----------------------------------------------------------------------------------
-
-
 @each_call
 @pytest.mark.parametrize(
     ("activation", "slope"),
@@ -129,9 +126,6 @@ def test_gradients(device, call, activation, slope, form):
         # cuDNN's gradients may differ in their last bits from call to call.
         torch.autograd.gradcheck(convolve, given, nondet_tol=1e-12, fast_mode=True)
         torch.autograd.gradgradcheck(convolve, given, nondet_tol=1e-12, fast_mode=True)
-
-
-# ---- torch.compile, autocast, the ops' own tests ------------------------------------------------
 
 
 def test_no_host_tensor_in_a_compiled_graph(device):
@@ -172,9 +166,6 @@ def test_autocast_casts_the_residual(device, call):
     lower = [x.bfloat16() for x in (input, weight, bias)]
     assert actual.dtype == torch.bfloat16
     assert torch.equal(actual, call(*lower, residual=residual.bfloat16(), **options))
-
-
-# ---- The module ---------------------------------------------------------------------------------
 
 
 @activations

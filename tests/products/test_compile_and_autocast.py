@@ -54,9 +54,6 @@ def _stages(norm_a, norm_b):
     return counts.sum() + ratio + spamm_torch.error_bound(norm_a, norm_b, 30.0) + tau
 
 
-# ---- torch.compile and torch.export -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_graph_serves_all_shapes(device, name):
     """With the results and the gradients of a call."""
@@ -108,18 +105,12 @@ def test_export(device):
         assert torch.equal(exported.module()(operand, b), Product()(operand, b))
 
 
-# ---- Meta ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["mm, tau", "mm, valid_ratio", "bmm", "linear", "norm_map"])
 def test_meta_tensors_need_no_memory(name):
     a = torch.empty(2**20, 2**20, device="meta")
     result = FUNCTIONS[name](a, a)
     assert result.is_meta
     assert result.shape[-1] == (2**14 if name == "norm_map" else 2**20)
-
-
-# ---- Autocast -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
@@ -157,8 +148,6 @@ def test_autocast_of_other_types(device):
     assert torch.equal(inside, spamm_torch.mm(a, b, tau=60.0))
     assert torch.equal(norms, spamm_torch.norm_map(a))
 
-
-# ---- opcheck -------------------------------------------------------------------------------------
 
 NO_GRADIENTS = ("conv2d_with_norms", "conv2d_max_pool", "max_pool2d", "spamm_into")
 NO_GRADIENTS += ("multiply_part",)

@@ -98,9 +98,6 @@ def test_rows_have_the_very_same_norms_wherever_they_lie(dtype, block):
         assert torch.equal(turned, expected.mT), (offset, width)
 
 
-# ---- The whole range of each type ---------------------------------------------------------------
-
-
 # For float16 also the smallest normal and the smallest subnormal number.
 RANGES = {
     torch.float16: (65504.0, 2.0**-14, 2.0**-24),

@@ -286,9 +286,6 @@ def autocast(rank):
     found.float().sum().backward()
 
 
-# ---- Groups -------------------------------------------------------------------------------------
-
-
 @case(worlds=(3, 4))
 def a_group_of_some_ranks(rank):
     members = list(range(1, rank.world))
@@ -302,9 +299,6 @@ def a_group_of_some_ranks(rank):
         return
     in_group = replace(rank, number=rank.number - 1, world=rank.world - 1)
     assert_rows_of_mm(in_group, a, b, "odd", "odd", valid_ratio=0.5, group=group)
-
-
-# ---- Arguments that do not fit ------------------------------------------------------------------
 
 
 @case()
@@ -503,9 +497,6 @@ def captured_graphs(rank):
     assert raised[1].startswith("a product over ranks must not be captured"), raised
 
 
-# ---- Gradients ----------------------------------------------------------------------------------
-
-
 @case()
 def dense_gradients(rank):
     for dtype, kind in itertools.product((torch.float64, torch.float16), ("odd", "first empty")):
@@ -677,8 +668,6 @@ def a_rank_that_sleeps(rank):
         store.wait(ended, TIMEOUT)
     assert raised[0] == "RuntimeError", raised
 
-
-# ---- One rank ------------------------------------------------------------------------------------
 
 TIMEOUT = timedelta(seconds=300)  # of each collective call
 

@@ -65,9 +65,6 @@ class TestRowCuts:
         assert compiled(norm_a, norm_b, 0.3, 3) == spamm_torch.row_cuts(norm_a, norm_b, 0.3, 3)
 
 
-# ---- Exchange plans -----------------------------------------------------------------------------
-
-
 def chunks(blocks, parts):
     """The ends of each of ``parts`` parts, as torch.chunk cuts a range of blocks."""
     pieces = torch.arange(blocks).chunk(parts) if blocks else []
@@ -156,9 +153,6 @@ class TestExchangePlan:
         norm_a[:4, 4:] = 0  # rank 0 needs nothing
         plan = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512])
         assert_kept("plan of an exchange", str(plan).splitlines())
-
-
-# ---- Block-sparse matrices ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", NORM_DTYPES)

@@ -63,9 +63,6 @@ def test_the_op_refuses_lists_that_lead_elsewhere():
         multiply(values_a=values[1:])
 
 
-# ---- Compiled ------------------------------------------------------------------------------------
-
-
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

@@ -68,9 +68,6 @@ def test_an_exception_is_said_in_a_line():
         assert first_line(ValueError(message)) == said
 
 
-# ---- Help and options ---------------------------------------------------------------------------
-
-
 MAINS = [*(script.stem for script in SCRIPTS.glob("*.py")), "density_matrix"]
 MAINS += [f"bench {case}" for case in CASES]
 
@@ -120,9 +117,6 @@ def test_what_is_refused(tmp_path, monkeypatch, capsys):
         lines[command] = re.split(r" \(choose|, tau |: expected an error", line)[0]
     assert_kept("refused", lines)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-# ---- The budget and the mutations ---------------------------------------------------------------
 
 
 def test_rooms_and_their_budget():

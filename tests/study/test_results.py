@@ -113,9 +113,6 @@ def test_a_kind_whose_first_column_is_a_text_has_no_figure_that_moves():
     assert [run["tables"] for run in page["runs"]] == [{}, {"calibrated layers": rows}]
 
 
-# ---- Bad input ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "content",
     [
