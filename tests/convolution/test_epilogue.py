@@ -15,12 +15,7 @@ from spamm_torch import SpAMMConv2d
 ops = torch.ops.spamm_torch
 
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
-
-
-def skipping_nothing(*operands, **options):
-    return spamm_torch.conv2d(*operands, tau=0.0, **options)
-
-
+skipping_nothing = functools.partial(spamm_torch.conv2d, tau=0.0)
 each_call = pytest.mark.parametrize(
     "call", [skipping_nothing, ops.dense_conv2d], ids=["spamm", "dense"]
 )

@@ -21,16 +21,6 @@ SCF = Path(__file__).resolve().parents[2] / "data" / "scf"
 
 
 @pytest.fixture(scope="module")
-def of_pyscf():
-    return dict(np.load(SCF / "pyscf.npz"))
-
-
-@pytest.fixture(scope="module")
-def of_tblite():
-    return dict(np.load(SCF / "tblite.npz"))
-
-
-@pytest.fixture(scope="module")
 def waters():
     """F, S, positions, electrons of ten waters, computed by ergo; and eigenvalues, vectors."""
     made = matrices.load("ten waters")
@@ -132,10 +122,11 @@ def test_forms_and_orders(waters):
     assert off(solver(turned.astype(">f8"), electrons).density, found) <= 1e-12
 
 
-def test_cycles_of_pyscf(of_pyscf):
+def test_cycles_of_pyscf():
     """Every Fock matrix of three runs: RHF of two waters and of Li2 in diffuse functions, whose S
     has a condition of 7e4 and whose states have a larger gap above the core; UHF of the radical OH.
     """
+    of_pyscf = dict(np.load(SCF / "pyscf.npz"))
     for name in ("water2", "oh", "lithium2"):
         s, electrons = of_pyscf[f"{name}_overlap"], of_pyscf[f"{name}_electrons"]
         solver = DensitySolver(s, positions=of_pyscf[f"{name}_positions"])
@@ -211,12 +202,9 @@ def test_levels_cut_in_half():
     ring = torch.zeros(60, 60, dtype=torch.float64)
     ring[torch.arange(60), torch.arange(1, 61) % 60] = -1.0
     ring += ring.mT.clone()
-    with pytest.raises(NotConverged):
-        DensitySolver()(ring, 60)  # two levels at 0 for two electrons
-    with pytest.raises(NotConverged):
-        DensitySolver()(ring, 59, spin=0)
-    with pytest.raises(NotConverged):
-        DensitySolver()(ring, mu=0.0)
+    for given in ({"electrons": 60}, {"electrons": 59, "spin": 0}, {"mu": 0.0}):
+        with pytest.raises(NotConverged):  # two levels at 0 for two electrons
+            DensitySolver()(ring, **given)
     found = DensitySolver()(ring, 60, temperature=300.0)
     d, _, mu, entropy = filled(*torch.linalg.eigh(ring), 30, 300.0)
     assert off(found.density, 2 * d) <= 1e-8
@@ -236,8 +224,9 @@ def test_more_than_rounding_allows(waters):
 
 @pytest.mark.parametrize("name", ["benzene", "cation"])
 @pytest.mark.parametrize("storage", ["dense", "sparse"])
-def test_tblite_at_300_kelvin(of_tblite, name, storage):
+def test_tblite_at_300_kelvin(name, storage):
     """Its own fractional occupations."""
+    of_tblite = dict(np.load(SCF / "tblite.npz"))
     h, s, electrons = (of_tblite[f"{name}_{x}"] for x in ("hamiltonian", "overlap", "electrons"))
     values, vectors = states(h, s)
     solver = solver_of(s, storage, positions=of_tblite[f"{name}_positions"])

@@ -172,18 +172,13 @@ def test_the_last_four_iterations_are_accurate(gap):
 
 def test_iterations_tell_what_was_done(chain):
     run = purify(chain.fock, chain.occupied, max_error=1e-6)
-    x = _initial_of(chain.fock)
+    edge = chain.fock[0, 0].abs() + 1  # by Gershgorin's circles
+    x = (edge * torch.eye(len(chain.fock)) - chain.fock) / (2 * edge)
     for iteration in run.iterations[:6]:
         assert iteration.residual == pytest.approx((x - x @ x).trace().item(), rel=1e-5)
         x = x @ x if iteration.step == "X^2" else 2 * x - x @ x
     assert run.seconds == pytest.approx(sum(iteration.seconds for iteration in run.iterations))
     assert run.iterations[-1].residual < 1e-2 < run.iterations[0].residual
-
-
-def _initial_of(fock):
-    """By Gershgorin's circles, of a chain: -gap/2 - 1 to gap/2 + 1."""
-    edge = fock[0, 0].abs() + 1
-    return (edge * torch.eye(len(fock)) - fock) / (2 * edge)
 
 
 # ---- Arguments that are refused before the first product, and answers that are none -------------
@@ -211,12 +206,6 @@ FUNCTIONS = {
 POWERS = {"matrix_power": lambda a, **options: linalg.matrix_power(a, 3, max_error=0.0, **options)}
 
 
-def with_entry(a, row, column, value):
-    a = a.clone()
-    a[row, column] = value
-    return a
-
-
 def test_products_that_padding_does_not_matter_to():
     given = sparse.from_dense(ABOVE, 32)
     found = linalg.in_basis(given, given, max_error=0.0).matrix
@@ -225,7 +214,8 @@ def test_products_that_padding_does_not_matter_to():
 
 
 def test_asymmetry_by_rounding_is_in_the_bound():
-    a = with_entry(ABOVE, 3, 4, ABOVE[3, 4] + 1e-12)
+    a = ABOVE.clone()
+    a[3, 4] += 1e-12
     for name in ("inverse_factor", "inverse_sqrt"):
         exact, found = (FUNCTIONS[name](x) for x in (ABOVE, a))
         assert found.total_bound > exact.total_bound
