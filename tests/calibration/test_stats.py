@@ -40,16 +40,12 @@ def skipping_network(batch_norm=False):
     return model
 
 
-def layers_by_hand(device):
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_layers_set_by_hand(device, is_frozen):
     torch.manual_seed(0)
     conv = SpAMMConv2d(32, 64, 3, padding=1, valid_ratio=0.5)
     linear = SpAMMLinear(64, 40, max_error=0.6, block=32)
-    return nn.Sequential(conv, nn.Flatten(2), linear).to(device)
-
-
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_layers_set_by_hand(device, is_frozen):
-    model = layers_by_hand(device)
+    model = nn.Sequential(conv, nn.Flatten(2), linear).to(device)
     if is_frozen:
         for place in (0, 2):
             model[place].freeze_()
