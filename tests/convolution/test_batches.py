@@ -189,6 +189,10 @@ def test_groups_that_share_a_vector_on_the_cpu(images, channels, groups, kernel,
     rest = [channel for channel in range(channels) if channel != 1]
     assert_near(got[:, rest], expected[:, rest])
     assert got[:, 1].isnan().equal(expected[:, 1].isnan())
+    empty = spamm_torch.conv2d(
+        input[..., :0].float(), weight.float(), **setting | {"padding": kernel}, tau=tau
+    )
+    assert empty.shape[3] > 0 and not empty.any()
 
 
 @pytest.mark.parametrize("images", [1, 3, 33, 70])

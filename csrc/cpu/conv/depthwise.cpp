@@ -30,9 +30,8 @@ constexpr int64_t kLeastParts = 4;         // of a strip, if there are so many
 constexpr int64_t kHeldBytes = 384 << 10;  // of the input and its norms, that a task reads again
 constexpr int kColumns = 7;                // divides the widths of most networks' pictures
 
-// Those that have no register are slow.
 template <class N, int lanes>
-using Vector [[gnu::vector_size(lanes * sizeof(N))]] = N;
+using Vector [[gnu::vector_size(lanes * sizeof(N))]] = N;  // slow where it has no register
 
 template <int lanes>
 SPAMM_INLINE void load(const float* from, Vector<float, lanes>& x) {
@@ -46,8 +45,6 @@ SPAMM_INLINE void load_magnitude(const float* from, Vector<float, lanes>& x) {
   bits &= ~(uint32_t{1} << 31);
   std::memcpy(&x, &bits, sizeof(x));
 }
-
-// ---- What is skipped ---------------------------------------------------------------------------
 
 // Tells for each norm of a weight from which norm of a pixel on its products are valid: the least x
 // with !(norm * (x * scale) < tau), which no larger x fails.
@@ -77,8 +74,7 @@ SPAMM_CPU_CLONES void find_limits(const float* norms, int64_t count, float scale
   }
 }
 
-// Returns the largest limit of a weight that is not zero. `count` of both; infinity if one is not
-// finite.
+// Returns the largest limit of a weight that is not zero; infinity if a weight is not finite.
 SPAMM_CPU_CLONES float largest_limit(const float* weights, const float* limits, int64_t count) {
   float largest = 0;
   int others = 0;
@@ -127,15 +123,18 @@ SPAMM_CPU_CLONES [[gnu::optimize("no-math-errno")]] void find_norms(const Pixels
       const int64_t c = std::min(part, pixels.channels - kPart);
       const float* const first = pixels.first + column * pixels.next + c;
       Vector<float, kHalf> sums[] = {{}, {}}, x;
+      Vector<uint32_t, kHalf> any[] = {{}, {}}, bits;  // of the entries: zeros need no float64
       for (int64_t i = 0; i < pixels.images; ++i) {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
           load<kHalf>(first + i * pixels.next_image + half * kHalf, x);
-          sums[half] += x * x;
+          std::memcpy(&bits, &x, sizeof(bits));
+          sums[half] += x * x, any[half] |= bits + bits;
         }
       }
       float squares[kPart];
-      std::memcpy(squares, sums, sizeof(squares));
+      uint32_t nonzero[kPart];
+      std::memcpy(squares, sums, sizeof(squares)), std::memcpy(nonzero, any, sizeof(nonzero));
       for (int64_t group = 0; group < kPart && depth > 1; group += depth) {
         float sum = 0;
         for (int64_t i = 0; i < depth; ++i) sum += squares[group + i];
@@ -143,7 +142,7 @@ SPAMM_CPU_CLONES [[gnu::optimize("no-math-errno")]] void find_norms(const Pixels
       }
       int others = 0;
       for (int lane = 0; lane < kPart; ++lane) {
-        others |= (squares[lane] < kLeast) | (squares[lane] > kMost);
+        others |= ((squares[lane] < kLeast) & (nonzero[lane] != 0)) | (squares[lane] > kMost);
         norms[c + lane] = __builtin_sqrtf(squares[lane]);
       }
       for (int64_t lane = 0; lane < kPart && others; ++lane) {
@@ -401,7 +400,7 @@ SPAMM_CPU_CLONES void store_row(const Row& row, T* to, int64_t next_image, int64
 
 // A task is some rows of the output, in a strip of channels, of the images of a block. It looks at
 // a row of the input when it first reads it: nothing is skipped where its least number is large
-// enough. From the first row on that has a smaller one, norms are found and tested.
+// enough. The first image that has another, and all after it, are tested, by norms of the block.
 template <class T>
 class NarrowGroups {
  public:
@@ -625,7 +624,8 @@ bool supports(const Convolution& conv, const Knob& knob) {
   const int64_t depth = conv.shape.group_in_channels();
   return conv.shape.group_out_channels() == depth && conv.shape.groups > 1 &&
          (depth == 1 || depth == 4 || depth == 8 || depth == kPart) && edge[1] * edge[2] == 1 &&
-         knob.tau && !skips_nothing(knob) && conv.input.scalar_type() != at::kDouble;
+         knob.tau && !skips_nothing(knob) && conv.input.scalar_type() != at::kDouble &&
+         conv.input.numel() > 0;
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
