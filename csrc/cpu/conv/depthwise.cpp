@@ -2,14 +2,12 @@
 // of the input and one of the output, and groups of 4, 8 or 16 of each. Panels (cpu/conv/product.h)
 // would multiply the zeros that fill them. Here neighbouring output channels share a vector, of one
 // group or of several, and each group has its own skip tests. The input is read in place.
-#include <ATen/Version.h>
 #include <ATen/ops/constant_pad_nd.h>
 
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "conv/backend.h"
 #include "conv/shape.h"
@@ -126,7 +124,7 @@ SPAMM_CPU_CLONES [[gnu::optimize("no-math-errno")]] void find_norms(const Pixels
       Vector<uint32_t, kHalf> any[] = {{}, {}}, bits;  // of the entries: zeros need no float64
       for (int64_t i = 0; i < pixels.images; ++i) {
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
+        for (int64_t half = 0; half < 2; ++half) {
           load<kHalf>(first + i * pixels.next_image + half * kHalf, x);
           std::memcpy(&bits, &x, sizeof(bits));
           sums[half] += x * x, any[half] |= bits + bits;
@@ -157,8 +155,6 @@ SPAMM_CPU_CLONES [[gnu::optimize("no-math-errno")]] void find_norms(const Pixels
     }
   }
 }
-
-// ---- Products ----------------------------------------------------------------------------------
 
 // One row of the output of some images, of some channels.
 struct Row {
@@ -267,7 +263,7 @@ SPAMM_INLINE void add_groups(const Row& row, int64_t image, int64_t column, int6
     for (int i = 0; i < depth; ++i) {
       if (!any) break;
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v)
+      for (int64_t v = 0; v < kVectors; ++v)
         load<lanes>(weights + i * row.next_depth + v * lanes, weight[v]);
 #pragma GCC unroll 8
       for (int c = 0; c < columns; ++c) {
@@ -275,11 +271,15 @@ SPAMM_INLINE void add_groups(const Row& row, int64_t image, int64_t column, int6
 #pragma GCC unroll 4
           for (int v = 0; v < kVectors; ++v) sums[v][c] += weight[v] * pixels[c][i];
         } else {
+          load<lanes>(pixels[c], x);
+#if defined(__clang__)  // which does not know the other way
+          for (int lane = 0; lane < lanes; ++lane) x[lane] = pixels[c][lane / depth * depth + i];
+#else
           Vector<int32_t, lanes> from = {};
 #pragma GCC unroll 16
           for (int lane = 0; lane < lanes; ++lane) from[lane] = lane / depth * depth + i;
-          load<lanes>(pixels[c], x);
           if (depth > 1) x = __builtin_shuffle(x, from);
+#endif
           if (tested) {
             sums[0][c] += (dropped[c] ? Vector<float, lanes>{} : weight[0]) * x;
           } else {
@@ -291,7 +291,7 @@ SPAMM_INLINE void add_groups(const Row& row, int64_t image, int64_t column, int6
     weights += row.next_position, limits += row.next_position;
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v)
+  for (int64_t v = 0; v < kVectors; ++v)
     finish<lanes>(row, image, column, channel + v * lanes, sums[v]);
 }
 
