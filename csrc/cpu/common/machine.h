@@ -24,6 +24,15 @@
 
 namespace spamm::cpu {
 
+#if defined(__x86_64__)
+// The version of a function with the widest vectors that the machine has.
+template <class Function>
+Function of_machine(Function avx512, Function avx2, Function baseline) {
+  if (__builtin_cpu_supports("avx512f")) return avx512;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? avx2 : baseline;
+}
+#endif
+
 // Asks the operating system for 2 MiB pages for a new tensor. With few valid blocks, mapping a
 // result in small pages would take longer than writing it.
 inline const at::Tensor& with_large_pages(const at::Tensor& fresh) {

@@ -1,7 +1,7 @@
 // Convolutions of groups of few channels that skip: depthwise ones, whose groups have one channel
 // of the input and one of the output, and groups of 4, 8 or 16 of each. Panels (cpu/conv/product.h)
-// would multiply the zeros that fill them. Here neighbouring output channels share a vector, of one
-// group or of several, and each group has its own skip tests. The input is read in place.
+// would multiply zeros. Neighbouring output channels share a vector, of one group or of several.
+// Each group has its own skip tests. The input is read in place.
 #include <ATen/ops/constant_pad_nd.h>
 
 #include <bit>
@@ -158,8 +158,7 @@ SPAMM_CPU_CLONES [[gnu::optimize("no-math-errno")]] void find_norms(const Pixels
 
 // One row of the output of some images, of some channels.
 struct Row {
-  // For each kernel row and column of the input, padding included: the norms, and of each image the
-  // pixel.
+  // For each kernel row and column of the input, padding included: norms, and each image's pixels.
   const float *const *norms, *const *pixels;
   int64_t line, table;  // pointers of a kernel row, and of an image
   const float *weights, *limits, *bias;
@@ -363,19 +362,13 @@ template <bool tested, int depth>
 #endif
 
 template <bool tested, int depth>
-void convolve_row_baseline(const Row& row) {
-  convolve_row<4, tested, depth>(row);
-}
-
-template <bool tested, int depth>
 void convolve_row(const Row& row) {
 #if defined(__x86_64__)
-  static const auto kernel = __builtin_cpu_supports("avx512f") ? convolve_row_avx512<tested, depth>
-                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-                                 ? convolve_row_avx2<tested, depth>
-                                 : convolve_row_baseline<tested, depth>;
+  static const auto kernel =
+      of_machine(convolve_row_avx512<tested, depth>, convolve_row_avx2<tested, depth>,
+                 convolve_row<4, tested, depth>);
 #else
-  constexpr auto kernel = convolve_row_baseline<tested, depth>;
+  constexpr auto kernel = convolve_row<4, tested, depth>;
 #endif
   kernel(row);
 }
@@ -585,8 +578,7 @@ class NarrowGroups {
     }
   }
 
-  // The pixels of the windows of a row of the output. row_at(y): the first of a row, and how far
-  // they are apart.
+  // The pixels of an output row's windows. row_at(y): the first of a row, and the distance between.
   template <class RowAt>
   void fill_table(const float** table, int64_t row, const float* zeros, const RowAt& row_at) const {
     const int64_t before = std::min(shape_.padding.width, line_);

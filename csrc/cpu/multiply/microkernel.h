@@ -4,8 +4,7 @@
 // In gemm_rows(), a tile of C stays in registers for all of K; the old C is added last. The tile is
 // as large as the registers of the instruction set allow. An entry is one chain of fused operations
 // along K, so that its bits depend on no size, no layout and no neighbour. The last two vectors of
-// a row may overlap, so that nothing is read or written beside the matrices. The instruction set is
-// chosen at run time.
+// a row may overlap, so that nothing is read or written beside the matrices.
 #pragma once
 
 #include <ATen/Context.h>
@@ -16,6 +15,8 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 
@@ -234,10 +235,8 @@ void gemm_rows_baseline(const Rows& of, int64_t M, int64_t N, int64_t K, const T
 template <class T, class Rows>
 void gemm_rows(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int64_t ldb) {
 #if defined(__x86_64__)
-  static const auto kernel = __builtin_cpu_supports("avx512f") ? gemm_rows_avx512<T, Rows>
-                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-                                 ? gemm_rows_avx2<T, Rows>
-                                 : gemm_rows_baseline<T, Rows>;
+  static const auto kernel =
+      of_machine(gemm_rows_avx512<T, Rows>, gemm_rows_avx2<T, Rows>, gemm_rows_baseline<T, Rows>);
 #else
   constexpr auto kernel = gemm_rows_baseline<T, Rows>;
 #endif

@@ -1,5 +1,5 @@
 // A convolution whose blocks are mostly empty, for sm_80 and newer, and the norms of its im2col
-// blocks: groups of few channels, such as depthwise ones, few input channels, or few images where a
+// blocks: groups of few channels (depthwise.cuh: of one), few input channels, or few images where a
 // block holds 64. Tensor cores would multiply the zeros that fill a block. Here each thread
 // computes a few pixels of one or several output channels, entry by entry.
 //
