@@ -1,11 +1,6 @@
 // Every schema of the library; arguments.h has the long ones as structs, and spamm/spamm.h says
 // what those do that it calls. Implementations register themselves in cpu/, cuda/ and the
 // device-free files. Fake kernels are in Python.
-#include <ATen/core/enum_tag.h>
-#include <torch/library.h>
-
-#include <string>
-#include <vector>
 
 namespace {
 
@@ -26,9 +21,6 @@ const string epilogue = "Tensor? residual=None, " + activation;
 const string convolution = "Tensor input, Tensor weight, Tensor? bias=None, " + geometry + ", " +
                            knob + ", " + blocks +
                            ", Tensor? norm_weight=None, Tensor? norm_input=None, " + epilogue;
-const string pool =
-    "Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, "
-    "bool ceil_mode=False";
 
 }  // namespace
 
@@ -89,9 +81,10 @@ TORCH_LIBRARY(spamm_torch, m) {
   // batch; no gradient.
   define("conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, " + geometry +
          ", *, Tensor? norm_weight=None, " + activation + ") -> Tensor");
-  // torch's max pooling of a batch, without indices, and with `norms` the output norms, else None.
-  // No gradient.
-  define("max_pool2d(" + pool + ", *, bool norms=False) -> (Tensor, Tensor)");
+  // torch's max pooling of a batch, without indices. No gradient.
+  define(
+      "max_pool2d(Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] "
+      "dilation=1, bool ceil_mode=False) -> Tensor");
   // Norms (groups, MB, KB) of conv2d's weight matrix. Modules pin them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "

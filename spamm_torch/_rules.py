@@ -243,18 +243,13 @@ def _(weight: Tensor, groups: int, block: Any, pixel_block: Any) -> Tensor:
 # ---- Pools --------------------------------------------------------------------------------------
 
 
+@_fake("max_pool2d")
 def _max_pool(input: Tensor, kernel_size: Any, **setting: Any) -> Tensor:
     torch._check(
         input.dim() == 4,
         lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
     )
     return max_pool2d(input, kernel_size, **setting)
-
-
-@_fake("max_pool2d")
-def _(norms: bool, **arguments: Any) -> tuple[Tensor, Tensor | None]:
-    output = _max_pool(**arguments)
-    return _with_norms(output) if norms else (output, None)
 
 
 _fake("conv2d_max_pool")(lambda **given: _max_pool(_conv(**given), 2))

@@ -56,9 +56,6 @@ inline at::Tensor empty_layer_norms(const Convolution& x) {
                    x.input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
 }
 
-// Output norms, computed by a norm pass.
-at::Tensor layer_norms(const at::Tensor& output);
-
 struct ConvolutionResult {
   at::Tensor output;  // in any memory format
   at::Tensor norms;   // output norms; undefined if they still need a norm pass
@@ -109,9 +106,7 @@ struct DenseBackend {
   Way<at::Tensor(const DenseConvolution&)> convolve = {};  // the weight is not empty either
   // And max pooling of 2 x 2 pixels, with stride 2. The result has the bits of one after the other.
   Way<at::Tensor(const Convolution&, const Knob&)> convolve_and_pool = {};
-  // The result's norms are defined if they are wanted.
-  Way<ConvolutionResult(const at::Tensor& input, const MaxPool& pool, bool wants_output_norms)>
-      pool = {};
+  Way<at::Tensor(const at::Tensor& input, const MaxPool& pool)> pool = {};
 };
 
 // One layer, for ops made of several. Arguments have been checked, but for those of check_conv2d.

@@ -305,7 +305,9 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& given) {
     result.output = MatrixConvolution(skips_nothing(knob) ? in_full_blocks(conv) : conv).run(knob);
   }
   if (conv.wants_output_norms && !result.norms.defined()) {
-    result.norms = layer_norms(result.output);
+    const Tensor by_pixel = result.output.permute({2, 3, 0, 1});  // matrices (images, channels)
+    const Tensor norms = norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock});
+    result.norms = norms.permute({2, 0, 1, 3}).contiguous();
   }
   return {result.output.contiguous(conv.output_format), result.norms};
 }
@@ -379,11 +381,6 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
 Tensor weight_norms(const Convolution& conv) {
   return conv.norm_weight ? *conv.norm_weight
                           : norms_of_weight_matrix(conv.weight, conv.shape.groups, conv.block);
-}
-
-Tensor layer_norms(const Tensor& output) {
-  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // matrices (images, channels)
-  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {

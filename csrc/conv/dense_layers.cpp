@@ -1,7 +1,6 @@
 // Layers without skipping: dense_conv2d, and what conv2d leaves dense; the end of a convolution, by
-// ATen; max pooling between two convolutions, with output norms for the next layer or without; and
-// a convolution that skips nothing with max pooling of 2 x 2 pixels behind it. Some devices have
-// kernels for them. Otherwise they are torch's, and norms are a pass of their own.
+// ATen; max pooling; and a convolution that skips nothing with max pooling of 2 x 2 pixels behind
+// it. Some devices have kernels for them. Otherwise they are torch's.
 #include <ATen/Context.h>
 #include <ATen/native/Pool.h>
 #include <c10/util/accumulate.h>
@@ -154,8 +153,12 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
-// torch's max pool of a batch, in the input's memory format.
-Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {
+// In the input's memory format.
+Tensor max_pool(const Tensor& input, const MaxPool& pool) {
+  if (const auto output =
+          Backends<DenseBackend>::run(input.device().type(), &DenseBackend::pool, input, pool)) {
+    return *output;
+  }
   // torch 2.11's kernel for channels-last float64 on CUDA writes beyond its shared memory. Strides
   // of one channel may say both; those of a view of one dimension say contiguous.
   const bool copies = input.is_cuda() && input.scalar_type() == at::kDouble;
@@ -166,22 +169,9 @@ Tensor pool_by_torch(const Tensor& input, const MaxPool& pool) {
   return at::empty(output.sizes(), output.options(), input.suggest_memory_format()).copy_(output);
 }
 
-// The result's norms are undefined unless they are wanted.
-ConvolutionResult max_pool(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
-  if (const auto result = Backends<DenseBackend>::run(input.device().type(), &DenseBackend::pool,
-                                                      input, pool, wants_output_norms)) {
-    return *result;
-  }
-  const Tensor output = pool_by_torch(input, pool);
-  return {output, wants_output_norms ? layer_norms(output) : Tensor()};
-}
-
-std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, IntArrayRef kernel_size,
-                                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                      bool ceil_mode, bool norms) {
-  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
-  const auto result = max_pool(input, pool, norms);
-  return {result.output, result.norms};
+Tensor max_pool2d(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                  IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+  return max_pool(input, check_pool(input, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
 Tensor conv2d_max_pool_op(ConvPoolArguments& x) {
@@ -200,8 +190,7 @@ Tensor conv2d_max_pool_op(ConvPoolArguments& x) {
     }
   }
   const Tensor output = convolve(conv, x.knob).output;
-  const MaxPool pool = check_pool(output, 2, 2, 0, 1, /*ceil_mode=*/false);
-  return max_pool(output, pool, /*wants_output_norms=*/false).output;
+  return max_pool(output, check_pool(output, 2, 2, 0, 1, /*ceil_mode=*/false));
 }
 
 }  // namespace

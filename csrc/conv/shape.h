@@ -150,8 +150,6 @@ inline void check_residual(const at::Tensor& residual, const at::Tensor& input,
 
 // ---- Pixel blocks ------------------------------------------------------------------------------
 
-// Pixel blocks of the output grid, and the documented rule for blocks. Shared by all backends.
-
 // A count along each dimension of the output grid: images, rows, columns.
 using Box = std::array<int64_t, 3>;
 

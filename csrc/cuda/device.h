@@ -71,9 +71,7 @@ inline bool has_hopper_kernels([[maybe_unused]] const cudaDeviceProp& chip) {
 #endif
 }
 
-// ---- Forced choices ----------------------------------------------------------------------------
-
-// By environment variables, for tests and comparisons.
+// ---- Forced choices, for tests and comparisons --------------------------------------------------
 
 // SPAMM_TORCH_SEGMENTS: a power of two up to 32 forces that number of segments in all products that
 // may have some, and up to four in convolutions (heuristics.h: choose_product_segments,

@@ -5,7 +5,6 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
-#include "checks.h"
 #include "cuda/norm_map/norm_map.h"
 #include "kernels/common/parameters.h"
 #include "kernels/multiply/params.h"
@@ -63,6 +62,11 @@ inline at::Tensor readable_pixels(const at::Tensor& x, int64_t unit) {
 // The same, where the channels of a pixel are a multiple of 16 bytes.
 inline at::Tensor readable_pixels(const at::Tensor& x) {
   return readable_pixels(x, kAlignment / x.element_size());
+}
+
+// So many bytes on x's device.
+inline at::Tensor bytes_beside(const at::Tensor& x, int64_t bytes) {
+  return at::empty({bytes}, x.options().dtype(at::kByte));
 }
 
 // A threshold: a tensor in the norms' type on the GPU, which converts it so that the host never

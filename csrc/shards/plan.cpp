@@ -1,13 +1,7 @@
 #include "shards/plan.h"
 
-#include <ATen/Functions.h>
-#include <torch/library.h>
-
-#include <algorithm>
 #include <functional>
-#include <limits>
 #include <numeric>
-#include <tuple>
 
 #include "arguments.h"
 #include "block.h"

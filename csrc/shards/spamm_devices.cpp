@@ -6,18 +6,11 @@
 // run over columns of C and never over K, so that every sum is computed as on one device.
 #include "shards/spamm_devices.h"
 
-#include <ATen/Functions.h>
-#include <torch/library.h>
-
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <optional>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "arguments.h"
 #include "backends.h"

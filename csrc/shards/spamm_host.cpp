@@ -1,14 +1,9 @@
 // Operands in host memory stream through the devices. The link between host and device decides the
 // time: each byte crosses it once, and devices pass on to each other what they have read.
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
 #include <array>
 #include <deque>
-#include <utility>
-#include <vector>
 
 #include "checks.h"
 #include "shards/part.h"

@@ -148,7 +148,7 @@ def bench_case(layer, batch, precision, data, options):
     case = Case(layer, batch, use_precision(precision), data, device)
     input, weight = case.input, case.weight
     calls, found = {"dense": functools.partial(F.conv2d, input, weight, **case.shape)}, {}
-    _, norms = torch.ops.spamm_torch.max_pool2d(input, 1, norms=True)
+    norms = spamm_torch.norm_map(input.permute(2, 3, 0, 1), 64).permute(2, 0, 1, 3).contiguous()
     for ratio in options.ratios:
         tau, valid = case.threshold(ratio)
         given = case.shape | _BLOCKS | {"tau": tau, "norm_weight": case.norm_weight}

@@ -499,8 +499,8 @@ class _Rewriting:
         readers = self._norm_readers(chosen)
         absorbed = {site.pool for site, choice in chosen if choice.engine == "spamm, pool"}
         for node in list(self.graph.nodes):
-            if name_of(node) == "max_pool2d" and node not in absorbed:
-                self._replace_pool(node, node in readers, compiles)
+            if name_of(node) == "max_pool2d" and node not in absorbed and not compiles:
+                self._replace_pool(node)
         for place, ((site, choice), of_site) in enumerate(zip(chosen, found, strict=True)):
             nodes = []
             for which, (value, own) in enumerate(
@@ -532,41 +532,25 @@ class _Rewriting:
             return self.graph.get_attr(name)
 
     def _norm_readers(self, chosen: Sequence[tuple[Site, Choice]]) -> set[Any]:
-        """The convolutions and pools, by their values, whose norms the site behind skips by. A pool
-        of few images is faster without."""
+        """The convolutions, by their values, whose norms the site behind skips by."""
         engines = {site.last: choice.engine for site, choice in chosen}
-        found, written = set(), values_written(self.graph)
-        for site, _ in chosen:
-            node = site.input
-            is_pool = isinstance(node, fx.Node) and name_of(node) == "max_pool2d"
-            gives = engines.get(node) == "spamm" or (is_pool and _fills_block(node))
-            if gives and node not in written and _reads_norms(site):
-                found.add(node)
-        return found
+        values = {site.input for site, _ in chosen if _reads_norms(site)}
+        written = values_written(self.graph)
+        return {x for x in values if engines.get(x) == "spamm" and x not in written}
 
-    def _replace_pool(self, node: fx.Node, leaves_norms: bool, compiles: bool) -> None:
-        """Puts the op ``max_pool2d`` in a pool's place, where a layer behind reads norms, or on
-        CUDA, where no compiler makes a kernel as fast as its own."""
+    def _replace_pool(self, node: fx.Node) -> None:
+        """Puts the op ``max_pool2d`` in a pool's place on CUDA, where it is faster than torch's."""
         given, windows = arguments_of(node), windows_of(node)
         images = value_of(given["input"])
-        has_own = images is not None and images.is_cuda and images.dim() == 4 and not compiles
-        if windows is None or not (leaves_norms or has_own):
+        if windows is None or images is None or not images.is_cuda or images.dim() != 4:
             return
         args = (given["input"], *windows, bool(given.get("ceil_mode", False)))
         with self.graph.inserting_before(node):
-            new = self._first_of(_ops.max_pool2d.default, args, {"norms": leaves_norms})
+            new = self.graph.call_function(_ops.max_pool2d.default, args)
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         self._now[node] = new
         self.graph.erase_node(node)
-
-    def _first_of(self, function: Any, args: Any, options: dict[str, Any]) -> fx.Node:
-        """The first result of a call, whose second one are its norms."""
-        both = self.graph.call_function(function, args, options)
-        first: fx.Node = self.graph.call_function(operator.getitem, (both, 0))
-        if options.pop("norms", True):
-            self._norms[first] = self.graph.call_function(operator.getitem, (both, 1))
-        return first
 
     def _replace(self, site: Site, engine: str, given: Sequence[Any], readers: set[Any]) -> None:
         nodes = site.nodes[: site.folded] if engine == "torch" else site.nodes
@@ -579,7 +563,9 @@ class _Rewriting:
             options["norm_input"] = self._norms[x]
         with self.graph.inserting_before(end):
             if end in readers:
-                new = self._first_of(_ops.conv2d_with_norms.default, args, options)
+                both = self.graph.call_function(_ops.conv2d_with_norms.default, args, options)
+                new = self.graph.call_function(operator.getitem, (both, 0))
+                self._norms[new] = self.graph.call_function(operator.getitem, (both, 1))
             else:
                 new = self.graph.call_function(function, args, options)
         new.meta = dict(end.meta)
@@ -589,12 +575,6 @@ class _Rewriting:
             self.graph.erase_node(node)
 
 
-def _fills_block(node: fx.Node) -> bool:
-    """Tells whether a batch has the images of a block of the norms that travel."""
-    sizes = sizes_of(value_of(node))
-    return sizes is not None and sizes[0] >= NORM_EDGE
-
-
 def _reads_norms(site: Site) -> bool:
     """Tells whether a site skips by the norms that the layer before it can compute."""
     images, setting = value_of(site.input), site.setting
@@ -602,7 +582,8 @@ def _reads_norms(site: Site) -> bool:
         return False
     block, pixel_block = setting.get("block"), setting.get("pixel_block")
     _, k, n = (0, NORM_EDGE, NORM_EDGE) if block is None else check_block(list(block))
-    fills = setting.get("threshold") is not None or _fills_block(site.input)
+    sizes = sizes_of(images)
+    fills = setting.get("threshold") is not None or (sizes is not None and sizes[0] >= NORM_EDGE)
     is_whole = pixel_block is None or tuple(pixel_block) == (NORM_EDGE, 1, 1)
     reads = (k == NORM_EDGE or images.shape[1] <= k < NORM_EDGE) and n == NORM_EDGE and is_whole
     return fills and reads and computes_output_norms(images.device, images.dtype)

@@ -74,7 +74,7 @@ def convolutions(device, dtype, is_large):
         "info": lambda: spamm_torch.conv2d(
             last, weight, padding=1, max_error=0.1, return_info=True
         ),
-        "pool": lambda: OPS.max_pool2d(last, 3, 2, 1, norms=True),
+        "pool": lambda: OPS.max_pool2d(last, 3, 2, 1),
         pooled: lambda: OPS.conv2d_max_pool(last, weight, activation="relu"),
     }
 

@@ -14,6 +14,11 @@
 
 namespace spamm::cpu {
 
+// The unsigned integer of an element's size.
+template <class T>
+using UnsignedOf = std::conditional_t<sizeof(T) == 2, uint16_t,
+                                      std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+
 SPAMM_INLINE float widen(c10::BFloat16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
 }

@@ -6,22 +6,19 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
 #include "block.h"
+#include "cpu/common/convert.h"
 #include "cpu/common/machine.h"
 
 namespace spamm::cpu {
 
 constexpr int64_t kSquare = 16;  // edge of a square that is transposed in registers
 
-// An element as an integer, and a row of such a square.
+// A row of such a square, of elements as integers.
 template <class T>
-using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
-                                std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-template <class T>
-using SquareRow [[gnu::vector_size(kSquare * sizeof(T))]] = Bits<T>;
+using SquareRow [[gnu::vector_size(kSquare * sizeof(T))]] = UnsignedOf<T>;
 
 // Picks elements of two rows by index. Those of `b` start at index kSquare.
 template <class Row, size_t... index>

@@ -4,10 +4,7 @@
 //
 // Input and output are channels last. Contiguous tensors are transposed on the way in and out: the
 // extra copies take less time than reading elements that are far apart.
-#include <ATen/Context.h>
 #include <ATen/core/List.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/accumulate.h>
 
 #include "conv/backend.h"
 #include "conv/shape.h"

@@ -2,12 +2,8 @@
 // of the input and one of the output, and groups of 4, 8 or 16 of each. Panels (cpu/conv/product.h)
 // would multiply zeros. Neighbouring output channels share a vector, of one group or of several.
 // Each group has its own skip tests. The input is read in place.
-#include <ATen/ops/constant_pad_nd.h>
-
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "conv/backend.h"
 #include "conv/shape.h"

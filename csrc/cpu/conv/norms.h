@@ -121,7 +121,7 @@ class PixelNorms {
 template <class P>
 SPAMM_CPU_CLONES static bool all_reach(const P* group, int64_t groups, int64_t channels,
                                        int64_t edge, P limit) {
-  using Integer = std::conditional_t<sizeof(P) == 4, uint32_t, uint64_t>;  // in the same order
+  using Integer = UnsignedOf<P>;  // in the same order
   Integer least;
   std::memcpy(&least, &limit, sizeof(limit));
   for (const P* const end = group + groups * channels; group < end; group += channels) {

@@ -249,10 +249,8 @@ class ImplicitProduct {
 
   // ---- Tiles -----------------------------------------------------------------------------------
 
-  int64_t image_parts() const { return blocks_of(block_images_, tile_images_); }
-
   int64_t pixel_tiles() const {
-    return count_[0] * image_parts() * blocks_of(count_[1], tile_rows_) *
+    return count_[0] * blocks_of(block_images_, tile_images_) * blocks_of(count_[1], tile_rows_) *
            blocks_of(count_[2], tile_columns_);
   }
 

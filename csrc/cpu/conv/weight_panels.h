@@ -8,12 +8,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "conv/shape.h"
 #include "cpu/common/machine.h"
-#include "cpu/common/transpose.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 
@@ -93,24 +91,16 @@ class WeightPanels {
                             kernel_position % shape_.kernel.width * strides_[3],
                         strides_[1], strides_[0], shape_.group_in_channels(),
                         std::min(width_, shape_.group_out_channels() - panel * width_)};
-    copy(whole.block(channel, 0, channels, whole.columns), target);
+    const View<T> block = whole.block(channel, 0, channels, whole.columns);
+    if constexpr (Microkernel<P>::kVnni) {
+      copy_vnni(block, target, width_);
+    } else {
+      copy_rows(block, target, width_, width_);
+    }
     return all_finite(target, channels * width_);
   }
 
  private:
-  void copy(const View<T>& source, P* target) const {
-    if constexpr (Microkernel<P>::kVnni) {
-      copy_vnni(source, target, width_);
-      return;
-    } else if constexpr (std::is_same_v<T, P>) {
-      if (source.row_stride == 1 && source.columns == width_) {
-        transpose(source.data, source.column_stride, target, width_, width_, source.rows);
-        return;
-      }
-    }
-    if constexpr (!Microkernel<P>::kVnni) copy_rows(source, target, width_, width_);
-  }
-
   const T* weight_;
   at::IntArrayRef strides_;
   const ConvShape& shape_;

@@ -7,9 +7,7 @@
 // a row may overlap, so that nothing is read or written beside the matrices.
 #pragma once
 
-#include <ATen/Context.h>
 #include <ATen/Dispatch.h>
-#include <ATen/Version.h>
 #include <ATen/native/CPUBlas.h>
 
 #include <cstdint>

@@ -66,7 +66,7 @@ SPAMM_CPU_CLONES static void copy_rows(const View<T>& block, P* __restrict targe
     each_element(block,
                  [&](int64_t r, int64_t c, const T* from) { target[r * ld + c] = widen(*from); });
   }
-  for (int64_t r = 0; r < block.rows; ++r)
+  for (int64_t r = 0; block.columns < width && r < block.rows; ++r)
     std::fill(target + r * ld + block.columns, target + r * ld + width, P(0));
 }
 

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
-#include <utility>
 
 #include "block.h"
 #include "cpu/common/convert.h"
@@ -18,8 +17,6 @@
 #include "cpu/multiply/panels.h"
 
 namespace spamm::cpu {
-
-// The valid products of a tile of C as bit masks.
 
 // Blocks begin, begin + 1, ...
 struct Range {

@@ -135,8 +135,7 @@ constexpr double kSafe = std::is_same_v<T, double>          ? 0x1p-900
 // above all numbers, and NaN above infinity.
 template <class T>
 SPAMM_CPU_CLONES static T largest_magnitude(const Strip<T>& block) {
-  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
-                                  std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+  using Bits = UnsignedOf<T>;
   Bits largest = 0;
   for (int64_t r = 0; r < block.rows; ++r) {
     for (int64_t c = 0; c < block.columns; ++c) {

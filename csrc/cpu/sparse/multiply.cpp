@@ -8,7 +8,6 @@
 #include <bit>
 
 #include "block.h"
-#include "checks.h"
 #include "cpu/common/machine.h"
 #include "cpu/common/transpose.h"
 #include "cpu/multiply/slice_kernel.h"

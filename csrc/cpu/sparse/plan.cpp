@@ -4,7 +4,6 @@
 // each column, a second writes them to their places. Both visit k in ascending order.
 #include <numeric>
 
-#include "checks.h"
 #include "cpu/threshold/norm_products.h"
 #include "sparse/csr.h"
 

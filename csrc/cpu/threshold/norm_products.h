@@ -217,8 +217,6 @@ N find_tau_of(const ProductCounter<N>& products, double valid_ratio) {
 
 // ---- The bound ---------------------------------------------------------------------------------
 
-// The error bound from what each block row of C loses, and the threshold for a maximum error.
-
 // The norm of `numbers`, each taken as of(number). They must not be negative.
 template <class N, class Of = std::identity>
 double norm_of(const N* numbers, int64_t size, const Of& of = {}) {

@@ -1,15 +1,6 @@
 // Thresholds, valid counts and error bounds on the CPU. The searches for tau are exact.
 #include "threshold.h"
 
-#include <ATen/Parallel.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <optional>
-#include <vector>
-
 #include "checks.h"
 #include "cpu/common/machine.h"
 #include "cpu/threshold/norm_products.h"

@@ -1,8 +1,6 @@
 // The parameters of a Hopper convolution's kernel, and which pixels share a box of it.
 #include "cuda/conv/arguments_sm90.h"
 
-#include <c10/cuda/CUDAException.h>
-
 #include "conv/shape.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"

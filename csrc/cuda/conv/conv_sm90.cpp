@@ -2,9 +2,6 @@
 //
 // The kernels read and write channels-last memory in which the channels of a pixel are a multiple
 // of 16 bytes. Other inputs are copied. The output's channels must be such a multiple.
-#include <c10/cuda/CUDAException.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"

@@ -1,7 +1,6 @@
 // Hopper's convolution of float32 at full accuracy: turns tensors into kernel parameters.
 //
 // Input and weight are split into split parts. Where possible, the same pass computes their norms.
-#include <c10/cuda/CUDAException.h>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
@@ -79,7 +78,7 @@ ConvolutionResult run_split(const Convolution& conv, const Knob& knob) {
   const SplitTensor b = split(pixels, kSplitParts, map_input.transpose(0, 1), split_norms_input);
   kernels::SplitParams params[] = {a.params(), b.params()};
   params[0].zeroed = counter.mutable_data_ptr<int>();
-  C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, /*granules=*/1, device.stream()));
+  C10_CUDA_CHECK(launch_split(params, kSplitParts, /*granules=*/1, device.stream()));
   stage.reset();
 
   Arguments arguments(conv, input, weight);

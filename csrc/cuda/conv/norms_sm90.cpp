@@ -1,7 +1,4 @@
-// The norms of a Hopper convolution, one launch for input and weight; and Hopper's max pooling,
-// with output norms or by single pixels.
-#include <c10/cuda/CUDAException.h>
-
+// The norms of a Hopper convolution, one launch for input and weight; and Hopper's max pooling.
 #include <array>
 
 #include "conv/backend.h"
@@ -10,7 +7,6 @@
 #include "cuda/operand.h"
 #include "spamm/spamm.h"
 #include "stage_range.h"
-#include "threshold.h"
 
 namespace spamm::cuda {
 
@@ -104,52 +100,46 @@ const Backends<ConvBackend> of_weights(at::kCUDA, Rank::kHopper,
 
 // ---- Max pooling --------------------------------------------------------------------------------
 
-bool supports_pool_with_norms(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
-  return wants_output_norms && is_half(input.scalar_type()) &&
-         reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment == 0 &&
-         pools_by_pixels(input, pool, /*pixel_chunks=*/0) &&
-         // Numbers of norms are 32 bits wide.
-         c10::multiply_integers(layer_norms_shape(input.size(0), pool.output, input.size(1))) <
+bool supports_pool(const Tensor& input, const MaxPool& pool) {
+  const at::ScalarType dtype = input.scalar_type();
+  const int64_t pixel_bytes = input.size(1) * input.element_size();
+  return (is_half(dtype) || dtype == at::kFloat) && input.numel() > 0 &&
+         // With one pixel an image, torch may take channels-last memory for contiguous.
+         input.suggest_memory_format() == at::MemoryFormat::ChannelsLast &&
+         input.is_contiguous(at::MemoryFormat::ChannelsLast) && pixel_bytes % kAlignment == 0 &&
+         has_hopper_kernels(check_device(input.device())) &&
+         // Coordinates and numbers of threads are 32 bits wide.
+         input.size(0) < kMost && input.size(1) < kMost &&
+         input.size(2) * input.size(3) < kMost / 4 &&
+         input.size(0) * pool.output.height * pool.output.width * (pixel_bytes / kAlignment) <
              kMost;
 }
 
-ConvolutionResult pool_with_norms(const Tensor& input, const MaxPool& pool, bool) {
+Tensor run_pool(const Tensor& input, const MaxPool& pool) {
   const OnDevice device(input);
-  const int64_t images = input.size(0), channels = input.size(1);
-  const Tensor output = empty_pooled(input, pool);
-  const Tensor norms = at::empty(layer_norms_shape(images, pool.output, channels),
-                                 input.options().dtype(at::kFloat));
-  const MaxPoolParams p = {
-      pixel_pool_params(input, output, pool),
-      norms_job(output.const_data_ptr(), images, pool.output.height * pool.output.width, channels,
-                /*log2_images=*/6, /*log2_group=*/6, norms.mutable_data_ptr<float>(),
-                /*entry_bytes=*/2, /*sliced=*/true)};
-  const auto launch =
-      input.scalar_type() == at::kHalf ? launch_max_pool<__half> : launch_max_pool<__nv_bfloat16>;
-  C10_CUDA_CHECK(launch(p, device.stream()));
-  return {output, norms};
-}
-
-bool supports_plain_pool(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
-  // With one pixel an image, torch may take channels-last memory for contiguous.
-  return !wants_output_norms && input.suggest_memory_format() == at::MemoryFormat::ChannelsLast &&
-         pools_by_pixels(input, pool, input.size(1) * input.element_size() / kAlignment);
-}
-
-ConvolutionResult plain_pool(const Tensor& input, const MaxPool& pool, bool) {
-  const OnDevice device(input);
-  const Tensor read = readable_pixels(input), output = empty_pooled(input, pool);
+  const Tensor read = readable_pixels(input);
+  const Tensor output =
+      at::empty({input.size(0), input.size(1), pool.output.height, pool.output.width},
+                input.options(), at::MemoryFormat::ChannelsLast);
+  const PixelPoolParams p = {
+      .input = read.const_data_ptr(),
+      .output = output.mutable_data_ptr(),
+      .images = static_cast<int>(read.size(0)),
+      .channels = static_cast<int>(read.size(1)),
+      .in_size = {static_cast<int>(read.size(2)), static_cast<int>(read.size(3))},
+      .out_size = size2(pool.output),
+      .kernel = size2(pool.kernel),
+      .stride = size2(pool.stride),
+      .padding = size2(pool.padding),
+      .dilation = size2(pool.dilation)};
   const auto launch = of_type(input.scalar_type(), launch_pixel_pool<__half>,
                               launch_pixel_pool<__nv_bfloat16>, launch_pixel_pool<float>);
-  C10_CUDA_CHECK(launch(pixel_pool_params(read, output, pool), device.stream()));
-  return {output, Tensor()};
+  C10_CUDA_CHECK(launch(p, device.stream()));
+  return output;
 }
 
-const Backends<DenseBackend> pools_with_norms(at::kCUDA, Rank::kHopper,
-                                              {.pool = {&supports_pool_with_norms,
-                                                        &pool_with_norms}});
-const Backends<DenseBackend> plain_pools(at::kCUDA, Rank::kHopper,
-                                         {.pool = {&supports_plain_pool, &plain_pool}});
+const Backends<DenseBackend> of_pools(at::kCUDA, Rank::kHopper,
+                                      {.pool = {&supports_pool, &run_pool}});
 
 }  // namespace
 }  // namespace spamm::cuda

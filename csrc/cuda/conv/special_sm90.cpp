@@ -1,15 +1,11 @@
 // Hopper's convolutions in special cases: of few input channels, half types; where nothing is
 // skipped, half types and TF32. Finds the parameters of few_channels.cuh and unskipped.cuh. The
 // kernel of boxes (conv_sm90.cpp) serves layers for which the latter does not pay, and norms.
-#include <c10/cuda/CUDAException.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch.h"
 #include "cuda/device.h"
-#include "cuda/heuristics.h"
 #include "cuda/operand.h"
 #include "kernels/conv/sm90/few_channels_plan.h"
 #include "stage_range.h"

@@ -24,10 +24,10 @@ using SplitMultiply = cudaError_t(const kernels::MultiplyParams<float>& params,
 template <class Norm>
 using Join = cudaError_t(const kernels::MultiplyParams<Norm>& params, int segments,
                          const kernels::MultiplyParams<Norm>& sums, cudaStream_t stream);
-// Splits one or two operands (`count`) into one or two split parts each, in one launch. A block has
-// one or two granules (`granules`) along each edge.
-using Split = cudaError_t(const kernels::SplitParams* params, int count, int split_parts,
-                          int granules, cudaStream_t stream);
+// Splits two operands into one or two split parts each, in one launch. A block has one or two
+// granules (`granules`) along each edge.
+using Split = cudaError_t(const kernels::SplitParams (&params)[2], int split_parts, int granules,
+                          cudaStream_t stream);
 
 Multiply<float> multiply_sm80_f16, multiply_sm80_bf16, multiply_sm80_tf32, multiply_sm80_f32;
 Multiply<double> multiply_sm80_f64;

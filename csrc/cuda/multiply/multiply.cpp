@@ -1,13 +1,7 @@
 // From a product's tensors to the parameters of its kernel.
 #include "cuda/multiply/multiply.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
-
 #include "backends.h"
-#include "cuda/device.h"
-#include "cuda/multiply/launch.h"
-#include "cuda/operand.h"
 #include "environment.h"
 
 namespace spamm::cuda {

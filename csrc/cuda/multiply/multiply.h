@@ -3,14 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
 
 #include "block.h"
-#include "checks.h"
 #include "cuda/device.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/launch.h"
@@ -118,7 +115,7 @@ struct SplitOperands {
       b.take_parts_of(a);
     kernels::SplitParams params[] = {a.params(), b.params()};
     params[0].zeroed = zeroed;
-    C10_CUDA_CHECK(launch_split(params, 2, split_parts, granules_of(block), stream));
+    C10_CUDA_CHECK(launch_split(params, split_parts, granules_of(block), stream));
   }
 };
 

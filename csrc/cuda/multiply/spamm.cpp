@@ -4,7 +4,6 @@
 #include "spamm.h"
 
 #include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 
 #include "checks.h"
 #include "cuda/multiply/multiply.h"

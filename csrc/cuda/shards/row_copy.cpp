@@ -1,8 +1,6 @@
 // Copies of rows between devices: by the copy engine, or through the host without peer access.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/PeerToPeerAccess.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include "cuda/device.h"
 #include "shards/lane.h"
@@ -12,13 +10,11 @@ namespace {
 
 using shards::RowBlock;
 
-// SPAMM_TORCH_NO_PEER=1 makes every copy between GPUs go through the host.
-bool peers_are_forbidden() { return is_set("SPAMM_TORCH_NO_PEER"); }
-
 // Tells whether copies between the devices are direct. torch enables peer access when first asked.
+// SPAMM_TORCH_NO_PEER=1 makes every copy between GPUs go through the host.
 bool reaches(at::Device to, at::Device from) {
   if (!to.is_cuda() || !from.is_cuda() || to == from) return true;
-  return !peers_are_forbidden() && at::cuda::get_p2p_access(to.index(), from.index());
+  return !is_set("SPAMM_TORCH_NO_PEER") && at::cuda::get_p2p_access(to.index(), from.index());
 }
 
 void enqueue(const RowBlock& block) {

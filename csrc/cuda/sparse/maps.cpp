@@ -3,7 +3,6 @@
 #include "cuda/sparse/maps.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
 
 #include "cuda/operand.h"
 
@@ -120,11 +119,6 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
   return plan;
 }
 
-Tensor search_workspace(const Tensor& norms) {
-  return at::empty({static_cast<int64_t>(sparse_search_workspace())},
-                   norms.options().dtype(at::kByte));
-}
-
 Tensor bsr_find_tau(BsrFindTauArguments& x) {
   check_indices(x);
   check_search({.valid_ratio = x.valid_ratio, .max_error = x.max_error});
@@ -132,7 +126,7 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
   const CsrTensors tensors(x);
   const Tensor tau = at::empty({}, x.norm_a.options());
   const Workspace zeros(0, x.norm_a.options());
-  const Tensor work = search_workspace(x.norm_a);
+  const Tensor work = bytes_beside(x.norm_a, sparse_search_workspace());
   tensors.checked(zeros.findings(), device.stream(), [&]<class Norm>(const CsrMaps<Norm>& maps) {
     CsrKernels<Norm>::find_tau(maps, x.valid_ratio.has_value(),
                                x.valid_ratio ? *x.valid_ratio : *x.max_error, zeros.findings(),
@@ -151,7 +145,7 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
   const Tensor bound = at::empty({}, x.norm_a.options());
   const Tensor products = at::zeros({2}, x.norm_a.options().dtype(at::kLong));
   const Workspace zeros(0, x.norm_a.options());
-  const Tensor work = search_workspace(x.norm_a);
+  const Tensor work = bytes_beside(x.norm_a, sparse_search_workspace());
   tensors.checked(zeros.findings(), device.stream(), [&]<class Norm>(const CsrMaps<Norm>& maps) {
     CsrKernels<Norm>::error_bound(
         maps, threshold.argument<Norm>(), zeros.findings(), work.mutable_data_ptr(),
@@ -177,7 +171,7 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
   const HostResult<kernels::DropTotals> totals;
   const auto run = [&]<class Norm>(Norm) {
     const auto room = static_cast<int64_t>(CsrKernels<Norm>::drop_workspace());
-    const Tensor work = at::empty({room + stored}, norms.options().dtype(at::kByte));
+    const Tensor work = bytes_beside(norms, room + stored);
     kernels::DropParams<Norm> params{};
     params.pattern = pattern_of(crow, col);
     params.norms = norms.const_data_ptr<Norm>(), params.stored = stored;

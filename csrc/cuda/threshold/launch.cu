@@ -74,15 +74,6 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
       kernels::SampleRanks::of(share, kernels::kSelectThreads<Norm>), kept, tau));
 }
 
-template <class Norm>
-void launch_select_held(const NormMaps<Norm>& maps, double target, double, void*, Norm* tau,
-                        unsigned blocks, const cudaDeviceProp&, cudaStream_t stream) {
-  C10_CUDA_CHECK(kernels::launch(kernels::select_held_tau<Norm>, blocks,
-                                 kernels::kSelectThreads<Norm>, kernels::kSelectSharedBytes<Norm>,
-                                 /*overlap_previous=*/true, stream, maps, rank_of<unsigned>(target),
-                                 target, tau));
-}
-
 }  // namespace
 
 template <class Norm>
@@ -106,9 +97,7 @@ void ThresholdKernels<Norm>::find_tau(const Maps& maps, double valid_ratio, void
   const int64_t blocks =  // that have work
       std::min({(staircases - 1) / kernels::kSelectRun + 1, multiprocessors,
                 are_few ? kFewBlocks : multiprocessors});
-  if (products <= kernels::kMostHeld) {
-    launch(launch_select_held<Norm>, 1);
-  } else if (staircases <= kernels::kSelectWarps<Norm>) {
+  if (staircases <= kernels::kSelectWarps<Norm>) {
     launch(launch_select<false, unsigned, Norm>, 1);
   } else if (products <= std::numeric_limits<uint32_t>::max()) {
     launch(launch_select<true, unsigned, Norm>, blocks);

@@ -52,10 +52,6 @@ void with_pointers(const Maps& maps, const Run& run) {
   }
 }
 
-Tensor bytes_beside(const Tensor& norms, size_t bytes) {
-  return at::empty({static_cast<int64_t>(bytes)}, norms.options().dtype(at::kByte));
-}
-
 Tensor find_tau(FindTauArguments& x) {
   check_find_tau(x);
   const OnDevice device(x.norm_a);

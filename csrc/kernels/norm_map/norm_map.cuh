@@ -179,6 +179,16 @@ struct NormBlock {
   }
 };
 
+// Adds a thread's chunks to its part of a block's sum of squares, in the order of the array.
+template <class Element, int kLoads>
+__device__ __forceinline__ void add_squares(const Chunk<Element> (&chunks)[kLoads],
+                                            NormOf<Element>& sum, AnyNonzero<Element>& any) {
+#pragma unroll
+  for (int i = 0; i < kLoads; i += kChain) sum += chain_of_squares(chunks + i);
+#pragma unroll
+  for (const Chunk<Element>& chunk : chunks) any.add(chunk);
+}
+
 // Computes a thread's part of a block's sum of squares, and whether any of its entries is not zero.
 // All lanes of a warp call it together. Lanes without a block pass one that holds only zeros. The
 // sum does not depend on how the entries are loaded. kCopies: they are also copied to `copy`, where
@@ -188,18 +198,11 @@ __device__ void sum_squares(const Block& block, int thread, int threads, typenam
                             bool& nonzero, typename Block::Element* copy = nullptr) {
   using Element = typename Block::Element;
   AnyNonzero<Element> any;
-  const auto add = [&](const auto& loaded) {
-    constexpr int kLoads = sizeof(loaded) / sizeof(loaded[0]);
-#pragma unroll
-    for (int i = 0; i < kLoads; i += kChain) sum += chain_of_squares(loaded + i);
-#pragma unroll
-    for (const Chunk<Element>& chunk : loaded) any.add(chunk);
-  };
   if (!kCopies && __all_sync(~0u, block.has_vectors())) {
     for (int first = thread; first < block.chunks(); first += kChunks * threads) {
       Chunk<Element> loaded[kChunks];
       block.load_vectors(first, threads, loaded);
-      add(loaded);
+      add_squares(loaded, sum, any);
     }
   } else {
     constexpr int kLoads = kChunks / 2;  // masks and shifts need registers
@@ -210,7 +213,7 @@ __device__ void sum_squares(const Block& block, int thread, int threads, typenam
         if (copy != nullptr) block.copy(first, threads, loaded, copy);
       }
       __syncwarp();
-      add(loaded);
+      add_squares(loaded, sum, any);
     }
   }
   nonzero = any.found();

@@ -26,9 +26,7 @@ struct NormMapParams {
   int64_t copy_batch_stride, copy_line_stride;
 };
 
-// ---- Split parts -------------------------------------------------------------------------------
-
-// A float32 operand in split parts, for products on tensor cores.
+// ---- Split parts of float32 operands, for products on tensor cores ------------------------------
 
 constexpr int kSplitBlock = 64;  // lines of a block, and entries of each line
 

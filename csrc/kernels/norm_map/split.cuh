@@ -5,10 +5,9 @@
 // granule; split_granules.cuh has four in a block. Products of two granules that would lose
 // accuracy are multiplied without split parts; the flags of SplitKind mark such granules. Error
 // analysis: docs/kernels/multiply.md (two split parts), docs/kernels/norm_map.md (one). One
-// launch serves one matrix or both operands.
+// launch serves both operands.
 #pragma once
 
-#include "kernels/common/launch.cuh"
 #include "kernels/norm_map/norm_map.cuh"
 #include "kernels/norm_map/params.h"
 
@@ -28,28 +27,9 @@ struct SplitRule {
   static constexpr int kWide = kSplitParts == 1 ? -9 : 0, kFaint = kSplitParts == 1 ? -12 : 0;
 };
 
-// The chunks of a block that one thread loads. Chunk i is number index(i, thread) of the block.
-//
-// A thread's chunks are at the same place of their lines.
-struct SplitShare {
-  Chunk<float> chunks[kSplitLoads];
-
-  __device__ static int index(int i, int thread) { return thread + i * kSplitThreads; }
-
-  __device__ void load(const NormBlock<float>& block, int thread) {
-    block.load(thread, kSplitThreads, chunks);
-  }
-};
-
-// The sum of norm_map.cuh, with the same bits.
-__device__ inline void sum_squares(const SplitShare& share, float& sum, bool& nonzero) {
-  AnyNonzero<float> any;
-#pragma unroll
-  for (int i = 0; i < kSplitLoads; i += kChain) sum += chain_of_squares(share.chunks + i);
-#pragma unroll
-  for (const Chunk<float>& chunk : share.chunks) any.add(chunk);
-  nonzero = any.found();
-}
+// The chunks of a block that one thread loads, each kSplitThreads after the one before. They are at
+// the same place of their lines.
+using SplitShare = Chunk<float>[kSplitLoads];
 
 // The exponent of a finite magnitude other than zero.
 __device__ inline int exponent_of(uint32_t bits) {
@@ -66,7 +46,7 @@ __device__ inline void find_largest(const SplitShare& share, bool lines_along_k,
     // All chunks of a thread hold the same four k.
     uint32_t most[4] = {};
 #pragma unroll
-    for (const Chunk<float>& chunk : share.chunks) {
+    for (const Chunk<float>& chunk : share) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) most[e] = max(most[e], chunk.words[e] & kMagnitude);
     }
@@ -80,7 +60,7 @@ __device__ inline void find_largest(const SplitShare& share, bool lines_along_k,
   } else {
 #pragma unroll
     for (int i = 0; i < kSplitLoads; ++i) {
-      const uint32_t(&w)[4] = share.chunks[i].words;
+      const uint32_t(&w)[4] = share[i].words;
       uint32_t most =
           max(max(w[0] & kMagnitude, w[1] & kMagnitude), max(w[2] & kMagnitude, w[3] & kMagnitude));
 #pragma unroll
@@ -88,7 +68,7 @@ __device__ inline void find_largest(const SplitShare& share, bool lines_along_k,
         most = max(most, __shfl_xor_sync(~0u, most, distance));
       }
       if (thread % kSplitLineChunks == 0) {
-        largest[SplitShare::index(i, thread) / kSplitLineChunks] = most;
+        largest[(thread + i * kSplitThreads) / kSplitLineChunks] = most;
       }
     }
   }
@@ -233,15 +213,15 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 
   SplitShare share;
   float sum = 0;
-  bool nonzero = false;
-  share.load(block, group.thread);
-  sum_squares(share, sum, nonzero);
+  AnyNonzero<float> any;
+  block.load(group.thread, kSplitThreads, share);
+  add_squares(share, sum, any);
 #pragma unroll
   for (int x = 0; x < kOperands; ++x)
     find_largest(share, kOperands == 1 ? p.lines_along_k : x == 0, group.thread,
                  largest[x][group.index]);
   __syncthreads();
-  if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, nonzero);
+  if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, any.found());
   if (!place.exists) return;
 
 #pragma unroll
@@ -267,8 +247,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
           meet();
 #pragma unroll
           for (int j = 0; j < kLoads; ++j) {
-            put_turned<kSplitParts>(share.chunks[first + j], -scale.exponent, line + j * kStep,
-                                    chunk, turned[group.index]);
+            put_turned<kSplitParts>(share[first + j], -scale.exponent, line + j * kStep, chunk,
+                                    turned[group.index]);
           }
           meet();
           store_turned<kSplitParts, kSplitThreads>(turned[group.index], group.thread, first * kStep,
@@ -277,7 +257,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
       } else {
 #pragma unroll
         for (int j = 0; j < kSplitLoads; ++j) {
-          write_split_chunk<kSplitParts>(share.chunks[j], -scale.exponent, line + j * kStep, chunk,
+          write_split_chunk<kSplitParts>(share[j], -scale.exponent, line + j * kStep, chunk,
                                          [&](int part) { return to.parts[part]; });
         }
       }

@@ -62,23 +62,22 @@ __device__ inline void keep_half(const uint32_t (&all)[2 * kHalf], uint32_t (&ha
   }
 }
 
-// The sum of norm_map.cuh, with the same bits, and the largest magnitudes. chunk(i) gives the
-// thread's chunk `i`. The threads of the granule call it together.
-template <bool kAlongK, class ChunkOf>
-__device__ inline LargestAtK<kAlongK> measure_granule(const ChunkOf& chunk, int thread, float& sum,
-                                                      bool& nonzero) {
+// The sum of norm_map.cuh, with the same bits, and the largest magnitudes. The threads of the
+// granule call it together.
+template <bool kAlongK>
+__device__ inline LargestAtK<kAlongK> measure_granule(const Chunk<float> (&chunks)[kGranuleLoads],
+                                                      int thread, float& sum, bool& nonzero) {
   constexpr uint32_t kMagnitude = 0x7fffffff;
   LargestAtK<kAlongK> largest;
   uint32_t lines[kGranuleLoads];
   AnyNonzero<float> any;
 #pragma unroll
   for (int first = 0; first < kGranuleLoads; first += kChain) {
-    Chunk<float> chain[kChain];
 #pragma unroll
     for (int i = 0; i < kChain; ++i) {
-      chain[i] = chunk(first + i);
-      any.add(chain[i]);
-      const auto magnitude = [&](int e) { return chain[i].words[e] & kMagnitude; };
+      const Chunk<float>& chunk = chunks[first + i];
+      any.add(chunk);
+      const auto magnitude = [&](int e) { return chunk.words[e] & kMagnitude; };
       if constexpr (kAlongK) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) largest.most[e] = max(largest.most[e], magnitude(e));
@@ -86,7 +85,7 @@ __device__ inline LargestAtK<kAlongK> measure_granule(const ChunkOf& chunk, int 
         lines[first + i] = max(max(magnitude(0), magnitude(1)), max(magnitude(2), magnitude(3)));
       }
     }
-    sum += chain_of_squares(chain);
+    sum += chain_of_squares(chunks + first);
   }
   nonzero = any.found();
   if constexpr (kAlongK) {
@@ -125,15 +124,6 @@ __device__ inline SplitScale granule_scale(const LargestAtK<kAlongK>& largest, i
   return split_scale<2>(most, least, __any_sync(own, zeros));
 }
 
-// Scales chunk `i` of a thread by 2^-exponent, and writes its split parts to a block whose granule
-// begins at `first_line` and chunk `first_chunk` of each line.
-__device__ inline void write_chunk(const Chunk<float>& chunk, int i, int thread, int exponent,
-                                   int first_line, int first_chunk, uint8_t* high, uint8_t* low) {
-  write_split_chunk<2>(chunk, -exponent, first_line + granule_line(i, thread),
-                       first_chunk + thread % kGranuleLineChunks,
-                       [&](int part) { return part == 0 ? high : low; });
-}
-
 // One granule of a matrix: the norm, the split parts, the profile and its part of the header.
 template <bool kAlongK>
 __device__ inline void split_granule(const SplitParams& p, const NormPlace& block_place,
@@ -150,8 +140,7 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
   __syncwarp();
   float sum = 0;
   bool nonzero = false;
-  const auto largest =
-      measure_granule<kAlongK>([&](int i) { return chunks[i]; }, group.thread, sum, nonzero);
+  const auto largest = measure_granule<kAlongK>(chunks, group.thread, sum, nonzero);
   if (p.matrix.norms != nullptr) write_norm(place, granule, group, sum, nonzero);
   const SplitScale scale =
       granule_scale(largest, kAlongK ? granule.length_left : granule.lines_left);
@@ -161,6 +150,7 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
   const int64_t k = kAlongK ? block_place.entry : block_place.line;
   const int64_t at = (block_place.batch * p.split.extent + i) * p.split.depth + k;
   auto& to = static_cast<SplitBlock<2>*>(p.split.blocks)[at];
+  const int chunk = entry * kGranuleLineChunks + group.thread % kGranuleLineChunks;
   if (p.turned) {  // the two granules of a warp beside each other
     constexpr int kLoads = kTurnedLines / 2;
 #pragma unroll
@@ -168,8 +158,8 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
       __syncwarp();
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        put_turned<2>(chunks[first + j], -scale.exponent, granule_line(j, group.thread),
-                      entry * kGranuleLineChunks + group.thread % kGranuleLineChunks, turned);
+        put_turned<2>(chunks[first + j], -scale.exponent, granule_line(j, group.thread), chunk,
+                      turned);
       }
       __syncwarp();
       store_turned<2, 32>(turned, threadIdx.x % 32, line * kGranuleEdge + first * 2, to);
@@ -177,8 +167,9 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
   } else {
 #pragma unroll
     for (int j = 0; j < kGranuleLoads; ++j) {
-      write_chunk(chunks[j], j, group.thread, scale.exponent, line * kGranuleEdge,
-                  entry * kGranuleLineChunks, to.parts[0], to.parts[1]);
+      write_split_chunk<2>(chunks[j], -scale.exponent,
+                           line * kGranuleEdge + granule_line(j, group.thread), chunk,
+                           [&](int part) { return to.parts[part]; });
     }
   }
   const int along = kAlongK ? line : entry, along_k = kAlongK ? entry : line;
@@ -200,7 +191,7 @@ __device__ inline void split_granule(const SplitParams& p, const NormPlace& bloc
   }
 }
 
-// Cuts one or two matrices into granules of 32. Norms, if any, are of blocks of 32 x 32.
+// Cuts two matrices into granules of 32. Norms, if any, are of blocks of 32 x 32.
 static __global__ void __launch_bounds__(kNormThreads, 2)
     split_granules(const __grid_constant__ MatrixPair<SplitParams> pair) {
   __shared__ TurnedLines turned[kNormWarps];
@@ -220,23 +211,19 @@ static __global__ void __launch_bounds__(kNormThreads, 2)
   }
 }
 
-// Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2),
-// with `granules` along each edge of a block (1, or 2 if there are two split parts). Also computes
-// the norm maps of those whose matrix.norms is not null. Two that share their split parts are one
+// Cuts two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2), with
+// `granules` along each edge of a block (1, or 2 if there are two split parts). Also computes the
+// norm maps of those whose matrix.norms is not null. Two that share their split parts are one
 // matrix in granules of 64, with lines along K in the first.
-inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts, int granules,
+inline cudaError_t launch_split(const SplitParams (&params)[2], int split_parts, int granules,
                                 cudaStream_t stream) {
   const auto thread_blocks = [](const SplitParams& p) {
     const int64_t blocks = p.matrix.batch * p.split.extent * p.split.depth;
     return static_cast<unsigned>((blocks - 1) / kSplitGroups + 1);
   };
-  MatrixPair<SplitParams> pair{};
-  pair.matrices[0] = params[0];
-  pair.second_begins = thread_blocks(params[0]);
-  unsigned blocks = pair.second_begins;
-  const bool turns = count == 2 && params[0].split.blocks == params[1].split.blocks;
-  if (count == 2) pair.matrices[1] = params[1];
-  if (count == 2 && !turns) blocks += thread_blocks(params[1]);
+  const MatrixPair<SplitParams> pair{{params[0], params[1]}, thread_blocks(params[0])};
+  const bool turns = params[0].split.blocks == params[1].split.blocks;
+  const unsigned blocks = pair.second_begins + (turns ? 0 : thread_blocks(params[1]));
   const auto kernel = granules == 2      ? split_granules
                       : split_parts == 1 ? turns ? split<1, 2> : split<1, 1>
                       : turns ? split<2, 2>

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cub/block/block_scan.cuh>
 
 #include "kernels/sparse/plan.cuh"
 #include "kernels/threshold/error_bound.cuh"
@@ -40,23 +41,20 @@ __device__ inline int log2_units(const CsrFindings& findings) {
   return 58 - (64 - __clzll(static_cast<long long>(findings.longest)));
 }
 
+// Two thread blocks a multiprocessor hide each other's waits. More leave threads few registers.
+constexpr int kSweepThreads = 256, kSweepsTogether = 2;
+static_assert(kSweepThreads <= kMostSearchThreads);
+
 // Numbers the columns that are not 0, from 1 on. Returns how many there are.
 __device__ inline int number_columns(uint16_t* columns, int width) {
-  __shared__ int sums[kMostSearchWarps];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  using Scan = cub::BlockScan<int, kSweepThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  __shared__ Scan::TempStorage memory;
   // An odd number of words for each thread keeps threads on different banks.
-  const int run = (((width - 1) / static_cast<int>(blockDim.x) / 2) | 1) * 2 + 2;
+  const int run = (((width - 1) / kSweepThreads / 2) | 1) * 2 + 2;
   const int from = min(static_cast<int>(threadIdx.x) * run, width), to = min(from + run, width);
-  int own = 0;
-  for (int c = from; c < to; ++c) own += columns[c];
-  const int through = sum_through(own);
-  if (lane == 31) sums[warp] = through;
-  __syncthreads();
-  int number = through - own, total = 0;
-  for (int w = 0; w < blockDim.x / 32; ++w) {
-    if (w < warp) number += sums[w];
-    total += sums[w];
-  }
+  int number = 0, total;
+  for (int c = from; c < to; ++c) number += columns[c];
+  Scan(memory).ExclusiveSum(number, number, total);
   for (int c = from; c < to; ++c) {
     if (columns[c] != 0) columns[c] = static_cast<uint16_t>(++number);
   }
@@ -125,10 +123,6 @@ __device__ Sweep sweep_rows(const CsrMaps<Norm>& maps, const SearchInterval& int
   own.keys.include_lanes();
   return combine_blocks(combine_warps<Norm>(own, shared.of_block[half]), half, global, shared);
 }
-
-// Two thread blocks a multiprocessor hide each other's waits. More leave threads few registers.
-constexpr int kSweepThreads = 256, kSweepsTogether = 2;
-static_assert(kSweepThreads <= kMostSearchThreads);
 
 // Grids of both kernels are cooperative, of at most kMostSearchBlocks thread blocks.
 template <class Norm>
@@ -219,9 +213,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
 
 // ---- A valid ratio ------------------------------------------------------------------------------
 
-// The products of stored blocks for select_tau.cuh.
-//
-// Thread blocks take stored blocks of A in turn.
+// For select_tau.cuh. Thread blocks take stored blocks of A in turn.
 template <class Norm>
 struct ListedProducts {
   using Key = typename Bits<Norm>::Type;

@@ -19,8 +19,6 @@ namespace spamm::kernels {
 
 // ---- Patterns ----------------------------------------------------------------------------------
 
-// The check of block-sparse patterns, and the loop over the products of some of A's stored blocks.
-
 constexpr int kCheckThreads = 256, kCheckWarps = kCheckThreads / 32;
 
 // Checks up to three patterns and counts the products of the first two. Rows of b follow those of

@@ -109,9 +109,7 @@ __device__ T sum_through(T own) {
   return own;
 }
 
-// A barrier of all thread blocks of a launch.
-
-// All threads arrive, then wait. kGrid: the launch is cooperative; if not, it has one thread block.
+// All threads of a launch arrive, then wait. kGrid: it is cooperative; else of one thread block.
 template <bool kGrid>
 struct Meeting {
   __device__ void arrive() {}

@@ -7,8 +7,6 @@
 
 namespace spamm::kernels {
 
-// Finds the entries of an im2col matrix in the input.
-
 // The first pixel of a pixel block, in the output.
 struct BlockOrigin {
   int image, row, column;

@@ -17,7 +17,6 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
-#include "kernels/common/numeric.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/list.cuh"

@@ -19,10 +19,10 @@ inline uint32_t edge_of_box(int log2, int step) { return ((1 << log2) - 1) * ste
 inline uint32_t every_of_box(int log2, int step) { return log2 == 0 ? 1 : step; }
 
 // Encodes a map of channels-last images. A box has 128 bytes of channels and `box` pixels, which
-// are `step` apart. `box_images` and `box_rows`, if not 0, replace its number of images and rows.
+// are `step` apart. `box_images`, if not 0, replaces its number of images.
 template <class Element>
 cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
-                          const Log2Block& box, Size2 step, int box_images = 0, int box_rows = 0) {
+                          const Log2Block& box, Size2 step, int box_images = 0) {
   const uint64_t line = channels * sizeof(Element);
   return kernels::sm90::encode_tensor_map<Element, 4>(
       map, data,
@@ -30,7 +30,7 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
        static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
       {line, line * extent.columns, line * extent.columns * extent.rows},
       {kLineBytes / sizeof(Element), edge_of_box(box.columns, step.columns),
-       box_rows > 0 ? static_cast<uint32_t>(box_rows) : edge_of_box(box.rows, step.rows),
+       edge_of_box(box.rows, step.rows),
        static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
       {1, every_of_box(box.columns, step.columns), every_of_box(box.rows, step.rows), 1});
 }

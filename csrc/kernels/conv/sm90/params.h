@@ -100,7 +100,7 @@ struct PixelNormsParams {
 template <class Element>
 cudaError_t launch_pixel_norms(PixelNormsParams params, cudaStream_t stream);
 
-// Max pooling of channels-last images, whose channels are a multiple of 16 bytes, without norms.
+// Max pooling of channels-last images, whose channels are a multiple of 16 bytes.
 struct PixelPoolParams {
   const void* input;
   void* output;
@@ -109,13 +109,6 @@ struct PixelPoolParams {
 };
 template <class Element>
 cudaError_t launch_pixel_pool(PixelPoolParams params, cudaStream_t stream);
-
-// The same with output norms. `job` describes the output.
-struct MaxPoolParams : PixelPoolParams {
-  PixelNormsJob job;
-};
-template <class Element>
-cudaError_t launch_max_pool(MaxPoolParams params, cudaStream_t stream);
 
 // The kernel that computes norms of im2col blocks from norms of pixels.
 struct BlockNormsParams {

@@ -23,12 +23,10 @@ namespace spamm::kernels::multiply::sm90 {
 
 // ---- Segments ----------------------------------------------------------------------------------
 
-// Adds up the sums of a tile's two segments (list.cuh).
-//
-// Every warp does so for its own piece of the tile. The one that is done first leaves its sums in C
-// itself, which is then in the L2 cache; the other adds them to its own, and stores C. A sum of two
-// does not depend on which is first, so the result does not depend on timing. The second waits only
-// while the first is storing.
+// Every warp adds up the sums of its piece of a tile's two segments (list.cuh). The one that is
+// done first leaves its sums in C itself, which is then in the L2 cache; the other adds them to its
+// own, and stores C. A sum of two does not depend on which is first, so the result does not depend
+// on timing. The second waits only while the first is storing.
 
 // The meeting place of the warps of two segments with the same piece of a tile meet. All lanes call
 // everything.

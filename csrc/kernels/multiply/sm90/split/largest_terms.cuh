@@ -274,9 +274,7 @@ cudaError_t launch_largest_terms(const LargestTermsParams& p, cudaStream_t strea
 
 // ---- Listed products ---------------------------------------------------------------------------
 
-// The largest terms of the granules of a block-sparse C: of listed products. A
-// warp computes those of one block of C, or of one part of a block of 128.
-
+// A warp computes the terms of one block of C, or of one part of a block of 128.
 // blockIdx.x counts block rows; their blocks are dealt out along blockIdx.y.
 template <int kGranules>
 __global__ void __launch_bounds__(kTermsThreads)
