@@ -334,6 +334,17 @@ inline double portable_time(Kernel kernel, const ProductSize& size, int multipro
   return 3 + 3 * turns + steps * step + end + read * sizeof(float) / 2.8e6;
 }
 
+// The time of a product of short K with nothing skipped (multiply/sm80/short.cuh), norms included,
+// in us: what a tile takes by itself, and for each further one of a multiprocessor. Measured on an
+// H200.
+inline double short_time(const ProductSize& size, int multiprocessors) {
+  const TileConfig& tile = find_tile(Kernel::kSm80F32, TileSize::kNarrow)->config;
+  const auto tiles = static_cast<double>(size.batch * blocks_of(size.m, tile.rows) *
+                                         blocks_of(size.n, tile.columns));
+  const auto depth = static_cast<double>(size.k);
+  return 5.2 + 0.075 * depth + std::max(tiles / multiprocessors - 1, 0.0) * (0.6 + 0.025 * depth);
+}
+
 // The time to cut the operands of a float32 product into split parts, which are padded to blocks of
 // 64 x 64, and to find the largest terms, in us.
 inline double split_time(Kernel kernel, const ProductSize& size) {
@@ -350,7 +361,8 @@ inline double split_time(Kernel kernel, const ProductSize& size) {
 // `size`: of the whole product if this is part of one: kernels and tiles round float32 differently.
 //
 // Float32 takes the portable kernel, in segments if they pay, where that takes less time than to
-// split the operands first: the product is small. With forced segments it does not.
+// split the operands first: the product is small, or its K is short. With forced segments it does
+// not. Float64 of short K goes by FMA where C is what takes the time.
 inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool allow_tf32,
                              const ProductSize& size, const Chip& chip, bool upper_only = false) {
   const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
@@ -374,25 +386,42 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
   // operands are so small beside C that a copy takes less. The kernel has no batches of them.
   constexpr int64_t kMostOutputs = 600;  // for each line of an operand, measured
   if (kernel == Kernel::kSm90F64 && found.tile == TileSize::kSmall && size.batch == 1 &&
-      size.k > 1 && size.m * size.n < kMostOutputs * (size.m + size.n)) {
+      size.m * size.n < kMostOutputs * (size.m + size.n)) {
     found.alignment = sizeof(double);
   }
-  if (!hopper || dtype != c10::ScalarType::Float || chip.forced_tile || chip.forced_segments) {
-    return found;
+  if (!hopper || chip.forced_tile || chip.forced_segments) return found;
+  const auto take_portable = [&](Kernel portable, TileSize tile, int segments) {
+    found = Choice{portable,
+                   tile,
+                   find_tile(portable, tile)->config,
+                   segments,
+                   /*meetings=*/0,
+                   /*alignment=*/static_cast<int64_t>(c10::elementSize(dtype))};
+  };
+  const int64_t entries = size.batch * size.m * size.n;
+  // Tensor cores have twice the rate, and store whole sectors of memory as fast.
+  constexpr int64_t kShortOfDoubles = 40, kMostOfSectors = 1 << 22;
+  if (dtype == c10::ScalarType::Double && size.k <= kShortOfDoubles &&
+      (size.n % 4 != 0 || entries < kMostOfSectors)) {
+    take_portable(Kernel::kSm80F64, TileSize::kNarrow, 1);
   }
+  if (dtype != c10::ScalarType::Float) return found;
   const Kernel portable = choose_kernel(dtype, block, allow_tf32, /*hopper=*/false);
+  // Costs that product_time() leaves out: a large C, and rows that begin between sectors.
+  const bool is_counted = kernel == Kernel::kSm90F32x3 && found.tile == TileSize::kSmall;
+  const double store =
+      static_cast<double>(entries) * ((is_counted ? 0 : 0.7e-6) + (size.n % 8 == 0 ? 0 : 1.8e-6));
   double least = kernel == portable
                      ? portable_time(portable, size, chip.multiprocessors, 1)
-                     : split_time(kernel, size) +
+                     : split_time(kernel, size) + store +
                            product_time(*find_tile(kernel, found.tile), size, chip.multiprocessors,
                                         /*upper_only=*/false, found.segments);
   for (int segments = 1; segments <= kMostProductSegments; segments *= 2) {
     const double time = portable_time(portable, size, chip.multiprocessors, segments);
-    if (time < least) {
-      found = {portable, TileSize::kSmall, find_tile(portable, TileSize::kSmall)->config, segments,
-               0,        sizeof(float)};
-      least = time;
-    }
+    if (time < least) take_portable(portable, TileSize::kSmall, segments), least = time;
+  }
+  if (size.k <= kernels::kShortDepth && short_time(size, chip.multiprocessors) < least) {
+    take_portable(Kernel::kSm80F32, TileSize::kNarrow, 1);
   }
   return found;
 }
@@ -731,8 +760,8 @@ inline double split_conv_time(const HeldConv& x, int multiprocessors) {
   return 3.5 + bytes / 2.9e6 + all * (2 + steps) + 0.3 * std::min(all, 2.0) * steps;
 }
 
-// Sets the tile of a depthwise convolution that takes least time, in cycles of a multiprocessor.
-// Images of a thread share the work of tests, but threads must abound.
+// Sets the tile of a convolution of groups of one channel, or of few, that takes least time, in
+// cycles of a multiprocessor. Images of a thread share the work of tests, but threads must abound.
 template <class Norm>
 void choose_depthwise(kernels::DepthwiseParams<Norm>& p, int64_t element_bytes, int64_t most_bytes,
                       int multiprocessors) {
@@ -740,9 +769,9 @@ void choose_depthwise(kernels::DepthwiseParams<Norm>& p, int64_t element_bytes, 
     return static_cast<int>(blocks_of(length, part));
   };
   const kernels::Im2colMatrix& m = p.conv.pixels;
-  const int images = m.images_of(0), lanes = element_bytes == 2 ? 8 : 4;
+  const int images = m.images_of(0), lanes = element_bytes == 2 ? 8 : 4, width = 1 << p.log2_width;
   p.log2_images = p.log2_slots = std::bit_width(static_cast<uint32_t>(images - 1));
-  p.record = static_cast<int>(kernels::depthwise_record(element_bytes, images));
+  p.record = static_cast<int>(kernels::depthwise_record(element_bytes, width, images));
   p.sectors = parts(p.channels * element_bytes, kernels::kSectorBytes);
   const int64_t groups = int64_t{p.sectors} * m.image_blocks;
   const int64_t threads = groups * lanes * m.output.rows * m.output.columns;
@@ -760,17 +789,23 @@ void choose_depthwise(kernels::DepthwiseParams<Norm>& p, int64_t element_bytes, 
             (m.positions / m.kernel_columns - 1) * m.dilation.rows,
         (tile.columns - 1) * m.stride.columns + 1 + (m.kernel_columns - 1) * m.dilation.columns};
     const int64_t pixels = int64_t{area.rows} * area.columns, blocks = int64_t{down} * across;
-    const int64_t bytes = kernels::depthwise_bytes(element_bytes, images, m.positions, pixels);
+    const int64_t bytes =
+        kernels::depthwise_bytes(element_bytes, width, images, m.positions, pixels);
     if (bytes > most_bytes) continue;
     const int64_t rounds = blocks_of(blocks * groups, multiprocessors);
     const int64_t held = std::clamp<int64_t>(most_bytes / bytes, 1, 4);
     const int64_t turns = blocks_of(rounds, held), tenths = held == 1 ? 16 : held == 2 ? 12 : 10;
-    const int64_t items = blocks_of((tile.rows * tile.columns << p.log2_slots) * lanes, 256);
-    const int64_t work = rounds * (pixels * (5 * images / 2 + 10) +
-                                   8 * items * (60 + m.positions * (12 + 5 * together)));
-    // 2.5 instructions a cycle, but less of one or two thread blocks; latencies; and sectors from
-    // memory, half of them not hidden.
-    const int64_t time = work * tenths / 25 + turns * 2000 + (rounds + turns) * pixels * images / 2;
+    // A warp has 16 rows of groups of several channels, of all images.
+    const int64_t items = width > 1
+                              ? blocks_of(tile.rows * tile.columns << p.log2_images, 8 * 16)
+                              : blocks_of((tile.rows * tile.columns << p.log2_slots) * lanes, 256);
+    const int64_t of_position = width == 1 ? 12 + 5 * together : p.log2_images >= 5 ? 15 : 45;
+    const int64_t work =
+        rounds * (pixels * (5 * images / 2 + 10) + 8 * items * (60 + m.positions * of_position));
+    // 2.5 instructions a cycle, but less of one or two thread blocks; latencies, also of fragments;
+    // and sectors from memory, half of them not hidden.
+    const int64_t time = work * tenths / 25 + turns * (width == 1 ? 2000 : 5000) +
+                         (rounds + turns) * pixels * images / 2;
     if (time >= least) continue;
     least = time, p.tile = tile, p.area = area, p.bytes = static_cast<int>(bytes);
     p.blocks = static_cast<uint32_t>(blocks * p.sectors), p.by_tiles = kernels::Divisor(across);

@@ -51,7 +51,7 @@ constexpr Kernel with_tiles(Kernel kernel) {
 }
 
 // A tile's rows and columns are those of C. `bench.py mm`, run once for each tile, says from where
-// one pays.
+// one pays. Narrow ones are of products whose K is short.
 inline constexpr TileRow kTiles[] = {
     {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0, 0.294, 0.9},
     {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5, 0.658, 2.5},
@@ -70,8 +70,10 @@ inline constexpr TileRow kTiles[] = {
     {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
     {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
     {Kernel::kSm80F32, TileSize::kLarge, {64, 128, 32, 64, 4, 2}, 1},
+    {Kernel::kSm80F32, TileSize::kNarrow, {64, 64, 16, 64, 1, 6}, 0},
     {Kernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
     {Kernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
+    {Kernel::kSm80F64, TileSize::kNarrow, {64, 64, 16, 64, 1, 4}, 0},
 };
 
 // A tile's rows x columns are output channels x pixels on sm_90, and pixels x output channels on

@@ -77,7 +77,6 @@ TEST(Heuristics, SmallFloat32ProductsAreNotSplit) {
     return ProductSize{batch, batch, batch, m, n, k};
   };
   EXPECT_EQ(name(batch_of(500'000, 4, 4, 4)), "sm80-simt-f32");
-  EXPECT_EQ(name(batch_of(500'000, 4, 4, 4), true), "sm80-mma-tf32");
   EXPECT_EQ(name(batch_of(100'000, 8, 8, 8)), "sm80-simt-f32");
   EXPECT_EQ(name(batch_of(1'000, 64, 2, 2)), "sm80-simt-f32");  // K and N padded 32 times
   EXPECT_EQ(name({1'000'000, 1, 1'000'000, 4, 4, 4}), "sm80-simt-f32");
@@ -87,7 +86,6 @@ TEST(Heuristics, SmallFloat32ProductsAreNotSplit) {
   EXPECT_GT(choose(batch_of(1, 190, 50, 900)).segments, 1);
   EXPECT_EQ(choose(batch_of(1, 190, 50, 900), false, 1).kernel, Kernel::kSm90F32x3);
   EXPECT_EQ(name(batch_of(1, 19, 4186, 2969), true), "sm90-wgmma-f32x1");  // norms of B
-  EXPECT_EQ(name(batch_of(1, 2010, 2586, 18)), "sm90-wgmma-f32x3");
   for (const int64_t n : {768, 1024, 2048, 4096}) {
     EXPECT_EQ(name(batch_of(1, n, n, n)), "sm90-wgmma-f32x3");
     EXPECT_EQ(name(batch_of(1, n, n, n), true), "sm90-wgmma-f32x1");
@@ -104,7 +102,6 @@ TEST(Heuristics, ProductsOfFloat64ReadAnyLinesAndOmitNorms) {
   };
   check({1, 1, 1, 47, 5485, 1214}, 8, true);
   check({2, 2, 2, 47, 5485, 1214}, 16, true);         // batches may begin off 16 bytes, too
-  check({1, 1, 1, 47, 5485, 1}, 16, true);            // no odd line
   check({1, 1, 1, 1603, 1533, 1198}, 16, true);       // a copy takes less
   check({1, 1, 1, 4096, 4096, 64 * 383}, 16, true);   // large tiles
   check({1, 1, 1, 4096, 4096, 64 * 384}, 16, false);  // keep pace
@@ -504,6 +501,27 @@ TEST(Heuristics, SegmentsOfProductsOfLongKOnFewTiles) {
   }
 }
 
+TEST(Heuristics, ProductsOfShortKGoByFma) {
+  const auto chosen = [](c10::ScalarType dtype, int64_t m, int64_t n, int64_t k, bool hopper = true,
+                         bool tf32 = false) {
+    const Chip chip = {.hopper = hopper, .multiprocessors = kMultiprocessors};
+    return choose_product(dtype, {64, 64, 64}, tf32, {1, 1, 1, m, n, k}, chip);
+  };
+  for (const bool tf32 : {false, true}) {
+    const Choice choice = chosen(c10::kFloat, 7733, 6397, 21, true, tf32);
+    EXPECT_EQ(choice.kernel, Kernel::kSm80F32);
+    EXPECT_EQ(choice.tile, TileSize::kNarrow);
+    EXPECT_EQ(choice.alignment, 4);
+    EXPECT_NE(chosen(c10::kFloat, 7733, 6397, kernels::kShortDepth + 1, true, tf32).tile,
+              TileSize::kNarrow);
+    EXPECT_NE(chosen(c10::kFloat, 7733, 6397, 21, false, tf32).tile, TileSize::kNarrow);
+  }
+  EXPECT_NE(chosen(c10::kFloat, 8192, 8192, 128).tile, TileSize::kNarrow);
+  EXPECT_EQ(chosen(c10::kDouble, 2010, 2586, 40).kernel, Kernel::kSm80F64);
+  EXPECT_EQ(chosen(c10::kDouble, 2010, 2586, 41).kernel, Kernel::kSm90F64);
+  EXPECT_EQ(chosen(c10::kHalf, 2010, 2586, 21).kernel, Kernel::kSm90F16);
+}
+
 TEST(Heuristics, ProductsTakeSmallTilesForTheirSegments) {
   const auto chosen = [](int64_t m, int64_t n, int64_t k, std::optional<TileSize> forced) {
     const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors, .forced_tile = forced};
@@ -543,7 +561,7 @@ void check_table(std::span<const TileRow> rows, const std::vector<Kernel>& kerne
     const TileConfig& tile = row.config;
     EXPECT_EQ(tile.rows % tile.warp_rows, 0);
     EXPECT_EQ(tile.columns % tile.warp_columns, 0);
-    EXPECT_GE(tile.stages, 2);
+    EXPECT_GE(tile.stages, 1);
     EXPECT_GE(tile.blocks_per_multiprocessor, 1);
     EXPECT_EQ(row.pays_from > 0, row.size == TileSize::kLarge);
   }

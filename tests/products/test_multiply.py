@@ -39,7 +39,9 @@ def assert_exact(actual, a, b, tau, block, maps=None, **scaling):
 # ---- mm -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(70, 3000, 6000), (6000, 3000, 70), (1100, 70, 1300)])
+@pytest.mark.parametrize(
+    "shape", [(70, 3000, 6000), (6000, 3000, 70), (1100, 70, 1300), (1101, 35, 1301)]
+)
 def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
     m, k, n = (min(edge, 1500) for edge in shape) if device.type == "cpu" else shape
     a = matrices.patchy(m, k, dtype=dtype, device=device)

@@ -28,6 +28,14 @@ __device__ inline void copy_word_async(void* to_shared, const void* from_global,
                : "memory");
 }
 
+// Copies an entry of 4 or 8 bytes.
+template <class Element>
+__device__ void copy_entry_async(Element* to_shared, const Element* from_global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to_shared)),
+               "l"(from_global), "n"(sizeof(Element))
+               : "memory");
+}
+
 // Loads 2 bytes, or 0 if they do not exist. Volatile, so that the compiler issues several such
 // loads before it uses the first. Not ld.global.nc: see overlap.cuh.
 __device__ inline uint32_t load_two_bytes(const uint16_t* from, bool exists) {

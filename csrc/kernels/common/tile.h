@@ -8,8 +8,8 @@ namespace spamm::kernels {
 constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block on Hopper
 
 // Large tiles read each operand less often. Small tiles spread a small result over more
-// multiprocessors. Narrow tiles serve convolutions with few output channels. Medium and square ones
-// serve products of which the others would leave much of the chip idle.
+// multiprocessors. Narrow tiles serve convolutions with few output channels, and products of short
+// K. Medium and square ones serve products of which the others would leave much of the chip idle.
 enum class TileSize { kSmall, kLarge, kNarrow, kMedium, kSquare };
 
 // The part of the result that a thread block computes at a time. All tiles stand in cuda/tiles.h.
@@ -44,6 +44,8 @@ struct UnskippedTile {
 
   bool operator==(const UnskippedTile&) const = default;
 };
+
+constexpr int kShortDepth = 128;  // the longest K of narrow tiles of a product
 
 // The tiles of one kernel. A size that the kernel does not have is all zero.
 struct Tiles {
