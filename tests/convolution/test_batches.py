@@ -136,23 +136,27 @@ def test_few_channels_of_a_group(device, dtype, images, channels, out, groups):
     assert_near(got, reference.product(valid))
 
 
-DEPTHWISE = [  # images, channels, picture, kernel
-    (1, 8, (7, 5), (3, 3), {"padding": 1}),
-    (3, 18, (6, 11), (5, 2), {"stride": (2, 3), "padding": (2, 1), "dilation": (1, 2)}),
-    (33, 17, (4, 4), (3, 2), {}),
-    (70, 20, (5, 6), (3, 3), {"padding": (0, 2), "stride": 2}),
+NARROW = [  # images, channels, those of a group, picture, kernel
+    (1, 8, 1, (7, 5), (3, 3), {"padding": 1}),
+    (3, 18, 1, (6, 11), (5, 2), {"stride": (2, 3), "padding": (2, 1), "dilation": (1, 2)}),
+    (33, 17, 1, (4, 4), (3, 2), {}),
+    (70, 20, 1, (5, 6), (3, 3), {"padding": (0, 2), "stride": 2}),
+    (1, 36, 4, (7, 5), (3, 3), {"padding": 1}),
+    (9, 40, 8, (6, 11), (5, 2), {"stride": (2, 3), "padding": (2, 1), "dilation": (1, 2)}),
+    (33, 48, 16, (4, 4), (3, 2), {}),
+    (70, 20, 4, (5, 6), (3, 3), {"padding": (0, 2), "stride": 2}),
 ]
 
 
-@pytest.mark.parametrize(("images", "channels", "size", "kernel", "setting"), DEPTHWISE)
-def test_depthwise_convolutions(device, dtype, images, channels, size, kernel, setting):
+@pytest.mark.parametrize(("images", "channels", "width", "size", "kernel", "setting"), NARROW)
+def test_narrow_groups(device, dtype, images, channels, width, size, kernel, setting):
     """Half is skipped, beside squares out of range, and then beside what is no number."""
     input = uneven(images, channels, *size, seed=1, dtype=torch.bfloat16).double()
-    weight = uneven(channels, 1, *kernel, seed=2, dtype=torch.bfloat16).double()
+    weight = uneven(channels, width, *kernel, seed=2, dtype=torch.bfloat16).double()
     if dtype != torch.float16:
-        input[:, 1] *= 2.0**-80
-        weight[1] *= 2.0**80
-    setting = setting | {"groups": channels}
+        input[:, :width] *= 2.0**-80
+        weight[:width] *= 2.0**80
+    setting = setting | {"groups": channels // width}
     tau, _ = Im2col(input, weight, **setting).decide(0.5)
     for special in (None, torch.inf, torch.nan):
         if special:

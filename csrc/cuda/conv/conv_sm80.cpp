@@ -1,11 +1,8 @@
 // The portable convolutions without an im2col matrix: parameters from tensors. Dense ones by cuDNN.
-#include <ATen/Context.h>
-#include <c10/cuda/CUDAException.h>
 #include <c10/util/accumulate.h>
 
 #include <array>
 #include <bit>
-#include <limits>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
@@ -175,8 +172,13 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
   kernels::ConvSm80Params<Norm> p{};
   if (thin || depthwise) {
     input = thin ? readable_pixels(conv.input, 1) : readable_pixels(conv.input);
-    weight = (thin ? conv.weight.permute({2, 3, 1, 0}) : conv.weight).contiguous();
-    if (thin || conv.norm_weight) norm_a = weight_norms(conv).contiguous();
+    // Groups of several channels are read by strides, if one leads from position to position.
+    const bool is_group = depthwise && shape.group_in_channels() > 1;
+    const bool strided =
+        is_group && conv.weight.stride(2) == conv.weight.stride(3) * conv.weight.size(3);
+    weight = thin ? conv.weight.permute({2, 3, 1, 0}) : conv.weight;
+    if (!strided) weight = weight.contiguous();
+    if (thin || is_group || conv.norm_weight) norm_a = weight_norms(conv).contiguous();
     p.weight.data = weight.const_data_ptr();
   } else {
     input = readable_pixels(conv.input);
@@ -225,7 +227,11 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
   if (depthwise) {
     const auto most_bytes = static_cast<int>(device.properties().sharedMemPerBlockOptin);
     kernels::DepthwiseParams<Norm> of{};
-    of.conv = p, of.channels = static_cast<int>(shape.groups);
+    of.conv = p, of.channels = static_cast<int>(shape.in_channels);
+    of.log2_width = log2_of(shape.group_in_channels());
+    for (const int dimension : {0, 1, 2}) {
+      of.weight_steps[dimension] = weight.stride(dimension == 2 ? 3 : dimension);
+    }
     choose_depthwise(of, input.element_size(), most_bytes, device.multiprocessors());
     launch(of, conv.input.scalar_type(), most_bytes, device);
     return output;
@@ -294,20 +300,28 @@ bool supports(const Convolution& conv, const Knob&) {
          are_groups_aligned(conv) && sizes_fit(conv, /*thin=*/false);
 }
 
-// The depthwise kernel takes pairs of channels but for float64, and holds a window of all images.
+// Tells whether depthwise.cuh takes groups as narrow, half types of several channels. It takes
+// pairs of channels but for float64, and holds a window of all images.
+bool is_narrow(const Convolution& conv, int64_t most_bytes) {
+  const ConvShape& shape = conv.shape;
+  const int64_t bytes = conv.input.element_size(), width = shape.group_in_channels();
+  const bool is_taken =
+      width == 1 ? bytes == 8 || shape.groups % 2 == 0
+                 : bytes == 2 && shape.groups > 1 && (width == 4 || width == 8 || width == 16);
+  return is_taken && shape.out_channels == shape.in_channels &&
+         conv.blocks.edge[0] == conv.block.n &&
+         kernels::depthwise_bytes(bytes, width, std::min(shape.images, conv.block.n),
+                                  shape.kernel_positions(),
+                                  shape.window().height * shape.window().width) <= most_bytes;
+}
+
 HeldWay held_way(const Convolution& conv, const Knob& knob) {
   const ConvShape& shape = conv.shape;
   if (shape.group_in_channels() == 0 || skips_nothing(knob) || !sizes_fit(conv, /*thin=*/true)) {
     return HeldWay::kFilled;
   }
   const auto& device = check_device(conv.input.device());
-  if (const int64_t bytes = conv.input.element_size();
-      knob.tau && shape.in_channels == shape.groups && shape.out_channels == shape.groups &&
-      (bytes == 8 || shape.groups % 2 == 0) && conv.blocks.edge[0] == conv.block.n &&
-      kernels::depthwise_bytes(bytes, std::min(shape.images, conv.block.n),
-                               shape.kernel_positions(),
-                               shape.window().height * shape.window().width) <=
-          static_cast<int64_t>(device.sharedMemPerBlockOptin)) {
+  if (knob.tau && is_narrow(conv, static_cast<int64_t>(device.sharedMemPerBlockOptin))) {
     return HeldWay::kDepthwise;
   }
   const HeldConv x = held_size(conv);

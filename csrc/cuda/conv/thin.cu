@@ -8,7 +8,7 @@ namespace spamm::cuda {
 namespace {
 
 using kernels::conv_thin, kernels::kThinThreads, kernels::NormOf, kernels::ThinParams;
-using kernels::depthwise, kernels::DepthwiseParams;
+using kernels::depthwise, kernels::DepthwiseParams, kernels::narrow_groups;
 
 // `kWidth`: channels read at a time.
 template <class Element, int kWidth>
@@ -74,7 +74,16 @@ cudaError_t launch_thin(const DepthwiseParams<Norm>& p, int most_bytes, cudaStre
                                             {depthwise<Element, 2, 1>, depthwise<Element, 2, 4>},
                                             {depthwise<Element, 4, 1>, depthwise<Element, 4, 4>},
                                             {depthwise<Element, 8, 1>, depthwise<Element, 8, 4>}};
-  const auto kernel = kKernels[p.log2_images - p.log2_slots][p.log2_slots >= 2];
+  auto kernel = kKernels[p.log2_images - p.log2_slots][p.log2_slots >= 2];
+  if constexpr (sizeof(Element) == 2) {
+    using Mma =
+        std::conditional_t<std::is_same_v<Element, __half>, kernels::MmaF16, kernels::MmaBf16>;
+    constexpr decltype(kOne) kGroups[][2] = {
+        {narrow_groups<Mma, 4, 1>, narrow_groups<Mma, 4, 2>},
+        {narrow_groups<Mma, 8, 1>, narrow_groups<Mma, 8, 2>},
+        {narrow_groups<Mma, 16, 1>, narrow_groups<Mma, 16, 2>}};
+    if (p.log2_width > 0) kernel = kGroups[p.log2_width - 2][p.log2_images >= 5];
+  }
   const auto* const address = reinterpret_cast<const void*>(kernel);
   const cudaError_t error = kernels::allow_shared_memory(address, most_bytes);
   if (error != cudaSuccess) return error;

@@ -101,13 +101,17 @@ struct ThinParams {
 constexpr int kDepthwiseThreads = 256;
 constexpr int kSectorBytes = 32;  // of memory; a thread block has the channels of one
 
-// For depthwise convolutions (depthwise.cuh). A thread block computes a tile of output pixels, of
-// all images of a block, from the area of the input that their windows cover. choose_depthwise()
-// sets all but `conv`, of one group, and `channels`.
+// For groups of one channel, or of few (depthwise.cuh). A thread block computes a tile of output
+// pixels, of all images of a block, from the area of the input that their windows cover.
+// choose_depthwise() sets all from `sectors` on.
 template <class Norm>
 struct DepthwiseParams {
-  ConvSm80Params<Norm> conv;    // weight: (channels, kernel positions); no norms: its magnitudes
-  int channels, sectors;        // sectors: of all channels of a pixel
+  // It has one group. The weight of groups of one channel: (channels, kernel positions); where it has
+  // no norms, these are its magnitudes.
+  ConvSm80Params<Norm> conv;
+  int channels, log2_width;     // log2_width: of the channels of a group
+  int64_t weight_steps[3];      // of several: from output channel, channel and position to the next
+  int sectors;                  // of all channels of a pixel
   Size2 tile, area;             // pixels
   int log2_images, log2_slots;  // of images that exist; of threads that share a pixel of them
   int record, bytes;            // of a pixel of the area, norms before entries; of shared memory
@@ -117,15 +121,16 @@ struct DepthwiseParams {
 
 constexpr int64_t depthwise_norm_bytes(int64_t of_entry) { return of_entry == 2 ? 64 : 32; }
 // An odd number of sectors, so that neighbouring pixels lie in different banks. The norm of a
-// single image is its magnitude.
-constexpr int64_t depthwise_record(int64_t of_entry, int64_t images) {
+// single channel of a single image is its magnitude. `width`: the channels of a group.
+constexpr int64_t depthwise_record(int64_t of_entry, int64_t width, int64_t images) {
   const int64_t entries = images * kSectorBytes;
-  return images == 1 ? entries : (depthwise_norm_bytes(of_entry) + entries) | kSectorBytes;
+  return images * width == 1 ? entries : (depthwise_norm_bytes(of_entry) + entries) | kSectorBytes;
 }
 // Weights and their norms, the area, and what threads may read of images that do not exist.
-constexpr int64_t depthwise_bytes(int64_t of_entry, int64_t images, int64_t taps, int64_t pixels) {
-  return 2 * taps * depthwise_norm_bytes(of_entry) + images * kSectorBytes +
-         pixels * depthwise_record(of_entry, images);
+constexpr int64_t depthwise_bytes(int64_t of_entry, int64_t width, int64_t images, int64_t taps,
+                                  int64_t pixels) {
+  const int64_t of_tap = width == 1 ? 2 * depthwise_norm_bytes(of_entry) : 32 * 16 + 16;
+  return taps * of_tap + images * kSectorBytes + pixels * depthwise_record(of_entry, width, images);
 }
 
 }  // namespace spamm::kernels
