@@ -106,10 +106,10 @@ constexpr int kSectorBytes = 32;  // of memory; a thread block has the channels 
 // choose_depthwise() sets all from `sectors` on.
 template <class Norm>
 struct DepthwiseParams {
-  // It has one group. The weight of groups of one channel: (channels, kernel positions); where it has
-  // no norms, these are its magnitudes.
+  // It has one group. The weight of groups of one channel: (channels, kernel positions); where it
+  // has no norms, these are its magnitudes.
   ConvSm80Params<Norm> conv;
-  int channels, log2_width;     // log2_width: of the channels of a group
+  int channels, log2_width;     // of all groups; of one
   int64_t weight_steps[3];      // of several: from output channel, channel and position to the next
   int sectors;                  // of all channels of a pixel
   Size2 tile, area;             // pixels
