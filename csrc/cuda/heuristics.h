@@ -386,7 +386,7 @@ inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool all
   // operands are so small beside C that a copy takes less. The kernel has no batches of them.
   constexpr int64_t kMostOutputs = 600;  // for each line of an operand, measured
   if (kernel == Kernel::kSm90F64 && found.tile == TileSize::kSmall && size.batch == 1 &&
-      size.m * size.n < kMostOutputs * (size.m + size.n)) {
+      size.k > 1 && size.m * size.n < kMostOutputs * (size.m + size.n)) {
     found.alignment = sizeof(double);
   }
   if (!hopper || chip.forced_tile || chip.forced_segments) return found;

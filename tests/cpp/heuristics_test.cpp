@@ -94,17 +94,19 @@ TEST(Heuristics, SmallFloat32ProductsAreNotSplit) {
 
 TEST(Heuristics, ProductsOfFloat64ReadAnyLinesAndOmitNorms) {
   const auto check = [](const ProductSize& size, int64_t alignment, bool omits,
-                        at::ScalarType dtype = at::kDouble) {
-    const Chip chip = {.hopper = true, .multiprocessors = kMultiprocessors};
+                        at::ScalarType dtype = at::kDouble, std::optional<int> segments = {}) {
+    const Chip chip = {
+        .hopper = true, .multiprocessors = kMultiprocessors, .forced_segments = segments};
     const Choice found = choose_product(dtype, {64, 64, 64}, false, size, chip);
     EXPECT_EQ(found.alignment, alignment);
     EXPECT_EQ(omits_norms(found, size, kMultiprocessors), omits);
   };
   check({1, 1, 1, 47, 5485, 1214}, 8, true);
-  check({2, 2, 2, 47, 5485, 1214}, 16, true);         // batches may begin off 16 bytes, too
-  check({1, 1, 1, 1603, 1533, 1198}, 16, true);       // a copy takes less
-  check({1, 1, 1, 4096, 4096, 64 * 383}, 16, true);   // large tiles
-  check({1, 1, 1, 4096, 4096, 64 * 384}, 16, false);  // keep pace
+  check({2, 2, 2, 47, 5485, 1214}, 16, true);               // batches may begin off 16 bytes, too
+  check({1, 1, 1, 47, 5485, 1}, 16, true, at::kDouble, 1);  // no odd line
+  check({1, 1, 1, 1603, 1533, 1198}, 16, true);             // a copy takes less
+  check({1, 1, 1, 4096, 4096, 64 * 383}, 16, true);         // large tiles
+  check({1, 1, 1, 4096, 4096, 64 * 384}, 16, false);        // keep pace
   check({1, 1, 1, 40'000, 20'000, 20'000}, 16, false);
   check({1, 1, 1, 512, 512, 512}, 16, true, at::kHalf);  // no counter
   check({1, 1, 1, 4096, 4096, 4096}, 16, true, at::kHalf);

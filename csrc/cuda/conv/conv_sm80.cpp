@@ -175,7 +175,8 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
     // Groups of several channels are read by strides, if one leads from position to position.
     const bool is_group = depthwise && shape.group_in_channels() > 1;
     const bool strided =
-        is_group && conv.weight.stride(2) == conv.weight.stride(3) * conv.weight.size(3);
+        is_group && (conv.weight.size(3) == 1 ||
+                     conv.weight.stride(2) == conv.weight.stride(3) * conv.weight.size(3));
     weight = thin ? conv.weight.permute({2, 3, 1, 0}) : conv.weight;
     if (!strided) weight = weight.contiguous();
     if (thin || is_group || conv.norm_weight) norm_a = weight_norms(conv).contiguous();
@@ -229,9 +230,8 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
     kernels::DepthwiseParams<Norm> of{};
     of.conv = p, of.channels = static_cast<int>(shape.in_channels);
     of.log2_width = log2_of(shape.group_in_channels());
-    for (const int dimension : {0, 1, 2}) {
-      of.weight_steps[dimension] = weight.stride(dimension == 2 ? 3 : dimension);
-    }
+    of.weight_steps[0] = weight.stride(0), of.weight_steps[1] = weight.stride(1);
+    of.weight_steps[2] = weight.stride(weight.size(3) == 1 ? 2 : 3);
     choose_depthwise(of, input.element_size(), most_bytes, device.multiprocessors());
     launch(of, conv.input.scalar_type(), most_bytes, device);
     return output;

@@ -50,7 +50,7 @@ __device__ inline int number_columns(uint16_t* columns, int width) {
   using Scan = cub::BlockScan<int, kSweepThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ Scan::TempStorage memory;
   // An odd number of words for each thread keeps threads on different banks.
-  const int run = (((width - 1) / kSweepThreads / 2) | 1) * 2 + 2;
+  const int run = (((width - 1) / kSweepThreads / 2 + 1) | 1) * 2;
   const int from = min(static_cast<int>(threadIdx.x) * run, width), to = min(from + run, width);
   int number = 0, total;
   for (int c = from; c < to; ++c) number += columns[c];
