@@ -11,8 +11,8 @@ namespace spamm::kernels {
 
 // One operand. It is contiguous along K (k_major) or along its other dimension, M or N; `leading`
 // is the stride of the dimension that is not contiguous. Address, leading and batch stride are
-// multiples of 16 bytes, or `by_entry`: the portable kernels then copy entries of float32 one by
-// one, and Hopper's small tiles of float64 read even and odd lines apart.
+// multiples of 16 bytes, or `by_entry`: the portable kernels then copy entries one by one, and
+// Hopper's small tiles of float64 read even and odd lines apart.
 struct Operand {
   const void* data;
   int64_t batch_stride, leading;

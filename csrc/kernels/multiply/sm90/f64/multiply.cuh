@@ -618,7 +618,7 @@ cudaError_t encode_doubles(ShiftedMap& to, const MatrixLayout& x) {
   for (int odd = 0; odd < 2 && error == cudaSuccess; ++odd) {
     const auto* line = static_cast<const double*>(x.data) + odd * x.line_stride;
     const int shift = to.shifts[odd] = reinterpret_cast<uintptr_t>(line) / sizeof(double) % 2;
-    // A single line has no neighbour, and is its own: a row outside C.
+    // A single line has no neighbour, and is its own: a row outside C, as K has several.
     const int64_t lines = std::max<int64_t>((x.lines + 1 - odd) / 2, 1);
     error = encode<double>(to.maps[odd],
                            {line - shift, x.length + shift, lines, 2 * x.line_stride, x.batch, 0},
