@@ -172,13 +172,10 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
   kernels::ConvSm80Params<Norm> p{};
   if (thin || depthwise) {
     input = thin ? readable_pixels(conv.input, 1) : readable_pixels(conv.input);
-    // Groups of several channels are read by strides, if one leads from position to position.
+    // Groups of several channels are read by strides; a copy if none leads through the window.
     const bool is_group = depthwise && shape.group_in_channels() > 1;
-    const bool strided =
-        is_group && (conv.weight.size(3) == 1 ||
-                     conv.weight.stride(2) == conv.weight.stride(3) * conv.weight.size(3));
-    weight = thin ? conv.weight.permute({2, 3, 1, 0}) : conv.weight;
-    if (!strided) weight = weight.contiguous();
+    weight = is_group ? conv.weight.flatten(2)
+                      : (thin ? conv.weight.permute({2, 3, 1, 0}) : conv.weight).contiguous();
     if (thin || is_group || conv.norm_weight) norm_a = weight_norms(conv).contiguous();
     p.weight.data = weight.const_data_ptr();
   } else {
@@ -230,8 +227,7 @@ Tensor convolve(const Convolution& conv, const Knob& knob, HeldWay way) {
     kernels::DepthwiseParams<Norm> of{};
     of.conv = p, of.channels = static_cast<int>(shape.in_channels);
     of.log2_width = log2_of(shape.group_in_channels());
-    of.weight_steps[0] = weight.stride(0), of.weight_steps[1] = weight.stride(1);
-    of.weight_steps[2] = weight.stride(weight.size(3) == 1 ? 2 : 3);
+    std::copy_n(weight.strides().begin(), 3, of.weight_steps);
     choose_depthwise(of, input.element_size(), most_bytes, device.multiprocessors());
     launch(of, conv.input.scalar_type(), most_bytes, device);
     return output;

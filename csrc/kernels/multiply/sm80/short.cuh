@@ -16,7 +16,7 @@ struct ShortConfig {
   using Element = Element_;
   using Params = MultiplyParams<Element>;
   static constexpr int kTileM = kTile.rows, kTileN = kTile.columns;
-  static constexpr int kWarpRows = kTile.warp_rows, kLaneColumns = kTileN / 32;
+  static constexpr int kWarpRows = kTile.warp_rows;
   static constexpr int kWarps = kTileM / kWarpRows, kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSm = kTile.blocks_per_multiprocessor;
   // From k to k in shared memory. Rows of A are read 16 bytes at a time.
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                    Divisor by_rows) {
   using Element = typename Config::Element;
   constexpr int kRows = Config::kTileM / 32, kColumns = Config::kTileN / 32;
-  constexpr int kWarpRows = Config::kWarpRows, kLaneColumns = Config::kLaneColumns;
+  constexpr int kWarpRows = Config::kWarpRows;
   using Chunk = Neighbours<Element, Config::kChunk>;
   extern __shared__ __align__(128) char shared[];
   int batch, tile_row, tile_column;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   commit_copies();
 
   const Element tau = p.tau.value();
-  Element sums[kWarpRows][kLaneColumns] = {};
+  Element sums[kWarpRows][kColumns] = {};
   wait_copies<0>();
   __syncthreads();
 #pragma unroll 1
@@ -88,15 +88,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int steps = min(depth - from, 32);
 #pragma unroll 2
     for (int k = 0; k < steps; ++k) {
-      Element of_a[kWarpRows], of_b[kLaneColumns];
+      Element of_a[kWarpRows], of_b[kColumns];
 #pragma unroll
       for (int i = 0; i < kWarpRows; i += Config::kChunk) {
         *reinterpret_cast<Chunk*>(of_a + i) = *reinterpret_cast<const Chunk*>(a + i);
       }
 #pragma unroll
-      for (int j = 0; j < kLaneColumns; ++j) of_b[j] = b[32 * j];
+      for (int j = 0; j < kColumns; ++j) of_b[j] = b[32 * j];
 #pragma unroll
-      for (int j = 0; j < kLaneColumns; ++j) {
+      for (int j = 0; j < kColumns; ++j) {
         if ((mask >> j & 1) == 0) continue;
 #pragma unroll
         for (int i = 0; i < kWarpRows; ++i) sums[i][j] = fma(of_a[i], of_b[j], sums[i][j]);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     }
   };
   if (p.alpha != 1) {
-    for_each_row([&](Element(&of_row)[kLaneColumns]) {
+    for_each_row([&](Element(&of_row)[kColumns]) {
 #pragma unroll
       for (Element& sum : of_row) sum *= p.alpha;
     });
@@ -125,18 +125,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int64_t* strides = p.input_strides;
     const auto* input = static_cast<const Element*>(p.input) + batch * strides[0] +
                         row * strides[1] + column * strides[2];
-    for_each_row([&](Element(&of_row)[kLaneColumns]) {
+    for_each_row([&](Element(&of_row)[kColumns]) {
 #pragma unroll
-      for (int j = 0; j < kLaneColumns; ++j) {
+      for (int j = 0; j < kColumns; ++j) {
         if (32 * j < columns) of_row[j] = fma(p.beta, input[32 * j * strides[2]], of_row[j]);
       }
       input += strides[1];
     });
   }
   auto* to = static_cast<Element*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
-  for_each_row([&](const Element(&of_row)[kLaneColumns]) {
+  for_each_row([&](const Element(&of_row)[kColumns]) {
 #pragma unroll
-    for (int j = 0; j < kLaneColumns; ++j) {
+    for (int j = 0; j < kColumns; ++j) {
       if (32 * j < columns) to[32 * j] = of_row[j];
     }
     to += p.c_leading;
